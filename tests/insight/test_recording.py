@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from tinker_sync import types
+from tinker_sync._observe import CallFailed, Event
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.recording import Recording
@@ -81,6 +83,26 @@ def test_failed_attempts_and_pauses_are_shown() -> None:
     assert "Attempts that failed: 503 (2)" in shown
     assert "all machines are busy (1)" in shown
     assert "Requests without a result: " in shown
+
+
+def test_a_request_counts_as_soon_as_the_user_has_its_result() -> None:
+    shown = threading.Event()
+
+    class SlowObserver:
+        def observe(self, event: Event) -> None:
+            if isinstance(event, CallFailed):
+                shown.wait(60)
+
+    with LocalServer(model=MODEL) as server, server.service() as service:
+        service.holder.listen(SlowObserver())
+        sampling = service.create_sampling_client(base_model=MODEL).result()
+        with service.explain() as recording:
+            failed = sampling.sample(types.ModelInput.from_ints([10**6]), 1, SHORT)
+            with pytest.raises(TinkerError):
+                failed.result()
+            assert "Requests without a result: " in str(recording)
+        shown.set()
+    assert [call.outcome for call in recording.calls] == ["RequestFailedError"]
 
 
 def test_a_trace_is_written_when_the_client_closes(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class Recording:
         self.polls = 0
         self.dropped = 0
         """The number of records that were dropped because the recording was full."""
+        self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
+        """The method and the thread of each request that is not recorded yet."""
         core.stopwatches = (*core.stopwatches, self)
         self._stops: list[Callable[[], None]] = [
             core.connection.journal.listen(self),
@@ -118,7 +120,9 @@ class Recording:
         """End the recording, and write the trace if it has a file. Idempotent."""
         if self._ended_s is not None:
             return
+        self._catch_up()
         self._ended_s = self._core.clock.now()
+        self._under_way.clear()
         self._core.stopwatches = tuple(one for one in self._core.stopwatches if one is not self)
         for stop in self._stops:
             stop()
@@ -135,6 +139,7 @@ class Recording:
         return report.advise(self)
 
     def __str__(self) -> str:
+        self._catch_up()
         return report.explain(self)
 
     def __repr__(self) -> str:
@@ -147,8 +152,8 @@ class Recording:
 
     def follow(self, future: APIFuture[Any]) -> None:
         """Record a request when its future ends."""
-        method, thread = current(), threading.current_thread().name
-        future.when_done(lambda ended: self._add_call(method, thread, ended))
+        self._under_way[future] = (current(), _thread())
+        future.when_done(self._on_ended)
 
     def encoded(self, method: str, began_s: float) -> None:
         """Record that this thread has encoded a request."""
@@ -172,8 +177,18 @@ class Recording:
                 PauseRecord(notice.request_type, self._core.clock.now(), 0.0, notice.reason or "")
             )
 
+    def _catch_up(self) -> None:
+        """Add the requests whose results the user may have before `_on_ended` is called."""
+        for future in [each for each in list(self._under_way) if each.done()]:
+            self._on_ended(future)
+
+    def _on_ended(self, future: APIFuture[Any]) -> None:
+        begun = self._under_way.pop(future, None)
+        if begun is not None:
+            self._add_call(*begun, future)
+
     def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
-        """Add a request. Runs in the thread that ended it."""
+        """Add a request, in the thread that ended it or in one that asks for the report."""
         if self._ended_s is not None:
             return
         if len(self.calls) >= MOST_RECORDS:
