@@ -190,8 +190,8 @@ class TestOnTheServer:
             from attrs import evolve
 
             made = core.ready()
-            facts = evolve(made.facts, dialect=evolve(made.facts.dialect, version=(0, 30)))
-            core.server.made.made = evolve(made, facts=facts)
+            facts = made.facts._replace(dialect=evolve(made.facts.dialect, version=(0, 30)))
+            core.server.made.made = made._replace(facts=facts)
             with pytest.raises(UnsupportedByServerError, match="custom losses on the server"):
                 make(trainer)
 
