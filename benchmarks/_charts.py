@@ -9,7 +9,7 @@ from pathlib import Path
 
 Curve = Sequence[tuple[float, float]]
 
-WIDTH, ROW, LEFT, RIGHT = 720, 26, 300, 90
+WIDTH, ROW, LEFT, RIGHT = 880, 26, 460, 90
 COLOURS = {"tinker_sync": "#2563eb", "tinker": "#d97706"}
 FRAME = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
