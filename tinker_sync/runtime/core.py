@@ -166,8 +166,7 @@ class Core:
             ClientClosedError: the client is closed, or was closed during the call.
             TinkerError: the call fails.
         """
-        limits = (deadline_s, self.settings.deadline_s, usual_s, math.inf)
-        give_up_at = self.clock.now() + next(limit_s for limit_s in limits if limit_s is not None)
+        give_up_at = self.give_up_at(deadline_s, math.inf if usual_s is None else usual_s)
         self.start(give_up_at)
         return self.server.call(
             name,
