@@ -13,12 +13,13 @@ import logging
 import os
 import pkgutil
 import signal
-import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from support.orders import OrderedProcess, answer, fork
 
 import tinker_sync
 from tinker_sync import types
@@ -61,7 +62,7 @@ def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> s
         return training.save_state("final").result(PATIENCE_S).path
 
 
-class Zygote:
+class Zygote(OrderedProcess):
     """The process that forks the scripts. For one thread.
 
     Args:
@@ -70,14 +71,7 @@ class Zygote:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.journal_runs", url, key],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tests}"},
-        )
+        super().__init__("support.journal_runs", url, key)
 
     def run(self, journal: Path, *, die_at: int | None = None, counted: bool = True) -> dict[str, Any]:
         """Run the script once.
@@ -87,28 +81,7 @@ class Zygote:
             die_at: the function call with which it dies; None: it lives.
             counted: as for `train`.
         """
-        orders = {"journal": str(journal), "die_at": die_at, "counted": counted}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(orders) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def __enter__(self) -> Zygote:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(120)
+        return self.ask(journal=str(journal), die_at=die_at, counted=counted)
 
 
 def _die_at(moment: int | None) -> list[int]:
@@ -144,20 +117,9 @@ def main() -> None:
         for module in pkgutil.walk_packages([f"{tinker_sync.__path__[0]}/{room}"], f"tinker_sync.{room}."):
             importlib.import_module(module.name)
     for line in sys.stdin:
-        hear, tell = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                os.close(hear)
-                _live(url, key, json.loads(line), tell)
-            finally:
-                os._exit(0)
-        os.close(tell)
-        with os.fdopen(hear) as answer:
-            words = answer.read()
+        pid, words = fork(partial(_live, url, key, json.loads(line)))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        sys.stdout.write((words or json.dumps({"killed": code == -signal.SIGKILL})) + "\n")
-        sys.stdout.flush()
+        answer(words or json.dumps({"killed": code == -signal.SIGKILL}))
 
 
 if __name__ == "__main__":

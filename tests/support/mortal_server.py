@@ -11,22 +11,22 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import tinker_sync
+from support.orders import OrderedProcess, answer, fork
 
 MODEL = "tinker-sync/random"
 KEY = "tml-local-mortal"
 _LONGEST_DELAY_S = 0.01
 
 
-class MortalServer:
+class MortalServer(OrderedProcess):
     """The process that forks the servers, and the server that runs. For one thread.
 
     Args:
@@ -34,15 +34,8 @@ class MortalServer:
     """
 
     def __init__(self, directory: Path) -> None:
-        root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
+        super().__init__("support.mortal_server")
         self._directory = directory
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.mortal_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tests}"},
-        )
         self._port = 0
         self._pid = 0
         self.running = False
@@ -60,13 +53,13 @@ class MortalServer:
             delay_seed: seeds a delay of some milliseconds after that call, which may end inside C code.
         """
         assert not self.running
-        answer = self._ask(
+        started = self.ask(
             directory=str(self._directory), port=self._port, die_at=die_at, delay_seed=delay_seed
         )
-        self._port = answer.get("port", self._port)
-        self._pid = int(answer["pid"])
+        self._port = started.get("port", self._port)
+        self._pid = int(started["pid"])
         self.running = True
-        return "port" in answer
+        return "port" in started
 
     def kill(self) -> None:
         """Kill the server, from any thread, while another one may wait in `reap`."""
@@ -81,19 +74,8 @@ class MortalServer:
 
     def reap(self) -> None:
         """Wait for the death of the server."""
-        self._ask(reap=True)
+        self.ask(reap=True)
         self.running = False
-
-    def _ask(self, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def __enter__(self) -> MortalServer:
-        return self
 
     def __exit__(
         self,
@@ -104,11 +86,7 @@ class MortalServer:
         if self.running:
             self.kill()
             self.reap()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(30)
+        super().__exit__(exc_type, exc_value, traceback)
 
 
 def _die() -> None:
@@ -184,21 +162,11 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "reap" in order:
-            answer: dict[str, Any] = {"code": _wait(pid)}
+            found: dict[str, Any] = {"code": _wait(pid)}
         else:
-            hear, tell = os.pipe()
-            pid = os.fork()
-            if not pid:
-                try:
-                    os.close(hear)
-                    _serve(order, tell)
-                finally:
-                    os._exit(1)
-            os.close(tell)
-            with os.fdopen(hear) as told:
-                answer = {**json.loads(told.read() or "{}"), "pid": pid}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+            pid, told = fork(partial(_serve, order))
+            found = {**json.loads(told or "{}"), "pid": pid}
+        answer(json.dumps(found))
 
 
 if __name__ == "__main__":
