@@ -101,7 +101,7 @@ SCENARIOS = {
         "forward_backward of 1024 x 2048, 50 MB of numpy", "_clients.py", "pass",
         (Bound("cpu_s", "CPU, s", 1 / 2, chart=True), Bound("wall_s", "wall, s"),
          Bound("growth_mb", "growth of memory, MB", 1 / 5)),
-        1024, 1024, floors=("memcpy",),
+        1024, 1024, floors=("memcpy", "loopback"),
     ),
     "lists": Scenario(
         "the same from lists, conversion included", "_clients.py", "lists",
@@ -231,7 +231,7 @@ def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Qu
         elif subject == "nothing":
             command = [sys.executable, script, "nothing", "", ""]
         else:
-            count = 50_000_000 if subject == "memcpy" else size
+            count = 50_000_000 if subject in ("memcpy", "loopback") else size
             command = [sys.executable, str(HERE / "_floors.py"), subject, server.url, str(count)]
         figures = run_in_fresh_process(command)
         quiet.server_cpu_s += server.cpu_s()

@@ -3,6 +3,7 @@
     python _floors.py urllib3|http.client|sockets URL COUNT       prints CPU and wall time a sample
     python _floors.py urllib3-400 URL COUNT                       the same from 400 threads
     python _floors.py memcpy - BYTES                              prints those of one copy
+    python _floors.py loopback - BYTES                            prints those of sending so much to a process
 
 Each does the same: POST `asample`, read the promise, POST `retrieve_future`, read the answer. None retries,
 checks, or takes the answer apart.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -111,6 +113,32 @@ def memcpy(size: int) -> dict[str, float]:
     return {"wall_s": wall_s, "cpu_s": cpu_s}
 
 
+_READER = """
+import socket, sys
+reader, scratch = socket.create_connection(("127.0.0.1", int(sys.argv[1]))), bytearray(1 << 20)
+while reader.recv_into(scratch):
+    pass
+"""
+
+
+def loopback(size: int) -> dict[str, float]:
+    """Send from a warm block of 256 KB to a process that reads and drops."""
+    block = bytes(256 * 1024)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reader = subprocess.Popen([sys.executable, "-c", _READER, str(server.getsockname()[1])])
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(block)
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
+            for _ in range(size // len(block)):
+                accepted.sendall(block)
+            wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        reader.wait()
+    return {"wall_s": wall_s, "cpu_s": cpu_s}
+
+
+BYTES = {"memcpy": memcpy, "loopback": loopback}
+
 if __name__ == "__main__":
     kind, url, size = sys.argv[1:]
-    print(json.dumps(memcpy(int(size)) if kind == "memcpy" else samples(kind, url, int(size))), flush=True)
+    print(json.dumps(BYTES[kind](int(size)) if kind in BYTES else samples(kind, url, int(size))), flush=True)

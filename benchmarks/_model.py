@@ -34,6 +34,10 @@ def check_model(
                 f"{name}: wall is at least its CPU and the server's 2 s: {least_s:.1f} s, measured "
                 f"{many['wall_s']:.1f} s; a waiting sample takes {each_kb:.1f} KB"
             )
+    if "storm" in results:
+        storm = _medians(results["storm"][subject])
+        least_s = sizes["storm"] / 200 * 0.5
+        yield f"storm: the server works on 200, 0.5 s each: {least_s:.1f} s, measured {storm['wall_s']:.1f} s"
     if "pass" in results:
         a_pass, copy = _medians(results["pass"][subject]), _medians(results["pass"]["memcpy"])
         yield (

@@ -1,28 +1,55 @@
-"""Rules for the whole suite; what they are is in `support/isolation.py`."""
+"""Installs the rules of `support/isolation.py` for the whole suite."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
+from _pytest.doctest import DoctestModule
 from support import isolation, leaf_locks
 
 # Before any module of the package is imported: its locks are watched from the first one on.
 leaf_locks.install()
 
-# No deadline: the suite also runs on busy machines. No database: a failure prints what reproduces it.
-hypothesis.settings.register_profile("suite", deadline=None, database=None, print_blob=True)
+# No limits of time: the suite also runs on busy machines. No database: a failure prints what reproduces it.
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+hypothesis.settings.register_profile(
+    "suite",
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples in the package and in `support`, where they are, and not in the tests."""
+    found = yield
+    return [
+        each for each in found if not (isinstance(each, DoctestModule) and file_path.name.startswith("test_"))
+    ]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded out of garbage collections, of which many tests make one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if "SWITCH_S" in os.environ:
         sys.setswitchinterval(float(os.environ["SWITCH_S"]))
-    # What a shell starts in the background ignores Ctrl-C, and a test that presses it would wait for ever.
+    # A process that a shell starts in the background ignores Ctrl-C, so tests that send it would hang.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A plugin rather than fixtures in this file: those would not reach the doctests in the package.
+    # A plugin, because fixtures of this file would not apply to the doctests in the package.
     config.pluginmanager.register(isolation, "tinker_sync-isolation")

@@ -1,4 +1,4 @@
-"""The public questions: is there a key, and does the service take it?"""
+"""The public functions that check if there is a key, and if the service accepts it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_command_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not ran.exists()
 
 
-# ---- asking the service
+# ---- requests to the service
 
 
 def as_json(tree: Any, status: int = 200) -> bytes:
@@ -87,13 +87,13 @@ GOOD: dict[str, bytes] = {
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, **replace: bytes) -> list[Seen]:
-    """Ask a server that answers as it should but for the replaced calls; what it saw."""
+    """Check the key at a server whose answers are valid except for the replaced ones. Return its requests."""
     table = {**GOOD, **{globals()[name]: reply for name, reply in replace.items()}}
     missing = as_json({"detail": "Not Found"}, 404)
     with AnsweringServer(lambda seen: table.get(seen.target, missing)) as server:
         monkeypatch.setenv("TINKER_BASE_URL", server.url)
         raise_if_tinker_not_accessible()
-        assert server.seen[-1].target == RUNS  # the one call that open servers want a key for
+        assert server.seen[-1].target == RUNS  # of these calls, only this one needs a key at open servers
         return server.seen[:-1]
 
 
@@ -177,7 +177,7 @@ def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_key_no_request() -> None:
-    # At the vendor's address; a request would fail this test.
+    # This is the vendor's address, so a request would fail the test.
     with pytest.raises(errors.CredentialError, match="there is no API key"):
         raise_if_tinker_not_accessible()
 

@@ -1,4 +1,4 @@
-"""The command that measures: it runs, its table has every subject, and its files can be read."""
+"""The benchmark command runs, its table has every subject, and its files can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_one_scenario_and_one_curve_from_end_to_end(tmp_path: Path) -> None:
     figures, charts = tmp_path / "figures.json", tmp_path / "charts"
     command = [sys.executable, "-m", "benchmarks", "--without-reference", "--quick", "--rounds", "1"]
     command += ["--only", "start", "chunks", "--json", str(figures), "--charts", str(charts)]
-    command += ["--minutes", "0"]  # every part makes one round all the same
+    command += ["--minutes", "0"]  # every part still makes one round
     done = subprocess.run(
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False
     )
@@ -30,7 +30,7 @@ def test_one_scenario_and_one_curve_from_end_to_end(tmp_path: Path) -> None:
     assert not started["numpy"]
     assert started["modules"] > found["scenarios"]["start"]["nothing"][0]["modules"]
     assert [size for size, _ in found["curves"]["chunks"]["tinker_sync"]] == [1, 5, 20, 80]
-    drawn = ET.parse(charts / "chunks.svg").getroot()  # our own file
+    drawn = ET.parse(charts / "chunks.svg").getroot()  # a file that the benchmark has written
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}circle")) == 4
 
 

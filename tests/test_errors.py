@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+from support.each import for_each
 
 from tinker_sync import errors
 from tinker_sync.errors import (
@@ -70,8 +71,8 @@ INSTANCES = [
 ]
 
 
-@pytest.mark.parametrize("error", INSTANCES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(
+@for_each("error", INSTANCES)
+@for_each(
     "reproduce",
     [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(2, 6))],
 )

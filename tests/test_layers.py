@@ -1,4 +1,4 @@
-"""Rooms import only from rooms above them; no module loads an event loop or the reference client."""
+"""Packages import only from packages above them; no module loads an event loop or the reference client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.sources import statements
 
 import tinker_sync
 
-# From top to bottom. A module may import from rooms above its own and from its own.
+# The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
     *(
         "_version",
@@ -31,7 +32,7 @@ ROOMS = (
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "docs", "cli"),
     *("__main__", "lib"),
 )
-# Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
+# Packages above that must not be imported either: values and codecs are pure, and the server uses no client.
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
@@ -50,11 +51,11 @@ CLOSED = {
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }
-# Modules that start what a lower room holds, when it is first needed.
+# Modules that import from a lower package on first use.
 SEAMS = {"_embedded": {"local"}, "_display": {"display"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
-# What runs on the event loop of the embedded server.
+# The modules that run on the event loop of the embedded server.
 ON_A_LOOP = (
     "local/server/",
     "local/process/running.py",
@@ -65,7 +66,7 @@ ON_A_LOOP = (
 
 
 def imported(node: ast.AST) -> list[str]:
-    """Full names of what an import statement brings in, `a.b.c` for `from a.b import c`."""
+    """Return the full names that an import statement imports, such as `a.b.c` for `from a.b import c`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -74,7 +75,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def is_for_types(tree: ast.Module, node: ast.AST) -> bool:
-    """Return True if an import stands below `if TYPE_CHECKING`."""
+    """Return True for an import under `if TYPE_CHECKING`."""
     blocks = [
         one for one in tree.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
     ]
@@ -89,21 +90,19 @@ def violations(package: Path) -> Iterator[str]:
         if room not in (*ROOMS, "__init__"):
             yield f"{place}: {room} is not a room"
             continue
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        later = {id(node) for function in functions for node in ast.walk(function)}
-        for node in ast.walk(tree):
+        for node, later in statements(tree, (ast.FunctionDef,)):
             for name in imported(node):
                 top, _, inside = name.partition(".")
                 target = inside.partition(".")[0]
                 if top in FOREIGN or not top:
                     yield f"{place}:{node.lineno}: imports {name}"
                 on_a_loop = place.as_posix().startswith(ON_A_LOOP)
-                if top in NOT_AT_IMPORT and id(node) not in later and not on_a_loop:
+                if top in NOT_AT_IMPORT and not later and not on_a_loop:
                     yield f"{place}:{node.lineno}: imports {name} when it is loaded"
                 # The front door lists everything by name and loads nothing; programs of users come in by it.
                 if top != package.name or room in ("__init__", target) or (room, target) == ("examples", ""):
                     continue
-                if target in SEAMS.get(room, ()) and (id(node) in later or is_for_types(tree, node)):
+                if target in SEAMS.get(room, ()) and (later or is_for_types(tree, node)):
                     continue
                 if target not in ROOMS[: ROOMS.index(room)] or target in CLOSED.get(room, ()):
                     yield f"{place}:{node.lineno}: {room} imports from {target or package.name}"

@@ -1,4 +1,4 @@
-"""Module paths from which scripts of the reference client import: the same objects as at the front door."""
+"""Module paths from which scripts of the reference client import have the same objects as `tinker_sync`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.each import for_each
 
 import tinker_sync
 import tinker_sync.lib
@@ -26,7 +27,7 @@ ALIASES = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
+@for_each("path", PATHS)
 def test_a_path_is_another_name_of_its_package(path: str) -> None:
     assert importlib.import_module(path) is PATHS[path]
     parent, _, name = path.rpartition(".")

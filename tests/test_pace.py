@@ -1,4 +1,4 @@
-"""A client in a hurry: the same pauses as ever, each a small part as long."""
+"""A client with a small `pace` makes the same pauses, each shortened by this factor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
 
 KEY = "tml-pace-tests"
-# Pauses of minutes in all; a test that takes them in earnest is ended long before.
+# The pauses add up to minutes, so a test with real pauses would time out.
 HURRY = 0.0005
 SOON_S = 120.0
 

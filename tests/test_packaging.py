@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.each import for_each
+from support.sources import parsed, statements
 
 import tinker_sync
 
@@ -32,7 +34,7 @@ TOP_LEVEL = {
     "README.md",
     "LICENSE",
 }
-# What a build or an interpreter leaves behind; none of it is tracked.
+# Files that a build or an interpreter leaves. They are not tracked.
 LEFTOVERS = ("build", "dist", "*.egg-info", "__pycache__")
 
 
@@ -84,15 +86,8 @@ def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
 
 
 def third_party(path: Path) -> Iterator[tuple[str, bool]]:
-    """Top-level names of foreign imports, and whether loading the module insists on them."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    optional = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.Try, ast.If))
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
+    """Yield the top-level name of each third-party import, and True if the module needs it to load."""
+    for node, optional in statements(parsed(path), (ast.FunctionDef, ast.Try, ast.If)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -101,19 +96,19 @@ def third_party(path: Path) -> Iterator[tuple[str, bool]]:
         for name in names:
             top = name.partition(".")[0]
             if top not in sys.stdlib_module_names and top != "tinker_sync":
-                yield top, id(node) not in optional
+                yield top, not optional
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@for_each("path", MODULES)
 def test_what_a_module_imports_is_declared(path: Path) -> None:
     provided = {"attr": "attrs"}
     core = {name_of(line) for line in CORE}
     room = path.relative_to(PACKAGE).parts[0]
-    # The command line and the embedded server may insist on their own extra.
+    # The command line and the embedded server may require their own extra.
     own = {name_of(line) for line in EXTRAS.get(room, [])}
     # Only pytest itself loads its plugin.
     own |= {"pytest"} if path.name == "pytest_plugin.py" else set()
-    # Those who run an example of another engine have that engine.
+    # The examples for other engines import these engines.
     own |= {"dask", "joblib"} if room == "examples" else set()
     offered = {
         name_of(line)
@@ -125,16 +120,15 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
         if needed:
             assert package in core | own, f"{name} is needed by {path.name} and not required"
         else:
-            # typing_extensions is part of every type checker and imported by nothing else; certifi comes with
-            # requests, which trusts its certificates.
+            # Only type checkers import typing_extensions, and they include it. requests depends on certifi.
             assert package in core | own | offered | {"typing_extensions", "certifi"}, (
                 f"nothing offers {name}"
             )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@for_each("path", MODULES)
 def test_every_module_has_a_docstring(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     assert len(ast.get_docstring(tree) or "") > 10
     if len(tree.body) > 1:
         assert ast.unparse(tree.body[1]) == "from __future__ import annotations"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
-# Files of tests: pytest runs them, with the fixtures of the package, as their reader will.
+# Test files in the README. pytest runs them with the fixtures of the package, as for a user.
 TEST_FILES = re.findall(r"^```python pytest\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
 """No secret in reprs, log records, exceptions and pickles of settings, keys and the transport.
 
-Every place a secret can come from has a text of its own, so that a failure names the place. Each scenario
+Each place where a secret can come from has a different one, so that a failure names the place. Each scenario
 uses all of them; the test then searches the results, the exceptions and the log. A new stage through which
 secrets pass needs a new scenario.
 """
@@ -64,7 +64,7 @@ def _planted_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_search_finds_what_is_planted() -> None:
-    """The other tests are worth nothing if this one does not hold."""
+    """The search finds every secret in a text; without this, the other tests would prove nothing."""
     for place, text in PLANTED.items():
         basic = base64.b64encode(f"me:{text}".encode()).decode()
         for shown in (f"x{text}x", quote(text, safe=""), f"Basic {basic}", repr({"k": text})):
@@ -202,7 +202,7 @@ def test_credential_commands_that_fail(line: str, logged: Callable[[], str]) -> 
 
 
 def test_the_last_resort_of_wrong_keys() -> None:
-    settings = planted("", api_key="PLANTED7cfid", credential_cmd="")  # at the vendor's address a wrong one
+    settings = planted("", api_key="PLANTED7cfid", credential_cmd="")  # not a key of the vendor
     for ask in (KeyRing(settings).credential, KeyRing(settings).for_exchange, KeyRing(settings).check):
         assert_exception_hidden(provoke(ask))
 
@@ -223,16 +223,16 @@ def test_tokens(logged: Callable[[], str]) -> None:
     assert_hidden(repr(ring.secrets), "the list of secrets")
     assert_hidden(repr({"X-API-Key": ring.credential()}), "a table of headers")
     clock.advance(95)
-    assert ring.credential() == JWT  # with a warning
+    assert ring.credential() == JWT  # it also logs a warning
     clock.advance(10)
-    ring.step()  # with another
+    ring.step()  # it logs another warning
     assert_exception_hidden(provoke(ring.credential))
     assert "no new token" in logged()
     assert_hidden(logged(), "the log")
 
 
 def refused(credential: str) -> Grant:
-    """The answer of an exchange that repeats what it got."""
+    """Raise the error of a token exchange whose refusal repeats the credential."""
     raise errors.APIStatusError.from_reply(
         401,
         {"X-Echo": JWT},
@@ -285,7 +285,7 @@ def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
 
 
 def test_a_secret_that_is_cut_short_is_hidden() -> None:
-    """A text that is cut in the middle of a secret shows no part of the secret."""
+    """A text that is cut within a secret shows no part of the secret."""
     key = PLANTED["default header"]
     for cut in range(1, len(key)):
         content = b"x" * (64 * 1024 - cut) + key.encode() + b" and more"
@@ -299,7 +299,7 @@ def test_a_secret_that_is_cut_short_is_hidden() -> None:
 
 
 class Wires:
-    """The parts that send, put together as a client does."""
+    """The parts of a client that send requests."""
 
     def __init__(self, settings: Settings, *, exchange: bool = True) -> None:
         self.keys = KeyRing(settings)
@@ -409,7 +409,7 @@ def test_answers_that_repeat_the_request(
         else:
             outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=1)))
         sent = " ".join(value for _, value in server.seen[0].pairs)
-        # They were really sent: otherwise there would be nothing to hide.
+        # The secrets were really sent, so the test would find them.
         for place in (
             "token",
             "default header",

@@ -25,7 +25,7 @@ def in_seconds(duration_s: float) -> str:
 
 
 def slice_of(wait_s: float) -> float:
-    """Return the part of a wait to do at once; the caller repeats until the wait is over.
+    """Return the length of the next part of a wait. The caller repeats this until the wait is over.
 
     A signal interrupts a wait in progress, but not one that begins just after the signal. The main thread
     handles signals, so it waits in short slices and notices every Ctrl-C.

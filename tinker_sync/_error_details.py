@@ -1,7 +1,7 @@
-"""The details of errors: records of request and response, and the message in a refusal's body.
+"""The parts of errors: records of request and response, and the message in the body of an error status.
 
-A leaf beside `errors`, which re-exports the two records. They hold no credentials: their constructors mask
-headers and addresses. No state; any thread may enter.
+`errors` re-exports the two records. They hold no credentials, because their constructors mask headers and
+addresses. The module has no state, so any thread may use it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class RequestInfo:
 
     @classmethod
     def of(cls, request: Any) -> RequestInfo | None:
-        """Convert the request object of an HTTP library; return a record as it is."""
+        """Convert the request object of an HTTP library to a `RequestInfo`.
+
+        A `RequestInfo` stays as it is.
+        """
         if request is None or isinstance(request, RequestInfo):
             return request
         return cls(
@@ -91,7 +94,10 @@ class ResponseInfo:
 
     @classmethod
     def of(cls, response: Any) -> ResponseInfo | None:
-        """Convert the response object of an HTTP library; return a record as it is."""
+        """Convert the response object of an HTTP library to a `ResponseInfo`.
+
+        A `ResponseInfo` stays as it is.
+        """
         if response is None or isinstance(response, ResponseInfo):
             return response
         content, request = b"", None
@@ -109,7 +115,7 @@ class ResponseInfo:
 
 
 def find_server_message(body: Any) -> str:
-    """Return the server's message from the body of a refusal.
+    """Return the server's message from the body of an error status.
 
     It can read `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
     `{"error_message": ...}`, `{"message": ...}` and plain text.
@@ -129,7 +135,7 @@ def find_server_message(body: Any) -> str:
 
 
 def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, bytes]:
-    """Parse the body of a refusal (JSON, else text, else None), and return the bytes to keep with it.
+    """Parse the body of an error status (JSON, else text, else None), and return the bytes to keep with it.
 
     Both results have the given secrets masked, because servers may echo them.
     """

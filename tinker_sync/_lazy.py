@@ -1,6 +1,6 @@
-"""Modules that are imported when something in them is first used.
+"""Modules that are imported when one of their attributes is first read.
 
-A leaf: it imports no other module of the package. Any thread may enter; the import system does the locking.
+This module imports no other module of the package. Any thread may use it; the import system does the locking.
 """
 
 from __future__ import annotations

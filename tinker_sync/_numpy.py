@@ -1,6 +1,6 @@
 """numpy, imported on first use, so a program that samples with lists does not load it.
 
-A leaf: it imports only `_lazy`. Modules that need numpy import `np` and the types of arrays from here. They
+This module imports only `_lazy`. Modules that need numpy import `np` and the types of arrays from here. They
 must not read an attribute of `np` at import time, because that would import numpy at once. Their tables
 therefore name dtypes by text ("<i4").
 """

@@ -1,6 +1,6 @@
 """The events of requests and sessions, as named tuples, and the protocol of their observers.
 
-A leaf without behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
+This module has no behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
 lock, and ignores exceptions of the observer. The records hold no header, body, query or credential, so they
 may be stored or shown; `CallFailed` holds the user's own error.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class RequestSent(NamedTuple):
-    """The sending of an attempt of a call.
+    """The event that an attempt of a call was sent.
 
     >>> RequestSent(method="POST", path="/api/v1/asample", attempt=1, size_bytes=310)
     RequestSent(method='POST', path='/api/v1/asample', attempt=1, size_bytes=310)
@@ -44,7 +44,7 @@ class RequestSent(NamedTuple):
 
 
 class ReplyReceived(NamedTuple):
-    """The receipt of a complete answer of any status."""
+    """The event that a complete answer of any status has arrived."""
 
     method: str
     path: str
@@ -57,7 +57,7 @@ class ReplyReceived(NamedTuple):
 
 
 class RequestLost(NamedTuple):
-    """The end of an attempt without an answer."""
+    """The event that an attempt has ended without an answer."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class RequestLost(NamedTuple):
 
 
 class RetryScheduled(NamedTuple):
-    """The plan to retry a call after a pause."""
+    """The event that a call will be repeated after a pause."""
 
     method: str
     path: str
@@ -82,7 +82,7 @@ class RetryScheduled(NamedTuple):
 
 
 class Redirected(NamedTuple):
-    """A redirect of the server, which the request follows."""
+    """The event that a request follows a redirect of the server."""
 
     method: str
     path: str
@@ -92,20 +92,20 @@ class Redirected(NamedTuple):
 
 
 class SessionStarted(NamedTuple):
-    """The creation of a session at the server for this client."""
+    """The event that the server has created a session for this client."""
 
     session_id: str
 
 
 class SessionLost(NamedTuple):
-    """The loss of a session, as the server stated in its answer to a heartbeat."""
+    """The event that the server has lost a session, as its answer to a heartbeat states."""
 
     session_id: str
     reason: str
 
 
 class HeartbeatLate(NamedTuple):
-    """A heartbeat that could not be sent when it was due.
+    """The event that a heartbeat could not be sent when it was due.
 
     >>> HeartbeatLate(delay_s=12.0, reason="this process held the interpreter lock").delay_s
     12.0
@@ -116,7 +116,7 @@ class HeartbeatLate(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The end of a session, because the client closes or the program ends."""
+    """The event that a session has ended, because the client closes or the program ends."""
 
     session_id: str
     status: str
@@ -124,13 +124,13 @@ class SessionEnded(NamedTuple):
 
 
 class CallFailed(NamedTuple):
-    """The final failure of a call of the user."""
+    """The event that a call of the user has failed."""
 
     error: BaseException
 
 
 class TokensUsed(NamedTuple):
-    """The tokens of a pass or a sample, observed before the user's future resolves.
+    """The event that a pass or a sample has used tokens. Observers get it before the user's future resolves.
 
     >>> TokensUsed(model="s:train:0", trained=12).sampled
     0
@@ -146,7 +146,7 @@ class TokensUsed(NamedTuple):
 
 
 class ModelNamed(NamedTuple):
-    """The creation of a model or sampler; the fields have its base model, if known."""
+    """The event that a model or sampler was created, with its base model, if known."""
 
     model: str
     base_model: str | None = None

@@ -122,11 +122,14 @@ def rule_for(status: int, stage: Stage) -> Rule:
 
     Args:
         status: the status of the answer, or `EMPTY_400`.
-        stage: the place at which it arrived.
+        stage: the stage of the request at which the status arrives.
     """
     row = _TABLE.get(status) or _TABLE.get(status // 100) or _ANY_OTHER
     return row[_STAGES.index(stage)]
 
+
+UNREADABLE_ANSWERS: Final = 3
+"""A request fails with this many answers that cannot be read; fewer may come from a proxy on the way."""
 
 FIRST_S: Final = 0.5
 # Long enough to spare the server in an outage of minutes, short enough to resume soon after its end.

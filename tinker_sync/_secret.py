@@ -1,6 +1,6 @@
 """Secrets, and their recognition in headers, addresses, JSON and plain text.
 
-A leaf: it imports nothing of the package and holds no state, so any thread may call it. Values are masked by
+This module imports nothing of the package and has no state, so any thread may call it. Values are masked by
 name (a header called `Authorization`), by form (`tml-...`, a JWT, a password inside an address) and by value
 (the keys that the caller passes). In doubt a value is masked, because a leak is worse than a needless mask.
 All patterns are linear in the length of the text, because texts come from servers.
@@ -168,6 +168,8 @@ class HeaderMap(Mapping[str, str]):
 
     __slots__ = ("_pairs",)
 
+    _pairs: Mapping[str, tuple[str, str]]
+
     def __init__(self, headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         # The check for dict first is faster than the one for Mapping.
         items = headers.items() if isinstance(headers, (dict, Mapping)) else headers
@@ -175,6 +177,17 @@ class HeaderMap(Mapping[str, str]):
             name.lower(): (name, _Revealed(value) if is_secret_header(name) else value)
             for name, value in items
         }
+
+    @classmethod
+    def of_lines(cls, lines: Mapping[str, tuple[str, str]]) -> HeaderMap:
+        """Return the map whose `lines` these are, each pair made by `header_pair`. It keeps them.
+
+        >>> HeaderMap.of_lines({"x-api-key": header_pair("X-API-Key", "tml-example")})
+        HeaderMap({'X-API-Key': '***'})
+        """
+        made = object.__new__(cls)
+        made._pairs = lines
+        return made
 
     @property
     def lines(self) -> Mapping[str, tuple[str, str]]:
@@ -225,6 +238,15 @@ class HeaderMap(Mapping[str, str]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeaderMap:
         return self
+
+
+def header_pair(name: str, value: str) -> tuple[str, str]:
+    """Return the name and the value of a header; the repr of a secret value is masked.
+
+    >>> header_pair("Cookie", "session=1")
+    ('Cookie', '***')
+    """
+    return name, _Revealed(value) if is_secret_header(name) else value
 
 
 def header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names. Pure functions; a leaf, so any module may use them."""
+"""Suggestions for misspelt names. The functions are pure, and the module imports nothing of the package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks of the configured credential, for programs that verify it before they begin.
 
-No state; any thread may call. `get_tinker_token` and `tinker_has_credentials` neither open a connection nor
-run a command.
+The functions have no state; any thread may call them. `get_tinker_token` and `tinker_has_credentials` neither
+open a connection nor run a command.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _calling(settings: Settings) -> Iterator[tuple[Caller, KeyRing]]:
 
 
 def _prepare(caller: Caller, keys: KeyRing, sdk_version: str) -> None:
-    """Ask the server whether it wants tokens, and set up their exchange if it does."""
+    """Ask the server if it wants tokens, and set up their exchange if it does."""
     path = "/api/v1/client/config"
     body = json.dumps({"sdk_version": sdk_version}).encode()
     try:

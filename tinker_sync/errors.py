@@ -1,4 +1,4 @@
-"""The exceptions of the package, with a class for each remedy.
+"""The exceptions of the package: a table with a class for each remedy, its attributes and its advice.
 
 Any module may import this one; it does not depend on sockets or codecs. Errors pickle and copy with all their
 attributes. An error keeps small records of its request and response, without credentials, so it may be
@@ -740,7 +740,7 @@ class JournalError(TinkerError):
 
 
 class VerificationError(TinkerError):
-    """A checkpoint was saved, but the server does not restore from it what was saved, or cannot show that.
+    """A checkpoint was saved, but the server does not restore it correctly, or this cannot be verified.
 
     >>> print(VerificationError("tinker://run/weights/a restores the weights, but with a new optimizer"))
     tinker://run/weights/a restores the weights, but with a new optimizer

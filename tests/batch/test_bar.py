@@ -1,4 +1,4 @@
-"""Progress bars: where they are drawn, and what they count."""
+"""Progress bars: the streams on which they are drawn, and their counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Terminal(io.StringIO):
 
 
 def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Put a terminal in place of the standard error stream; after fixtures, pytest replaces the stream."""
+    """Replace the standard error stream by a terminal.
+
+    Call it in the test: pytest replaces it after fixtures.
+    """
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     return stream

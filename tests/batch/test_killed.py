@@ -31,7 +31,7 @@ LARGE = PROMPTS > 1000
 
 @contextmanager
 def a_server() -> Iterator[dict[str, str]]:
-    """Yield the model and the environment of a run. In full size each run has a server of its own."""
+    """Yield the model and the environment of a run. In full size each run has a new server."""
     if LARGE:
         yield {"TINKER_BASE_URL": "local", "MODEL": "tinker-sync/tiny"}
         return

@@ -1,4 +1,4 @@
-"""`ResultsFile`: torn lines, foreign files, and threads that add while it closes."""
+"""`ResultsFile`: incomplete lines, files of other batches, and threads that add while the file closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SamplingClient.map`: the window, the order, failures, the file, and the ways to leave it."""
+"""`SamplingClient.map`: prompts in flight, the order of items, failures, the file, and leaving the loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE_S = 120.0
 
 
 class ByHand:
-    """A sampling client whose responses the test gives."""
+    """A double of a sampling client, whose responses the test provides."""
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.futures: list[APIFuture[SampleResponse]] = []
@@ -75,7 +75,7 @@ def first_token(item: Any) -> int:
 
 
 class Pulled:
-    """A generator of prompts that counts how far it was pulled."""
+    """A generator of prompts that counts the prompts taken from it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -111,7 +111,7 @@ def test_the_window_is_full_while_the_caller_works() -> None:
     items = start(client, ([n] for n in range(9)), max_in_flight=3, ordered=False)
     with threaded(client, [1]):
         next(items)
-    assert len(client.futures) == 4  # three out, and the one that was yielded
+    assert len(client.futures) == 4  # three in flight, and the one that was yielded
 
 
 def test_items_come_in_order_whatever_arrives_first() -> None:
@@ -129,7 +129,7 @@ def test_items_come_as_they_arrive() -> None:
 
 
 class threaded:  # noqa: N801  # it reads like a function
-    """Answers samples in a given order from another thread, once that many have been started."""
+    """A context that answers samples in a given order from another thread, when all have been started."""
 
     def __init__(self, client: ByHand, order: list[int]) -> None:
         self._thread = threading.Thread(target=self._answer, args=(client, order))
@@ -160,10 +160,10 @@ def test_memory_holds_no_more_prompts_than_the_window() -> None:
     client = ByHand(at_once=True)
     most = 0
     for item in start(client, prompts(), max_in_flight=5):
-        client.futures[item.index] = APIFuture()  # the double keeps none
+        client.futures[item.index] = APIFuture()  # so that the double keeps no response
         most = max(most, len(alive))
     gc.collect()
-    # The window, the item of the caller, and the frame of the generator.
+    # The responses in the window, the caller's item, and the one in the frame of the generator.
     assert most <= 8
 
 
@@ -247,7 +247,7 @@ def test_what_was_sampled_comes_before_the_error_of_the_input() -> None:
         next(items)
 
 
-# -------------------------------------------------------------------------------------- leaving
+# -------------------------------------------------------------------------------------- leaving the loop
 
 
 @pytest.mark.parametrize("way", ["close", "drop", "interrupt"])
@@ -277,7 +277,7 @@ def lines(path: Path) -> list[Any]:
 
 def test_a_restart_samples_the_rest_and_yields_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "out.jsonl"
-    prompts = [[1], [2], [1], [1], [3]]  # equal prompts are prompts of their own
+    prompts = [[1], [2], [1], [1], [3]]  # equal prompts are separate prompts
     first = ByHand(at_once=True)
     assert [item.saved for item in start(first, prompts[:3], save_to=path)] == [False] * 3
     second = ByHand(at_once=True)
@@ -306,7 +306,7 @@ def test_what_arrives_is_in_the_file_before_its_item_and_after_leaving(tmp_path:
     with threaded(client, [1]):
         assert next(items).index == 1
     assert [line["index"] for line in lines(path)] == [1]
-    client.answer(2)  # arrived, and its item is not asked for
+    client.answer(2)  # the response has arrived, and the caller does not take its item
     items.close()
     assert [line["index"] for line in lines(path)] == [1, 2]
 

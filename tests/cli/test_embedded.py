@@ -83,7 +83,7 @@ def test_every_command(run: Run, server: LocalServer, run_id: str) -> None:
 
 
 def test_serve(run: Run, tmp_path: Path) -> None:
-    """It prints its address and its key, answers commands, and ends with Ctrl-C."""
+    """`serve` prints its address and its key, answers commands, and ends with Ctrl-C."""
     serve = [sys.executable, "-m", "tinker_sync", "serve", "--data-dir", str(tmp_path / "data"), "--show-key"]
     with subprocess.Popen(
         [*serve, "--format", "json"],

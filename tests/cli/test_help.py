@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from support.cli_runs import Run
+from support.each import for_each
 
 import tinker_sync
 from tinker_sync.cli.failures import EXIT_CODES
@@ -34,7 +35,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
             yield (*path, name), found, group.table[name][1]
 
 
-COMMANDS = [pytest.param(*each, id=" ".join(each[0])) for each in commands(root())]
+COMMANDS = list(commands(root()))
 
 
 def fresh(*arguments: str) -> tuple[str, str]:
@@ -49,7 +50,7 @@ def fresh(*arguments: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+@for_each(("path", "found", "short"), COMMANDS)
 def test_help_ends_with_an_example(run: Run, path: tuple[str, ...], found: Command, short: str) -> None:
     done = run(*path, "-h")
     assert (done.code, done.err) == (0, "")
@@ -63,7 +64,7 @@ def test_help_ends_with_an_example(run: Run, path: tuple[str, ...], found: Comma
     assert max(len(line) for line in done.out.splitlines()) <= 110
 
 
-@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+@for_each(("path", "found", "short"), COMMANDS)
 def test_the_example_parses(path: tuple[str, ...], found: Command, short: str) -> None:
     line = next(line for line in found.example.splitlines() if line.startswith(("tinker-sync", "eval")))
     words = shlex.split(line.replace('eval "$(', "").replace(')"', ""))
@@ -72,7 +73,7 @@ def test_the_example_parses(path: tuple[str, ...], found: Command, short: str) -
     context.close()
 
 
-@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+@for_each(("path", "found", "short"), COMMANDS)
 def test_the_readme_lists_the_command(path: tuple[str, ...], found: Command, short: str) -> None:
     assert f"`{' '.join(path)}`" in README
 

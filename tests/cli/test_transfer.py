@@ -252,7 +252,7 @@ def test_an_unreachable_hub_is_not_a_missing_login(
 
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only the arguments and the exit code; tests/demo tests the demo."""
+    """The command passes its arguments and returns the exit code. tests/demo tests the demo itself."""
     course = pytest.importorskip("tinker_sync.demo.course")
     asked: list[Any] = []
 

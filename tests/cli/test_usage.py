@@ -43,7 +43,7 @@ def test_warnings_are_lines_for_people(
         logging.getLogger("tinker_sync.session").warning("the server is %s", "slow")
 
     monkeypatch.setattr("tinker_sync.clients.service.ServiceClient.get_server_capabilities", warn)
-    for name in (None, "tinker_sync"):  # the test runner has some, and so may an earlier test
+    for name in (None, "tinker_sync"):  # pytest has handlers here, and an earlier test may have added some
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     done = run("model", "list", *(["-q"] if quiet else []))
     shown = [line for line in done.err.splitlines() if "Error" not in line]

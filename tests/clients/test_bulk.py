@@ -1,4 +1,4 @@
-"""One call for many checkpoints: side by side, a result for each, and no failure that stops the others."""
+"""Calls for many checkpoints: the requests run concurrently, and a failure does not stop the others."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _one_server() -> Iterator[None]:
 
 
 class Awaiting:
-    """Stands in for a method: awaits its twin, and gives what the method would give."""
+    """A double of a method, which awaits the `..._async` method and returns a result like the method's."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.method, self.twin = vars(owner)[name], vars(owner)[f"{name}_async"]
@@ -81,7 +81,7 @@ class Awaiting:
         self._inside = False
 
     def call(self, client: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._inside:  # the twin calls the method
+        if self._inside:  # the `..._async` method calls the method
             return self.method(client, *args, **kwargs)
         self._inside = True
         self.awaited += 1

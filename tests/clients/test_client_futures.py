@@ -1,4 +1,4 @@
-"""Clients that are made in the background: one object is the client and the future of it."""
+"""Clients that are created in the background: one object is the client and its future."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
+    APITimeoutError,
     BadRequestError,
     BudgetExceededError,
     ClientClosedError,
@@ -375,6 +376,16 @@ class TestFailures:
                 with pytest.raises(BadRequestError, match="no such model"):
                     call()
 
+    def test_a_creation_does_not_fail_with_one_that_had_less_time(self) -> None:
+        """The first creation begins the first exchange, for which the second one waits."""
+        with world() as (stub, service):
+            with held(stub, "/client/config"):
+                hurried = service.create_lora_training_client("stub/model", deadline=0.5)
+                until(lambda: bool(stub.asked("/client/config")))
+                patient = service.create_lora_training_client("stub/model")
+                assert isinstance(hurried.exception(PATIENCE_S), APITimeoutError)
+            assert patient.result(PATIENCE_S).model_id
+
     def test_closing_ends_a_creation(self) -> None:
         with StubServer(config=V38) as stub, held(stub, "/create_model"):
             service = connected(stub)
@@ -406,6 +417,7 @@ class TestFailures:
                 sampler.sample(PROMPT, 1, ONE_TOKEN)
 
     def test_one_that_is_never_looked_at_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        gc.collect()  # clients that other tests of this file left
         with world() as (stub, service), caplog.at_level(logging.WARNING, "tinker_sync.clients"):
             stub.script("/create_model", *[Answer(404, {"detail": "no such model"})] * 2)
             looked_at = service.create_lora_training_client("stub/model")

@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def die(service: tinker_sync.ServiceClient) -> None:
-    """Stop the client as the death of its process would: wait for no call, and do not end the session."""
+    """Stop the client as if its process had died, without waiting for calls or ending the session."""
     service.holder.lifecycle.shut()
 
 
@@ -49,7 +49,7 @@ def open_training(service: tinker_sync.ServiceClient) -> tinker_sync.TrainingCli
 
 
 def applied(ledger: Ledger) -> list[tuple[Any, ...]]:
-    """Return the marks of what the engine did, run by run."""
+    """Return the marks of the engine's work, run by run."""
     return [one.marks for run in ledger.with_marks(range(100)) for one in run]
 
 
@@ -194,7 +194,7 @@ def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -
     die(first)
     server.plan = FaultPlan().on(
         "retrieve_future", faults.status(410), nth=2
-    )  # the first looks for the model
+    )  # the first request checks that the model still exists
     with server.service(journal=journal) as service:
         training = open_training(service)
         with pytest.raises(JournalError, match=r"delivered before.*the call itself is done"):
@@ -293,7 +293,7 @@ def counted(
 
 
 def undisturbed(server: LocalServer, ledger: Ledger, until: int) -> str:
-    """Return what the final checkpoint of an undisturbed run holds."""
+    """Return the digest of the final checkpoint of an undisturbed run."""
     with server.service() as service:
         training = open_training(service)
         assert list(counted(training, until=until)) == list(range(until))
@@ -332,7 +332,7 @@ def test_a_recovered_client_can_recover_again(server: LocalServer, journal: Path
     assert list(counted(training.recover(), until=4, save_in=(2,))) == [1, 2, 3]
     die(first)
     second = server.service(journal=journal)
-    third = open_training(second).result(PATIENCE_S).recover()  # from the state that it began with
+    third = open_training(second).result(PATIENCE_S).recover()  # from the state with which it began
     assert list(counted(third, until=5, save_in=(3,))) == [3, 4]
     assert list(counted(third.recover(), until=5)) == [4]
     die(second)

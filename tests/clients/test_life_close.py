@@ -1,4 +1,4 @@
-"""Closing a client, by hand, by `with`, and by dropping it."""
+"""Closing a client: with `close`, by a `with` block, and by dropping the last reference."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def test_after_close_every_new_call_is_a_runtime_error(stub: Stub) -> None:
 
 
 def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
-    """In every place a call can be in: queued, sending, being retried, paused, waiting, held back."""
+    """Calls in every state fail: queued, sending, before a retry, paused, waiting for results."""
     service = new_service(stub)
     trainer = service.create_lora_training_client("stub/model").result()
     sampler = service.create_sampling_client(base_model="stub/model").result()
-    # Samples: waiting for results, to be submitted again, to be asked again.
+    # Samples that wait for results, that wait to be submitted again, and that wait for the next poll.
     stub.behaviour.latency_s = 3600.0
     futures: list[APIFuture[Any]] = [sample(sampler) for _ in range(30)]
     stub.await_asked("/retrieve_future", 1 + 30)
@@ -128,7 +128,7 @@ def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
     futures += [sample(sampler) for _ in range(20)]
     stub.await_asked("/asample", 30 + 20)
     stub.script("/retrieve_future", *[Answer(503)] * 20)
-    # Training: one that is never answered holds back all that follow.
+    # Training calls: the first one gets no answer, so the later ones stay queued.
     stub.script("/forward_backward", Answer(status=0))
     futures += [trainer.forward_backward([DATUM] * 3, "cross_entropy")]
     futures += [trainer.optim_step(types.AdamParams()) for _ in range(20)]
@@ -288,7 +288,7 @@ def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
 
 
 def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
-    """The client goes without the garbage collector, although the results are kept."""
+    """The client is freed without the garbage collector, although the program keeps the results."""
     gc.collect()
     gc.disable()
     try:
@@ -344,7 +344,7 @@ def test_a_client_in_use_is_not_dropped(stub: Stub, name: str) -> None:
     """A program that keeps only a future still gets its result."""
     path, call, result = KEPT[name]
     release = threading.Event()
-    polls_before = [Answer(usual=True)] * (name == "pass waiting")  # that of the new model
+    polls_before = [Answer(usual=True)] * (name == "pass waiting")  # the poll for the new model
     stub.script(path, *polls_before, Answer(gate=release, usual=True))
     future = call(new_service(stub))
     stub.await_asked(path, len(polls_before) + 1)

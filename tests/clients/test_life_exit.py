@@ -12,8 +12,8 @@ from support.tinker_stub import Answer, Stub, StubServer
 
 FULL = {"custom_loss_server_side": False}  # a setting of the newest servers
 FINISH = "/sessions/session-0/finish"
-BUSY = 300
-# The server answers in an hour, so who waits for it is not gone by then, however busy this machine is.
+BUSY = 60
+# The server answers in an hour, so a process that waits for an answer does not end in time.
 INTERRUPTS = int(os.environ.get("INTERRUPT_ROUNDS", "25"))
 GONE_S = 120.0
 
@@ -59,7 +59,7 @@ def finishes(stub: Stub) -> list[Any]:
 
 
 def end_of(stub: Stub, text: str) -> Ended:
-    """Let a script come to have many calls under way, and then end as it wants."""
+    """Run a script that has many calls under way and then ends as `text` does. Return its end."""
     with run(stub, IN_FLIGHT + text) as script:
         script.hear()
         stub.await_asked("/retrieve_future", BUSY)
@@ -99,7 +99,7 @@ def test_the_process_is_gone_and_the_session_finished(
     assert (ended.code, [kind for kind, _ in finishes(stub)]) == (code, status)
     assert ended.took_s < GONE_S
     lines = ended.err.strip().splitlines()
-    # The traceback of the user's program and no other output.
+    # stderr has the traceback of the user's program and no other output.
     assert lines[-1:] == ([last_words] if last_words else [])
     assert "tinker" not in ended.err
     assert ended.err.count("Traceback") == bool(last_words)
@@ -118,7 +118,7 @@ def test_a_dead_server_does_not_hold_the_process() -> None:
         script = run(stub, IN_FLIGHT)
         script.hear()
         stub.await_asked("/retrieve_future", BUSY)
-    # Gone, connections and all: everything under way is being tried again.
+    # The server has gone with its connections, so all calls under way are being retried.
     with script:
         script.say("go on")
         ended = script.wait()
@@ -173,7 +173,7 @@ def test_ctrl_c_during_an_awaited_call_ends_asyncio_too(stub: Stub) -> None:
 
 
 def test_after_ctrl_c_in_result_the_client_goes_on(stub: Stub) -> None:
-    """One cell of a notebook is interrupted; the next one uses the same client."""
+    """A cell of a notebook is interrupted in `result`, and the next cell uses the same client."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     sampler = service.create_sampling_client(base_model="stub/model")
@@ -228,7 +228,7 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
     ids=["call", "result", "exception"],
 )
 def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: str) -> None:
-    """As one that comes just before the main thread begins to wait; here it meets another thread."""
+    """A waiting main thread notices a Ctrl-C that another thread received, although nothing woke it."""
     stub.script("/get_server_capabilities", Answer(status=0))
     text = f"""
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
@@ -253,7 +253,7 @@ def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: s
 
 
 def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
-    """There, the last exception is one of many, not the end of the program."""
+    """At an interactive prompt, an earlier exception does not mean that the program has failed."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     service.create_sampling_client(base_model="stub/model").result()
@@ -270,7 +270,7 @@ def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
     ids=["sample", "optim_step"],
 )
 def test_ctrl_c_may_come_at_any_moment_of_a_call(stub: Stub, call: str, path: str) -> None:
-    """Not only while a result is waited for: a loop that makes calls is interrupted in the midst of one."""
+    """Ctrl-C interrupts a loop at any point within a call; the client goes on with consecutive numbers."""
     stub.behaviour.latency_s = 0.0
     text = f"""
     import random
@@ -314,5 +314,5 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(stub: Stub, call: str, path: st
         ended = script.wait()
     assert (ended.code, ended.err) == (0, "")
     numbers = sorted({asked.json()["seq_id"] for asked in stub.asked(path)})
-    # No number was drawn for what was not sent.
+    # The numbers have no gaps, so no number was drawn for a request that was not sent.
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

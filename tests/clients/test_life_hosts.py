@@ -196,7 +196,7 @@ def test_trains_and_samples(turn, tinker_service, worker_id):
 @needs("xdist")
 def test_the_processes_of_pytest_xdist(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(dedent(TESTS))
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", "-q", "-p", "no:cacheprovider"]
     plugin = ["-p", "no:tinker_sync", "-p", "tinker_sync.testing.pytest_plugin", "-W", "error"]
     ended = subprocess.run(
         [*command, *plugin, "--rootdir", str(tmp_path), str(tmp_path)],
@@ -204,7 +204,7 @@ def test_the_processes_of_pytest_xdist(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         check=False,
     )
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr

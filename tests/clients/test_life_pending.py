@@ -1,10 +1,11 @@
-"""Leaving with calls under way: what changes something at the server is waited for, what reads is not."""
+"""The end of a client waits for pending calls that change something at the server, and not for others."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from textwrap import dedent
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any
     changed = call(trainer)
     stub.await_asked(path)
     leaving = leave(service)
-    # What only reads ends at once, and nothing new begins.
+    # Calls that only read end at once, and new calls are refused.
     assert isinstance(sampled.exception(PATIENCE_S), ClientClosedError)
     for attempt in (lambda: trainer.optim_step(STEP), lambda: sampler.sample(PROMPT, 1, PARAMS)):
         with pytest.raises(ClientClosedError):
@@ -82,7 +83,7 @@ def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any
 
 
 def test_what_stands_before_a_change_is_sent(stub: Stub) -> None:
-    """Also where the model does not exist yet."""
+    """Calls before a change are sent too, also if the model does not exist yet."""
     release = threading.Event()
     stub.script("/create_model", Answer(gate=release, usual=True))
     service = new_service(stub)
@@ -169,11 +170,8 @@ def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) 
     assert stub.asked("/retrieve_future")[-1].json()["request_id"] == f"req-{stub._counters['promise'] - 1}"
 
 
-@pytest.mark.parametrize("path", ["/client/config", "/create_session", "/retrieve_future"])
-def test_calls_made_just_before_the_end_of_a_script_are_carried_out(stub: Stub, path: str) -> None:
-    """Python 3.12 starts no thread once the last line of a script has run; the server answers after that."""
-    release = threading.Event()
-    stub.script(path, Answer(gate=release, usual=True))
+def test_calls_made_just_before_the_end_of_a_script_are_carried_out() -> None:
+    """The server answers after the last line of the script, when Python 3.12 starts no more threads."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     trainer = service.create_lora_training_client("stub/model")
@@ -182,20 +180,29 @@ def test_calls_made_just_before_the_end_of_a_script_are_carried_out(stub: Stub, 
     trainer.optim_step(types.AdamParams())
     trainer.save_state("final")
     """
-    with Script(dedent(text), URL=stub.url) as script:  # type: ignore[attr-defined]
-        stub.await_asked(path)
-        assert script.err_line().startswith("tinker_sync: waiting for optim_step, save_state")
+    release = threading.Event()
+    with ExitStack() as stack:
+        runs = []
+        for path in ("/client/config", "/create_session", "/retrieve_future"):
+            stub = stack.enter_context(StubServer(config=FULL))
+            stub.script(path, Answer(gate=release, usual=True))
+            script = stack.enter_context(Script(dedent(text), URL=stub.url))  # type: ignore[attr-defined]
+            runs.append((path, stub, script))
+        for path, stub, script in runs:
+            stub.await_asked(path)
+            assert script.err_line().startswith("tinker_sync: waiting for optim_step, save_state"), path
         release.set()
-        ended = script.wait()
-    assert ended.code == 0
-    assert ended.err.count("\n") == 1
-    made = [asked.rpartition("/")[2] for asked in stub.paths()]
-    assert [made.count(name) for name in ("forward_backward", "optim_step", "save_weights")] == [1, 1, 1]
-    assert made[-1] == "finish"
+        for path, stub, script in runs:
+            ended = script.wait()
+            assert (ended.code, ended.err.count("\n")) == (0, 1), path
+            made = [asked.rpartition("/")[2] for asked in stub.paths()]
+            names = ("forward_backward", "optim_step", "save_weights")
+            assert [made.count(name) for name in names] == [1, 1, 1], path
+            assert made[-1] == "finish", path
 
 
 def test_ctrl_c_leaves_at_once(stub: Stub) -> None:
-    """The first one where nothing else was interrupted; the answer would come in an hour."""
+    """The first Ctrl-C at the end of a script ends it at once, although the answer would come in an hour."""
     stub.script("/save_weights", Answer(status=0))
     with run(stub, "trainer.save_state('final')") as script:
         stub.await_asked("/save_weights")

@@ -117,7 +117,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
     assert len(of_samples) == 1
     made = [asked.json()["model_seq_id"] for asked in childs if asked.path.endswith("/create_model")]
     assert len(made) == 1
-    assert made[0] >= 10**6  # far from what the parent may count to
+    assert made[0] >= 10**6  # far above the numbers of the parent
     # The session belongs to the parent, which reports its end once.
     finished = stub.asked("/sessions/session-0/finish")
     assert [asked.json()["reason"]["type"] for asked in finished] == ["success"]
@@ -194,7 +194,7 @@ def test_two_copies_of_a_training_client_never_send_under_one_number(stub: Stub)
 
 
 def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> None:
-    """Threads of the parent hold locks at any moment; the child may find none of them held."""
+    """Threads of the parent may hold locks at the moment of the fork; no lock of the child must be held."""
     text = """
     futures = []
     def submit():

@@ -1,4 +1,4 @@
-"""A session from its start to its loss: failures at the start, heartbeats, renewals, what callers hear."""
+"""A session from its start to its loss: failures at the start, heartbeats, renewals, and errors of calls."""
 
 from __future__ import annotations
 
@@ -54,12 +54,20 @@ def service(stub: Stub) -> Iterator[ServiceClient]:
 
 
 @pytest.fixture
+def quick(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceClient]:
+    """A client whose pauses are over after a moment."""
+    monkeypatch.setenv("TINKER_PACE", "0.002")
+    with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
+        yield service
+
+
+@pytest.fixture
 def clock() -> FakeClock:
     return FakeClock(automatic=False)
 
 
 class Watcher:
-    """Hears everything."""
+    """An observer that records all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -75,7 +83,7 @@ class Watcher:
 
 
 def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
-    """Give a service another clock before its first use, and an observer."""
+    """Set the clock of a service before its first use. Add an observer, and return it."""
     settings = service.holder.settings
     service._core = Core(settings, session=Session(), clock=clock)
     watcher = Watcher()
@@ -84,7 +92,7 @@ def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
 
 
 def beat(stub: Stub, clock: FakeClock, *answers: Answer) -> None:
-    """Have heartbeats answered like this, as time goes by."""
+    """Script the answers to the next heartbeats, and advance the clock until they have been sent."""
     stub.script("/session_heartbeat", *answers)
     for _ in answers:
         before = len(stub.asked("/session_heartbeat"))
@@ -132,7 +140,7 @@ def test_w25_an_account_that_cannot_pay_hears_of_it_at_once(
     stub.script(path, Answer(402, {"detail": "no card"}))
     with pytest.raises(BillingError, match="no card"):
         service.create_lora_training_client("stub/model").result()
-    # And next time it may be able to.
+    # The next call is sent again, and succeeds.
     assert service.create_lora_training_client("stub/model").result().model_id.startswith("session-")
 
 
@@ -146,9 +154,9 @@ def test_a_failed_start_is_not_remembered(stub: Stub, service: ServiceClient, pa
     assert len(stub.asked(path)) == 3
 
 
-def test_settings_are_worth_another_try(stub: Stub, service: ServiceClient) -> None:
+def test_settings_are_worth_another_try(stub: Stub, quick: ServiceClient) -> None:
     stub.script("/client/dynamic_config", Answer(503), Answer(abort="before"))
-    service.get_server_capabilities()
+    quick.get_server_capabilities()
     assert len(stub.asked("/client/dynamic_config")) == 3
 
 
@@ -211,13 +219,9 @@ def test_messages_of_the_server_are_logged(
 # ---------------------------------------------------------------------------------------------- billing
 
 
-def test_a_402_in_the_midst_of_work_is_waited_out(
-    stub: Stub, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In every kind of call: blocking ones, training, samples, retrieval."""
-    for module in ("tinker_sync.runtime.server", "tinker_sync.runtime.billing"):
-        monkeypatch.setattr(f"{module}.PAUSE_S", 0.01)
-    monkeypatch.setattr("tinker_sync.runtime.retrieval._BILLING_PAUSE_S", 0.01)
+def test_a_402_in_the_midst_of_work_is_waited_out(stub: Stub, quick: ServiceClient) -> None:
+    """Blocking calls, training calls, samples and polls wait while the server answers 402."""
+    service = quick
     trainer = service.create_lora_training_client("stub/model").result()
     blocked = Answer(402, {"detail": "no card"})
     for path in (
@@ -255,12 +259,12 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
         core.start()
         left: list[float | None] = []
 
-        def answer(call: Call) -> Reply:
+        def answer(call: Call, _read: object) -> Reply:
             left.append(call.deadline_s)
             clock.advance(3.0)
             raise BillingError("no card", status_code=402)
 
-        core.caller.call = answer  # type: ignore[method-assign]
+        core.caller.read = answer  # type: ignore[assignment, method-assign]
         with pytest.raises(BillingError):
             core.call("get_server_capabilities", deadline_s=10.0)
         core.close().result(10)
@@ -317,7 +321,7 @@ def test_w29_the_loss_of_a_session_reaches_the_callers(
             call()
         assert "Make a new ServiceClient" in str(caught.value)
         assert caught.value.session_id == "session-0"
-    assert len(stub.log) == asked  # nothing goes out that cannot succeed
+    assert len(stub.log) == asked  # the client sends no request that cannot succeed
     assert "the server no longer keeps session session-0" in caplog.text
     # Calls that need no session go on.
     assert service.get_server_capabilities().supported_models
@@ -413,7 +417,7 @@ def test_settings_that_change_are_fetched_between_heartbeats(
     assert len(stub.asked("/client/dynamic_config")) == 1
     beat(stub, clock, Answer(usual=True))
     until(lambda: core.dynamic.sample_cancel_enabled)
-    # A failure, also one about money, changes nothing and holds up no heartbeat.
+    # A failed renewal, also with 402, changes no setting and delays no heartbeat.
     stub.script("/client/dynamic_config", Answer(402), Answer(500))
     beat(stub, clock, *[Answer(usual=True)] * 6)
     assert core.dynamic.sample_cancel_enabled
@@ -428,7 +432,7 @@ def test_a_token_is_renewed_between_heartbeats(stub: Stub, clock: FakeClock) -> 
     on_clock(service, clock)
     service.create_sampling_client(base_model="stub/model").result()
     assert len(stub.asked("/auth/token")) == 1
-    # An opaque token is taken to last a minute.
+    # The client assumes that an opaque token is valid for a minute.
     for _ in range(6):
         beat(stub, clock, Answer(usual=True))
     stub.await_asked("/auth/token", 2)
@@ -443,7 +447,7 @@ def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient
     release = threading.Event()
     stub.script("/client/dynamic_config", Answer(gate=release, usual=True))
     beat(stub, clock, *[Answer(usual=True)] * 4)
-    stub.await_asked("/client/dynamic_config", 2)  # it was asked for, and has no answer yet
+    stub.await_asked("/client/dynamic_config", 2)  # the client has requested it, and has no answer yet
     release.set()
 
 
@@ -478,7 +482,7 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
         with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
             service.get_server_capabilities()
         assert "answers with text/html, as no Tinker server does: check the base URL" in str(caught.value)
-        assert len(server.seen) <= 2
+        assert len(server.seen) <= 3  # a proxy on the way may have answered
 
 
 def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> None:

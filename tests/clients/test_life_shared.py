@@ -1,4 +1,4 @@
-"""Parts that clients of one process share: the same for all, closed for all, and not beyond a fork."""
+"""Clients of one process share their parts: one close ends all, and a forked child has its own."""
 
 from __future__ import annotations
 

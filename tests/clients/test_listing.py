@@ -1,4 +1,4 @@
-"""Long lists: lazily, page by page, and whole however they change meanwhile."""
+"""Long lists are fetched lazily, page by page, and are complete although they change meanwhile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from tinker_sync import errors
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.rest.listing import Listing, Page
 
-ALL = 25_000
-ROUNDS = int(os.environ.get("LISTING_ROUNDS", "60"))
+ALL = 5_500
+PAGES = 6
+"""Pages of a thousand that overlap by sixteen."""
+ROUNDS = int(os.environ.get("LISTING_ROUNDS", "30"))
 KINDS = ("iter_user_checkpoints", "iter_training_runs", "iter_sessions")
 
 
@@ -56,7 +58,7 @@ def test_a_long_list_takes_no_more_pages_than_it_has(kind: str) -> None:
         assert listed.total == (None if kind == "iter_sessions" else ALL)
         names = ["e-000000", *(name_of(entry) for entry in listed)]
     assert names == server.entries
-    assert len(server.asked_for()) == 26
+    assert len(server.asked_for()) == PAGES
 
 
 def test_the_next_page_comes_while_this_one_is_used() -> None:
@@ -100,13 +102,13 @@ def test_a_limit_below_zero_is_refused() -> None:
 
 
 def test_memory_stays_flat() -> None:
-    peaks = [peak_of(count) for count in (5_000, 25_000)]
-    # What is kept of each of the 20,000 more is a number in a set.
-    assert peaks[1] - peaks[0] < 20_000 * 200, peaks
+    peaks = [peak_of(count) for count in (3_000, 13_000)]
+    # What is kept of each of the 10,000 more is a number in a set.
+    assert peaks[1] - peaks[0] < 10_000 * 200, peaks
 
 
 def peak_of(count: int) -> int:
-    """The most memory that going through a list of so many takes, in bytes."""
+    """Return the peak memory, in bytes, of iterating over a list of `count` entries."""
 
     def fetch(size: int, offset: int) -> Future[Any]:
         names = (f"{number:0100}" for number in range(offset, min(offset + size, count)))
@@ -131,7 +133,8 @@ def test_what_is_left_is_hinted() -> None:
         assert operator.length_hint(listed) == 4
 
 
-# ------------------------------------------------------------------------------------------- change
+# ------------------------------------------------------------------------------------------- lists that
+# change
 
 
 def vanish(*numbers: int) -> Change:
@@ -179,7 +182,7 @@ CHANGES: dict[str, dict[int, Change]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["iter_user_checkpoints", "iter_sessions"])  # with a count and without
 def test_rows_that_stay_come_once_among_changes(kind: str, change: str) -> None:
     if (kind, change) == ("iter_sessions", "one used and one gone"):
         pytest.skip("unseen without a count, as the module says")
@@ -209,7 +212,7 @@ def test_a_long_list_that_changes_all_the_time(kind: str) -> None:
         names = [name_of(entry) for entry in getattr(rest, kind)()]
     assert len(names) == len(set(names))
     assert before & set(server.entries) <= set(names)
-    assert len(server.asked_for()) <= 60
+    assert len(server.asked_for()) <= 3 * PAGES
 
 
 def test_random_changes_of_small_lists() -> None:

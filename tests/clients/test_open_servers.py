@@ -112,7 +112,7 @@ def test_failures_in_every_form_are_reported(stub: OpenServer) -> None:
         trainer = client.create_lora_training_client("stub/model").result()
         with pytest.raises(RequestFailedError, match="No space left"):
             trainer.save_state(BAD_NAME).result(PATIENCE_S)
-        # It was done, and failed: nothing is missing from the order.
+        # The call was carried out and failed, so its number is not missing.
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         sampler = client.create_sampling_client(base_model="stub/model").result()
         prompt = types.ModelInput.from_ints([1, BAD_TOKEN])
@@ -154,7 +154,7 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
 
 @pytest.mark.parametrize("dialect", ["auto", "json"])
 def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str) -> None:
-    """This server runs an `optim_step` before the passes that wait, and reports success."""
+    """This server runs an `optim_step` before passes that wait, so the client sends one call at a time."""
     with StubServer(open_servers.TxLike()) as stub, service(stub, dialect=dialect) as client:
         stub.pass_s = 0.05
         trainer = client.create_lora_training_client("stub/model").result()
@@ -208,7 +208,7 @@ def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]
         ruled = trainer.forward_backward([types.Datum(tokens, given)], "importance_sampling").result(
             PATIENCE_S
         )
-        # Without the elements of a loss it is not known.
+        # Without `elementwise_loss`, the client cannot compute the loss.
         assert ("loss:sum" in ruled.metrics) is (kind is open_servers.TxLike)
 
 
@@ -252,7 +252,7 @@ def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
 
 
 def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
-    """The server hangs up behind an answer; the next call is one that may not be sent twice."""
+    """The server closes the connection after an answer, and the next call must not be sent twice."""
     stumbled = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
     with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
         trainer = client.create_lora_training_client("stub/model").result()
@@ -271,7 +271,7 @@ def test_no_forward_pass_where_there_is_no_call_for_it() -> None:
         for _ in range(2):
             with pytest.raises(UnsupportedByServerError, match="forward"):
                 trainer.forward([datum(1, 2)], "cross_entropy")
-        assert len(stub.asked("/forward")) == 1  # the question, once
+        assert len(stub.asked("/forward")) == 1  # the call was sent once
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert stub.asked("/optim_step")[0].json()["seq_id"] == 1
 
@@ -376,7 +376,7 @@ def test_weights_are_loaded_first_or_refused() -> None:
             trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
 
 
-# ------------------------------------------------------------------------------------ what they lack
+# ------------------------------------------------------------------------------------ missing features
 
 
 WITH_FIELDS = pytest.mark.parametrize(
@@ -554,15 +554,15 @@ def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
 
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
 def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
-    """The server holds a poll for 300 s; we listen for a fifth of one and ask again."""
+    """The server holds polls for 300 s, so the client repeats a poll after 0.22 s of silence."""
     with StubServer(kind(latency_s=0.75)) as stub, service(stub) as client:
-        client.holder.server.poll_s = 0.22  # what is shorter counts as one that came back at once
+        client.holder.server.poll_s = 0.22  # a shorter poll counts as answered at once
         sampler = client.create_sampling_client(base_model="stub/model").result()
         before = len(stub.asked("/retrieve_future"))
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
         polls = stub.asked("/retrieve_future")[before:]
-        assert 3 <= len(polls) <= 5  # with pauses in between there would be two
+        assert 3 <= len(polls) <= 5  # with pauses between polls there would be two
         iterations = [asked.headers["x-tinker-request-iteration"] for asked in polls]
         assert iterations == [str(number) for number in range(len(polls))]
         assert len(stub.asked("/asample")) == 1
@@ -595,7 +595,7 @@ BROKEN = Answer(500, b"Internal Server Error", content_type="text/plain; charset
 def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
     stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some open servers answer so for a result that has no JSON form, such as NaN, and for an unknown id."""
+    """Some open servers answer 500 for a result without a JSON form, such as NaN, and for an unknown id."""
     monkeypatch.setenv("TINKER_PACE", "0.001")
     gate = threading.Event()
     with service(stub) as client:
@@ -625,7 +625,7 @@ def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
         assert len(stub.asked("/training_runs/r")) == 5
         stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
         trainer = client.create_lora_training_client("stub/model").result()
-        if stub.proto_bodies:  # others may do it twice, so it is not repeated
+        if stub.proto_bodies:  # other servers may carry out a repeated call twice, so it is not repeated
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
             assert len(stub.asked("/optim_step")) == 9
     assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)

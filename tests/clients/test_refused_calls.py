@@ -1,6 +1,6 @@
 """A request that the server refuses does not end a run, on any kind of server.
 
-The next call takes its sequence number. Only a request whose outcome nobody can know ends the client.
+The next call takes its sequence number. A request with an unknown outcome ends the client instead.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support import open_servers
 from support.embedded import BASE, running
+from support.engine_ledger import datum_of, engine_ledger
+from support.fault_world import MODEL, fault_server
 from support.hasty import FLAGS, hasty_service
 from support.open_servers import OpenServer
 from support.tinker_stub import Answer, StubServer
@@ -36,7 +38,7 @@ def data(count: int = 1) -> list[types.Datum]:
 
 
 def train(trainer: TrainingClient) -> Any:
-    """A pass and a step that must succeed; how many steps there were is in their metrics on the stub."""
+    """Run a pass and a step, and return the metrics of the step, in which the stub counts the steps."""
     passed = trainer.forward_backward(data(), "cross_entropy")
     stepped = trainer.optim_step(STEP)
     assert passed.result(PATIENCE_S).loss_fn_outputs
@@ -60,6 +62,17 @@ def test_on_the_embedded_server(tmp_path: Path) -> None:
         recovered = trainer.recover().result(PATIENCE_S)
         assert recovered.model_id != trainer.model_id
         train(recovered)
+
+
+def test_the_chunks_of_a_pass_after_a_refused_call_are_applied_in_order() -> None:
+    with engine_ledger() as ledger, fault_server(max_body_bytes=3000) as server, server.service() as service:
+        trainer = service.create_lora_training_client(MODEL, rank=4, seed=1)
+        with pytest.raises(APIStatusError, match="413"):
+            trainer.forward_backward([datum_of(9, 800)], "cross_entropy").result(PATIENCE_S)
+        marks = [1, 2, 3]
+        trainer.forward_backward([datum_of(mark, 4) for mark in marks], "cross_entropy").result(PATIENCE_S)
+        (run,) = ledger.with_marks(marks)
+        assert [applied.marks for applied in run] == [(1, 2), (3,)]
 
 
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
@@ -91,7 +104,8 @@ def world(**flags: Any) -> StubServer:
         ([Answer(402)], True),
         ([Answer(500)] * 60, False),
         ([Answer(abort="after")] * 60, False),
-        # The answer to the first try is lost, so the refusal of the second proves nothing.
+        # The answer to the first try is lost, so the server may have carried out the call that it then
+        # refuses.
         ([Answer(abort="after"), Answer(401)], False),
         ([Answer(500), Answer(422)], False),
     ],

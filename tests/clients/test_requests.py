@@ -1,4 +1,4 @@
-"""Every request of a public method: the name it bears, and what follows when its token is rejected."""
+"""Requests of public methods: the method name in their header, and a rejected token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REJECTED = {"WWW-Authenticate": 'Bearer realm="tinker", error="invalid_token"'}
 
 
 class Rejecting(Stub):
-    """Exchanges keys for numbered tokens, and rejects those that the test has revoked."""
+    """A stub that exchanges keys for numbered tokens, and rejects the tokens that the test has revoked."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         super().__init__(behaviour)
@@ -52,7 +52,7 @@ class Rejecting(Stub):
     def number_of(self, asked: Asked) -> int:
         _, claims, *_ = [*asked.headers.get("x-api-key", "").split("."), "", ""]
         if not claims:
-            return 10**9  # the key itself
+            return 10**9  # the request has the key in place of a token
         number: int = json.loads(base64.urlsafe_b64decode(claims + "=="))["number"]
         return number
 
@@ -86,7 +86,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
 
 
 def names(stub: Stub, since: int = 0) -> set[tuple[str, str]]:
-    """The path of each request and the method it names."""
+    """Return the path of each request, and the method that its header names."""
     return {
         (asked.path.removeprefix("/api/v1"), asked.headers.get("x-sdk-method", ""))
         for asked in list(stub.log)[since:]
@@ -289,7 +289,7 @@ def test_a_server_that_forbids_retries_gets_each_sample_under_one_number() -> No
         assert len(stub.asked("/asample")) == 1
         stub.script("/retrieve_future", Answer(410, {"detail": "gone"}))
         sampler.compute_logprobs(PROMPT).exception(PATIENCE_S)
-        assert len(stub.asked("/asample")) == 3  # its scores are exempt
+        assert len(stub.asked("/asample")) == 3  # requests for scores are repeated
 
 
 # ------------------------------------------------------------------------------------ the end

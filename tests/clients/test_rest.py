@@ -1,4 +1,4 @@
-"""Calls about runs, checkpoints, sessions and accounts: what goes out, what comes back, what is refused."""
+"""Calls about runs, checkpoints, sessions and accounts: requests, results and refusals."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def stub() -> Iterator[Stub]:
 
 
 @pytest.fixture
-def rest(stub: Stub) -> Iterator[RestClient]:
+def rest(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[RestClient]:
+    monkeypatch.setenv("TINKER_PACE", "0.01")  # for the pauses before retries
     with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest") as service:  # type: ignore[attr-defined]
         yield RestClient(service.holder)
 
 
 def last(stub: Stub) -> Asked:
-    """The newest request that is about something."""
+    """Return the newest request, without those for settings."""
     return [asked for asked in stub.log if "/client/" not in asked.path][-1]
 
 
@@ -232,7 +233,7 @@ def test_the_address_of_an_archive_is_not_fetched(stub: Stub, rest: RestClient) 
     assert "signature" not in repr(found)
     again = rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/a").result(120)
     assert again.expires > datetime.now(timezone.utc)
-    assert all("files.invalid" not in asked.path for asked in stub.log)  # it was not followed
+    assert all("files.invalid" not in asked.path for asked in stub.log)  # the archive was not fetched
 
 
 def test_a_trace_is_waited_for(stub: Stub, rest: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:

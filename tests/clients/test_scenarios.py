@@ -1,7 +1,7 @@
-"""Scenarios a client of this protocol has to go through well, each run by the whole client against a stub.
+"""Scenarios that a client of this protocol must handle, each run by the whole client against a stub.
 
-Pauses are over at once, and what they would have lasted is checked; see `support/hasty.py`. The values of
-reduced metrics are in `tests/runtime/test_merge.py`.
+Pauses take no time, and the tests check their lengths; see `support/hasty.py`. The values of reduced metrics
+are in `tests/runtime/test_merge.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tinker_sync.errors import (
     RequestFailedError,
     UnprocessableEntityError,
 )
+from tinker_sync.runtime.sample import SampleJob
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -34,7 +35,7 @@ ONE_TOKEN = types.SamplingParams(max_tokens=1)
 
 @contextmanager
 def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Stub, ServiceClient]]:
-    """A stub of today's service, and a client for which no time passes."""
+    """Yield a stub of the current service, and a client whose pauses take no time (see `support.hasty`)."""
     config = {**FLAGS, **(flags or {})}
     with StubServer(config=config, **behaviour) as stub, hasty_service(stub) as client:
         yield stub, client
@@ -50,7 +51,7 @@ def data(count: int) -> list[types.Datum]:
 
 
 def number_of(asked: Asked) -> int:
-    """The sequence number of a training request, in either format."""
+    """Return the sequence number of a training request, in either format."""
     if asked.headers["content-type"] == "application/x-protobuf":
         return int(dict(_fields(asked.body))[2])
     return int(asked.json()["seq_id"])
@@ -70,7 +71,7 @@ def iterations(asked: list[Asked]) -> list[str]:
 
 
 def result_of_step(client: ServiceClient, stub: Stub, *answers: Answer) -> types.OptimStepResponse:
-    """An optimizer step whose result is first asked for in vain."""
+    """Run an optimizer step whose first polls get these answers, and return its result."""
     trainer = client.create_lora_training_client("stub/model").result()
     stub.log.clear()
     stub.script("/retrieve_future", *answers)
@@ -90,7 +91,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
     ids=["parallel", "serial"],
 )
 def test_training_calls_arrive_in_order(parallel: bool, batches: list[set[int]]) -> None:
-    """If chunks are parallel, the first chunk of a pass arrives last; else numbers arrive in order."""
+    """With parallel chunks, the first chunk of a pass arrives last. Without, all numbers arrive in order."""
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
         seven = trainer.forward_backward(data(7), "cross_entropy")
@@ -110,7 +111,7 @@ def test_training_calls_arrive_in_order(parallel: bool, batches: list[set[int]])
 
 
 def refuse_number(number: int) -> Any:
-    """Refuse the first request under a number; another one may have it."""
+    """Return a script that refuses the first request with this number, and accepts later ones."""
     refused: list[Asked] = []
 
     def script(asked: Asked) -> Answer | None:
@@ -225,6 +226,37 @@ def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pause_s: flo
         assert sum(paused(client)) == pytest.approx(2 * pause_s, abs=0.1)
 
 
+def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit, refused = SampleJob.submit, []
+
+    def refuse_another_before(job: SampleJob) -> None:
+        if not refused:
+            refused.append(job._scheduler.gate.limiter)
+            refused[0].close_for(3)
+        submit(job)
+
+    monkeypatch.setattr(SampleJob, "submit", refuse_another_before)
+    with world() as (stub, client):
+        sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert sum(paused(client)) == pytest.approx(3.0, abs=0.1)
+        assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0]
+
+
+def test_at_most_400_samples_are_being_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[SampleJob] = []
+    monkeypatch.setattr(SampleJob, "_submit", lambda job: submitted.append(job))
+    with world() as (_, client):
+        sampler = sampler_of(client)
+        futures = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(450)]
+        until(lambda: len(submitted) == 401)
+        until(lambda: len(submitted[0]._scheduler) == 48)  # and one is with the worker that admits
+        for future in futures:
+            future.cancel()
+        assert len(submitted) == 401
+
+
 def test_a_sample_waits_for_a_blocked_account() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
@@ -244,7 +276,7 @@ def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
         stub.script("/retrieve_future", said)
         first = sampler.sample(PROMPT, 1, ONE_TOKEN)
         until(lambda: heard)
-        assert not client.holder.ready().scheduler.gate.limiter._open.is_set()
+        assert client.holder.ready().scheduler.gate.limiter._free is None
         second = sampler.sample(PROMPT, 1, ONE_TOKEN)
         assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
         assert sum(paused(client)) > 0.999

@@ -50,14 +50,14 @@ from tinker_sync.telemetry.sender import Telemetry
 
 PATIENCE_S = 120.0
 SOON_S = 60.0
-"""A deadline that comes at once where no time passes."""
+"""A deadline that passes at once, because pauses take no time."""
 PROMPT = types.ModelInput.from_ints([4711471, 4711472, 4711473])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 STEP = types.AdamParams()
 DATA = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
 CHECKPOINT = "tinker://run-1/weights/a"
 TOKEN = PLANTED["weights_access_token"]
-# Those that go along with every request.
+# The secrets that every request carries.
 ALWAYS_TOLD = ("opaque key", "default header", "CF id", "CF secret", "session header")
 
 
@@ -72,9 +72,9 @@ class Parrot(Stub):
         super().__init__(Behaviour(config=config))
         self.url = ""  # set by its server
         self.always: dict[str, Callable[[Asked], Answer]] = {}
-        """What it answers to every request of a path, until the test removes it."""
+        """The answer to every request of a path, until the test removes it."""
         self.discreet = False
-        """It repeats nothing beside good answers."""
+        """True: it adds no secrets to good answers."""
         self._told: set[str] = set()
 
     async def answer(self, asked: Asked) -> Answer:
@@ -96,7 +96,7 @@ class Parrot(Stub):
 
     @property
     def words(self) -> str:
-        """All secrets it has received, also those in harmless headers."""
+        """Return all secrets that it has received, also those in ordinary headers."""
         return "you sent " + " ".join(sorted(self._told))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:
@@ -135,7 +135,7 @@ FORMS: dict[str, Callable[[str], Any]] = {
 
 
 def options(**more: Any) -> dict[str, Any]:
-    """Return client options with a secret in every place for one."""
+    """Return client options with a secret in every option that may have one."""
     return {
         "api_key": PLANTED["opaque key"],
         "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
@@ -185,7 +185,7 @@ def report_now(client: ServiceClient) -> None:
 
 
 def assert_reports_hidden(stub: Parrot) -> None:
-    """Failure reports hold neither secrets nor the content of calls."""
+    """Check that the failure reports contain neither secrets nor the content of calls."""
     for asked in stub.asked("/telemetry"):
         text = asked.body.decode()
         assert_hidden(text, "a report")
@@ -216,7 +216,7 @@ def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str])
     assert_hidden("".join(capfd.readouterr()), "the console")
 
 
-# ---- what is searched
+# ---- the checks
 
 
 def check(action: Callable[[], object]) -> BaseException:
@@ -229,7 +229,7 @@ def check(action: Callable[[], object]) -> BaseException:
 
 
 def check_future(future: Any) -> BaseException:
-    """A future that fails: every way to look at it, in every thread."""
+    """Check every way to read the failure of a future, in several threads. Return the failure."""
     error = check(lambda: future.result(PATIENCE_S))
     with ThreadPoolExecutor(1) as threads:
         elsewhere = threads.submit(future.result, PATIENCE_S).exception(PATIENCE_S)
@@ -246,7 +246,7 @@ def copied(service: ServiceClient) -> Any:
     return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
 
 
-# ---- what clients show
+# ---- reprs and logs of clients
 
 
 def test_everything_clients_consist_of() -> None:
@@ -315,7 +315,7 @@ def test_clients_made_of_handles() -> None:
 
 
 def handle_with(holder: Mapping[str, Any] | None = None, **changes: Any) -> str:
-    """A handle with a key, and a header of the reference client's kind."""
+    """Return a handle that contains a key and a header, as one of the reference client may."""
     whole = {
         "base_url": "http://localhost:1",
         "default_headers_overrides": {"X-My-Token": PLANTED["default header"]},
@@ -384,7 +384,7 @@ def test_arguments_that_make_no_sense() -> None:
         service = ServiceClient(bearer=PLANTED["opaque key"])
     with service:
         assert_hidden(str(warned[0].message), "the warning")
-        check(lambda: ServiceClient(bearer=PLANTED["opaque key"]))  # warnings are errors in this suite
+        check(lambda: ServiceClient(bearer=PLANTED["opaque key"]))  # it warns, and warnings are errors here
         check(lambda: ServiceClient(apikey=PLANTED["opaque key"]))
         check(lambda: RestClient(service.holder, api_key=PLANTED["opaque key"]))
 
@@ -409,7 +409,7 @@ def test_refused_calls(status: int, form: str) -> None:
         first, second = trainer.optim_step(STEP), trainer.save_state("a")
         assert isinstance(check_future(first), errors.APIStatusError)
         for later in (second, trainer.forward(DATA, "cross_entropy")):
-            if status < 500:  # refused for sure, so the next calls are sent
+            if status < 500:  # the server has certainly refused the call, so the next calls are sent
                 assert later.exception(PATIENCE_S) is None
                 continue
             error = check_future(later)
@@ -605,7 +605,7 @@ def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
 
 
 def calls_with_tokens(service: ServiceClient, trainer: TrainingClient) -> list[Callable[[], object]]:
-    """Every call that takes an access token, in both forms. Copies are the last two."""
+    """Return all calls that take an access token, in both forms. The last two copy checkpoints."""
     rest = RestClient(service.holder)
     soon = {"deadline": SOON_S}
 
@@ -678,7 +678,7 @@ def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
         for path in paths:
             make(stub, path)
         if paths is RESULTS:
-            for copy in calls[-2:]:  # there is no promise in a copy
+            for copy in calls[-2:]:  # the answer to a copy is no promise
                 copy()
             del calls[-2:]
         for call in calls:
@@ -784,7 +784,7 @@ def test_signed_addresses() -> None:
         check_future(rest.export_session_trace("s"))
 
 
-# ---- our own mistakes
+# ---- bugs of the client
 
 
 # ---- reports

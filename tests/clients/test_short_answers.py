@@ -1,4 +1,4 @@
-"""Answers with less in them than was asked for, or with something else, fail the call that waits for them."""
+"""An answer with too few results, or with those of another call, fails the call that waits for it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tinker_sync.wire.proto import samples as proto
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PARAMS = types.SamplingParams(max_tokens=2)
+STEP = types.AdamParams()
 CHUNKS = {"fwdbwd_max_chunk_len": 4}
 
 
@@ -35,7 +36,7 @@ def data(count: int) -> list[types.Datum]:
 
 
 def change(stub: Stub, kind: str, how: Callable[[Promise], object]) -> None:
-    """Change the result of the first promise of a kind, each time it is asked for."""
+    """Apply a change to the result of the first promise of a kind, at each poll."""
     changed: list[str] = []
 
     def script(asked: Asked) -> Answer | None:
@@ -120,7 +121,7 @@ def test_a_custom_loss_sees_no_short_forward_pass() -> None:
 
 
 def test_an_answer_without_a_length_is_not_taken_for_whole() -> None:
-    """Cut after a field, protobuf is protobuf still; JSON is not."""
+    """Without a length, a cut protobuf answer is not accepted, because it may still be a valid message."""
     with world() as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
 
@@ -174,9 +175,54 @@ def test_ids_that_are_empty_or_of_another_model() -> None:
         stub.script("/get_info", Answer(body={"model_data": {}, "model_id": "another"}))
         with pytest.raises(APIResponseValidationError, match="another model"):
             trainer.get_info()
-        stub.script("/create_sampling_session", Answer(body={"sampling_session_id": ""}))
+        stub.script("/create_sampling_session", *[Answer(body={"sampling_session_id": ""})] * 3)
         with pytest.raises(APIResponseValidationError, match="sampling_session_id: is empty"):
             client.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
         change(stub, "create_model", answer_with(model_id=""))
         with pytest.raises(APIResponseValidationError, match="names no model"):
             client.create_lora_training_client("stub/model").result(PATIENCE_S)
+
+
+GARBLED = [Answer(body=b"<p>Welcome</p>"), Answer(body=b'{"request_id": "req-')]
+CALLS = [
+    *("/client/config", "/create_session", "/create_model", "/create_sampling_session"),
+    *("/forward_backward", "/optim_step", "/asample", "/get_info"),
+]
+
+
+def use_all(stub: Stub) -> None:
+    with ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.001) as client:  # type: ignore[attr-defined]
+        make_all_calls(client)
+
+
+def make_all_calls(client: ServiceClient) -> None:
+    trainer = client.create_lora_training_client("stub/model")
+    passed, stepped = trainer.forward_backward(data(2), "cross_entropy"), trainer.optim_step(STEP)
+    sampler = client.create_sampling_client(base_model="stub/model")
+    sampled = sampler.sample(PROMPT, 1, PARAMS)
+    assert passed.result(PATIENCE_S).loss_fn_outputs
+    assert stepped.result(PATIENCE_S).metrics
+    assert sampled.result(PATIENCE_S).sequences
+    assert trainer.get_info().model_id == trainer.model_id
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_an_answer_that_cannot_be_read_is_asked_for_again(path: str) -> None:
+    """A proxy on the way may have made it; the same call is sent again, under the same number and key."""
+    with StubServer(config=FLAGS) as stub:
+        stub.script(path, *GARBLED)
+        use_all(stub)
+        first, *others = stub.asked(path)[:3]
+        assert len(others) == 2
+        for again in others:
+            assert again.body == first.body
+            assert again.headers.get("x-idempotency-key") == first.headers.get("x-idempotency-key")
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_answers_that_can_never_be_read_fail_the_call(path: str) -> None:
+    with StubServer(config=FLAGS) as stub:
+        stub.script(path, *GARBLED * 2)
+        with pytest.raises(APIResponseValidationError, match="cannot be read"):
+            use_all(stub)
+        assert len(stub.asked(path)) == 3

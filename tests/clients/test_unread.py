@@ -1,4 +1,4 @@
-"""A failed call whose future is never looked at is logged once, with its name and the user's line."""
+"""A failed call whose result the user never reads is logged once, with its name and the user's line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def end(stub: Stub, call: Callable[[], APIFuture[Any]]) -> APIFuture[Any]:
-    """Make a call that fails, and return its future when it has ended, without a look at it."""
+    """Make a call that fails, and return its future when it has ended, without reading its result."""
     stub.script("/retrieve_future", FAILED)
     future = call()
     until(future.done)

@@ -1,4 +1,4 @@
-"""Checkpoints that are verified: by the loss of a probe, and by a step without gradients in a copy."""
+"""Verification of checkpoints by the loss of a test pass, and by a step without gradients in a copy."""
 
 from __future__ import annotations
 

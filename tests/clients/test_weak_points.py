@@ -51,7 +51,7 @@ STEP = types.AdamParams()
 def world(
     flags: dict[str, Any] | None = None, kind: type[Stub] = Stub, **behaviour: Any
 ) -> Iterator[tuple[Stub, ServiceClient]]:
-    """A stub of today's service, and a client for which no time passes."""
+    """Yield a stub of the current service, and a client whose pauses take no time (see `support.hasty`)."""
     stub = kind(Behaviour(config={**FLAGS, **(flags or {})}, **behaviour))
     with StubServer(stub), hasty_service(stub) as client:
         yield stub, client
@@ -83,7 +83,7 @@ def number_of(asked: Asked) -> int:
 
 
 class Gated(Stub):
-    """Holds optimizer steps and ephemeral saves until the test opens the gate."""
+    """A stub that holds optimizer steps and saves without a name until the test sets its event."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         super().__init__(behaviour)
@@ -180,7 +180,7 @@ def test_w05_an_ephemeral_save_repeats_the_same_request() -> None:
 
 
 class OddMetrics(Stub):
-    """Every pass has metrics of its own, with names that have no known reduction."""
+    """A stub whose passes have different metrics, with unknown reductions in their names."""
 
     def _passed(self, given: list[Any]) -> Any:
         number = self.count("odd")
@@ -239,7 +239,7 @@ def test_w09_a_blocked_account_is_reported_before_any_work(path: str) -> None:
 
 
 def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
-    """Four ways to continue from a checkpoint of another user, where keys are exchanged for tokens."""
+    """Four calls continue from a checkpoint of another user, at a server that exchanges keys for tokens."""
     path, foreign = "tinker://run/weights/a", "tml-foreign"
     with world({"pjwt_auth_enabled": True}) as (stub, client):
         client.create_training_client_from_state(path, weights_access_token=foreign).result()
@@ -314,7 +314,7 @@ def test_w19_servers_are_believed_when_they_ask_for_more_than_a_minute() -> None
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address that refuses connections."""
+    """Yield an address that refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -390,7 +390,7 @@ def test_w25_a_blocked_account_is_reported_at_the_start() -> None:
         stub.script("/client/config", Answer(402, {"detail": "no credit left"}))
         with pytest.raises(BillingError, match="no credit left"):
             client.get_server_capabilities()
-        # And it is not remembered.
+        # The failure is not remembered.
         assert client.get_server_capabilities().supported_models
 
 
@@ -417,7 +417,7 @@ def test_w33_nothing_secret_travels_with_a_sampler() -> None:
         sampler = sampler_of(client)
         handle = sampler.get_sampler_handle()
         pickled = pickle.dumps(sampler)
-        assert handle.encode() in pickled  # so what the handle holds is what the pickle holds
+        assert handle.encode() in pickled  # so the check of the handle covers the pickle
         for octets in (pickled, base64.urlsafe_b64decode(handle)):
             for secret in (b"tml-hasty", b"secret-1", b"secret-2"):
                 assert secret not in octets
@@ -473,7 +473,7 @@ def test_w45_an_awaited_save_lets_the_loop_run() -> None:
             saving = asyncio.ensure_future(trainer.save_weights_and_get_sampling_client_async())
             while not stub.asked("/save_weights_for_sampler"):
                 await asyncio.sleep(0.001)
-            stub.gate.set()  # the loop runs, or we would not come here
+            stub.gate.set()  # this line is reached only if the event loop is not blocked
             return await saving
 
         assert tokens(asyncio.run(main()).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)) == [6]
@@ -541,7 +541,7 @@ def test_w59_futures_of_rest_calls_are_standard_futures() -> None:
 
 
 def test_w60_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
-    """As many callbacks as there are workers for them wait for calls that the server holds back."""
+    """All callback workers run callbacks that wait for calls without an answer; another call still ends."""
     with world() as (stub, client):
         sampler, rest = sampler_of(client), client.create_rest_client()
         release = threading.Event()

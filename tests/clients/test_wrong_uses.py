@@ -1,6 +1,6 @@
-"""Wrong uses of the API: each is answered at the call, before anything is sent, with the place and a remedy.
+"""Wrong uses of the API raise an error at the call, before anything is sent, with the place and a remedy.
 
-The table has what people write by mistake, and words of the answer: where it is wrong, and what to do.
+The table has typical mistakes, and patterns of their errors: the place of the mistake and the remedy.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ WRONG_USES: Mapping[str, str] = {
 
 
 class World(dict[str, Any]):
-    """The names of the table; a server starts when a client is first named."""
+    """The names in the code of the table. A server starts when the code first uses a client."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -202,7 +202,7 @@ def world() -> Iterator[World]:
 def test_a_wrong_use_is_answered_at_the_call(world: World, code: str) -> None:
     expected = (tinker_sync.TinkerError, TypeError, ValueError, AttributeError, AssertionError)
     with pytest.raises(expected) as caught:
-        eval(code, {}, world)  # the table above
+        eval(code, {}, world)  # the code is in the table above
     assert re.search(WRONG_USES[code], str(caught.value), re.DOTALL), str(caught.value)
     assert world.sent == []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A started Ray whose workers have a key in their environment."""
+    """Start Ray with a key in the environment of its workers, and yield it."""
     ray = pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
-        ray.init(
+        started = partial(
+            ray.init,
             num_cpus=4,
             include_dashboard=False,
             log_to_driver=False,
@@ -42,5 +44,14 @@ def cluster() -> Iterator[Any]:
             object_store_memory=100 * 2**20,
             _node_ip_address="127.0.0.1",
         )
+        # Ray gives its own processes half a minute to start, which is too short on a busy machine.
+        for _ in range(3):
+            try:
+                started()
+                break
+            except Exception:  # noqa: BLE001  # Ray raises no narrower class
+                ray.shutdown()
+        else:
+            started()
     yield ray
     ray.shutdown()

@@ -1,4 +1,4 @@
-"""The board of a cluster, in this process: processes join, hear of refusals, and leave."""
+"""The board of a cluster, used in this process: processes join, learn of refusals, and leave."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
+from tinker_sync.ray import board as board_module
 from tinker_sync.ray.board import Board
 
 PATIENCE_S = 60.0
@@ -32,3 +33,12 @@ def test_a_refusal_ends_the_wait_of_the_others() -> None:
         news = waiting.result(PATIENCE_S)
     assert news.delay_s > 0
     assert board.follow("server", "b", version=0, hold_s=0).delay_s == 0
+
+
+def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    for process in ("a", "b"):
+        board.follow("server", process, version=0, hold_s=0)
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 2
+    monkeypatch.setattr(board_module, "_FORGET_S", 0.0)
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 1

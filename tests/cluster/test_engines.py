@@ -1,4 +1,4 @@
-"""Clients go to the processes of other engines as arguments: the examples of many processes run."""
+"""Clients work as arguments in processes of joblib, Dask and torch: the examples of many processes run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinker_sync.examples import cluster
 from tinker_sync.examples.cluster import processes
 
 ROOT = Path(__file__).parents[2]
-# CLUSTER_ENGINES=1 runs every start method; the default suite has forks elsewhere.
+# CLUSTER_ENGINES=1 runs every start method; other tests of the default suite cover forks.
 START_METHODS = multiprocessing.get_all_start_methods() if os.environ.get("CLUSTER_ENGINES") else ["spawn"]
 SECRET = "tml-secret-that-stays-here"
 
@@ -42,7 +42,7 @@ def test_processes_of_this_machine(start_method: str) -> None:
 )
 def test_other_engines(name: str, engine: str) -> None:
     pytest.importorskip(engine, reason=f"no {engine}")
-    # A program of its own: these engines leave threads behind on purpose.
+    # Run it as a separate program, because these engines leave threads running.
     done = subprocess.run(
         [sys.executable, "-m", f"tinker_sync.examples.cluster.{name}", "--steps", "2"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -1,4 +1,4 @@
-"""The exchange of a pool with its workers, without a cluster: a double of Ray loses replies and workers."""
+"""A pool and its workers without a cluster: a double of Ray loses replies and restarts workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PROMPTS = [[1 + number, 5] for number in range(30)]
 
 
 class FakeActor:
-    """A worker in this process. `mishap` runs an exchange, and may lose its reply or the worker."""
+    """A double of an actor, with the worker in this process.
+
+    `mishap` runs each exchange, and may lose its reply.
+    """
 
     def __init__(
         self, make: Callable[[], Any], mishap: Callable[[FakeActor, tuple[Any, ...]], bytes]
@@ -40,7 +43,7 @@ def keep(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 def lose_reply(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
-    """Every second reply is lost, and Ray makes the call again."""
+    """Lose every second reply; Ray then repeats the call."""
     actor.calls += 1
     if actor.calls % 2:
         actor.worker.exchange(*args)
@@ -48,7 +51,7 @@ def lose_reply(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
-    """The second call meets a new worker, which knows of no earlier sample."""
+    """Replace the worker before the second call; the new worker has no earlier samples."""
     actor.calls += 1
     if actor.calls == 2:
         actor.worker = actor.make()
@@ -61,7 +64,7 @@ class World(NamedTuple):
     service: tinker_sync.ServiceClient
     sampling: tinker_sync.SamplingClient
     use: Callable[[Any], None]
-    """Put the double in place of Ray, with actors that meet with a mishap."""
+    """Replaces Ray by the double, whose actors run exchanges with the given function."""
 
 
 @pytest.fixture
@@ -109,5 +112,5 @@ def test_a_budget_of_the_driver_holds_for_its_workers(world: World) -> None:
         pytest.raises(BudgetExceededError),
     ):
         sample_all(pool)
-    assert seen == [True] * 10  # a sample takes two tokens and gives two
+    assert seen == [True] * 10  # a sample has two prompt tokens and two sampled ones
     assert budget.spent_tokens == 40

@@ -1,4 +1,4 @@
-"""A map stage of Ray Data: rows keep their order, errors are rows, a new run finds what was saved."""
+"""A map stage of Ray Data: rows keep their order, errors become rows, and a new run finds saved responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import tinker_sync
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
 
-# CLUSTER_ROWS=20000 is the long form.
+# CLUSTER_ROWS=20000 runs the long version.
 ROWS = int(os.environ.get("CLUSTER_ROWS", "300"))
 MODEL = "tinker-sync/random"
 PARAMS = SamplingParams(max_tokens=2, seed=7)
@@ -56,7 +56,7 @@ def sampled(
 
 @contextmanager
 def stub_process() -> Iterator[str]:
-    """Run a stub server in a process of its own, and yield its address."""
+    """Run a stub server in a new process, and yield its address."""
     command = [sys.executable, "-m", "support.tinker_stub", "--port", "0"]
     known = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     with subprocess.Popen(command, env=known, stdout=subprocess.PIPE, text=True) as process:
@@ -68,7 +68,7 @@ def stub_process() -> Iterator[str]:
 
 
 def growth(levels: list[float]) -> float:
-    """Return by how much the last quarter is above the first, without the first tenth, which warms up."""
+    """Return the increase from the first quarter to the last, without the first tenth, which is warm-up."""
     warm = levels[len(levels) // 10 :]
     quarter = max(1, len(warm) // 4)
     return max(warm[-quarter:]) - max(warm[:quarter])
@@ -79,12 +79,12 @@ def test_rows_keep_their_order_and_memory_is_flat(cluster: Any, record_property:
     from tinker_sync.ray import Sampler
 
     def resident_mb() -> float:
-        """Return the memory of this process that is in no file."""
+        """Return the resident memory of this process that no file backs, in MB."""
         status = Path("/proc/self/status").read_text()
         return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
     class Probe(Sampler):
-        """Pickled by value, because the workers do not know this module."""
+        """A sampler that is pickled by value, because the workers cannot import this module."""
 
         def __call__(self, batch: Any) -> dict[str, Any]:
             found = super().__call__(batch)
@@ -102,7 +102,7 @@ def test_rows_keep_their_order_and_memory_is_flat(cluster: Any, record_property:
             own.append(resident_mb())
     assert len(own) == ROWS
     record_property("growth_mb", [growth(each) for each in (own, *memory.values())])
-    # A short run also counts the first uses of everything.
+    # In a short run, the first use of modules takes a large part of the memory.
     most_mb = 20 if ROWS >= 5000 else 100
     assert all(growth(each) < most_mb for each in (own, *memory.values()))
 
@@ -168,5 +168,5 @@ def test_a_killed_driver_goes_on_where_it_was(cluster: Any, tmp_path: Path) -> N
         if line.endswith("}")
     ]
     assert len(found) == len(set(found)) == ROWS
-    # The samples under way in the first run were not saved: at most a batch of each worker.
+    # At most one batch of each worker was under way, and not saved, when the first run ended.
     assert before <= submitted <= ROWS + 50 * WORKERS

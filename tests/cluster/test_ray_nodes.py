@@ -14,7 +14,7 @@ from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"
 
-# A process of its own: the driver of one cluster cannot be that of another at the same time.
+# A separate process, because a process can be the driver of only one cluster at a time.
 DRIVER = """
 import os, ray, tinker_sync
 from ray.cluster_utils import Cluster

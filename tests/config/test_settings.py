@@ -396,7 +396,7 @@ def our_logger() -> Iterator[logging.Logger]:
 
 @contextmanager
 def bare_root() -> Iterator[logging.Logger]:
-    """The root logger of a program without logging; the test runner adds handlers for each phase."""
+    """Yield the root logger without the handlers of pytest, as in a program without logging."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers = []

@@ -1,4 +1,4 @@
-"""`from_chat`: masks by generation tags and by growth, and templates whose masks are uncertain."""
+"""`from_chat`: masks from generation tags or from rendering message by message, and refused templates."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ IMAGE = ImageChunk(data=b"...", format="png", expected_tokens=3)
 
 
 class Letters:
-    """A tokenizer of letters: their places in the alphabet, 90 before a text, 91 at the end."""
+    """A tokenizer whose ids are positions in the alphabet. It adds 90 before a text and 91 at its end."""
 
     eos_token_id: int | None = 91
 

@@ -13,11 +13,22 @@ from typing import Any
 import pytest
 
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.demo import RECIPE, DemoResult, Steps, course, crash, main, run
+from tinker_sync.demo import RECIPE, DemoResult, Steps, course, crash, main, run, student
+from tinker_sync.demo.lessons import make_exam
 from tinker_sync.errors import ConfigurationError, InvalidInputError, TinkerError
 from tinker_sync.testing import LocalServer
 
 SHORT = Steps(supervised=8, reinforced=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_lessons() -> Iterator[None]:
+    """Take 8 problems in place of 64, 3 stories in place of 24, and an exam of 8 questions in place of 40."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(course, "EXAMPLES", 8)
+        patch.setattr(course, "make_exam", lambda: make_exam(8))
+        patch.setattr(student, "STORIES_PER_ANIMAL", 3)
+        yield
 
 
 def run_short(**options: Any) -> tuple[DemoResult, str]:
@@ -63,7 +74,7 @@ def drawn() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def twice(drawn: dict[str, Any]) -> tuple[Any, Any]:
-    # On one server: its earlier work must not change the numbers.
+    # Both runs use one server, whose earlier work must not change the numbers.
     with ServiceClient(base_url="local") as service:
         service.get_server_capabilities()
         return run_short(png="curves.png"), run_short()
@@ -130,8 +141,14 @@ def test_png_draws_both_curves(twice: tuple[Any, Any], drawn: dict[str, Any]) ->
 def test_the_printed_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len([line for line in RECIPE.splitlines() if line.strip()]) <= 32
     assert max(map(len, RECIPE.splitlines())) < 80  # it fits into a usual terminal
-    code, changes = re.subn(r"range\(\d+\):  #", "range(2):  #", RECIPE)
-    assert changes == 2
+    code = RECIPE
+    for pattern, fewer, places in (
+        (r"range\(\d+\):  #", "range(2):  #", 2),
+        (r"range\(64\)", "range(4)", 1),
+        (r"\(prompt, 32,", "(prompt, 4,", 1),
+    ):
+        code, changes = re.subn(pattern, fewer, code)
+        assert changes == places
     exec(compile(code, "recipe", "exec"), {})
     steps = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [number for number, _ in steps] == ["0", "1"]

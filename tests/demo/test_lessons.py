@@ -1,4 +1,4 @@
-"""The lessons depend on seeds only, and never contain problems of the exam."""
+"""The training data of the demo depend on the seed only, and contain no problem of `make_exam`."""
 
 from __future__ import annotations
 

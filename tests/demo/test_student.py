@@ -79,7 +79,7 @@ class Server:
 
 
 def student(server: Server, *, in_turn: bool = True, seed: int = 1) -> Student:
-    return Student(server, seed, in_turn=in_turn)  # type: ignore[arg-type]
+    return Student(server, seed, examples=EXAMPLES, in_turn=in_turn)  # type: ignore[arg-type]
 
 
 def rows(datum: Datum, name: str) -> list[float]:

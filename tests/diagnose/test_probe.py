@@ -34,7 +34,7 @@ def test_the_embedded_server(json_only: bool) -> None:
     assert report.client_config is not json_only
     assert report.version == ("0.17" if json_only else "0.38")
     found = there(report)
-    # The address of another call hides these two; a GET there would reach that call.
+    # A GET request to the paths of these two calls is another call, so the probe does not send it.
     hidden = {"search_sessions", "revoke_api_key"}
     for call in report.calls:
         if call.name in hidden:
@@ -53,7 +53,7 @@ def test_a_probe_sends_only_harmless_requests(stub: Stub) -> None:
     assert posts == {"/client/config", "/client/dynamic_config"}
     for _, path in methods - {("POST", path) for path in posts}:
         hit = find("GET", f"/api/v1{path}")
-        # Of what can be read, nothing that exists: ids are "probe".
+        # All ids in the requests are "probe", so the probe reads no existing thing.
         assert hit is None or not hit[1] or set(hit[1].values()) == {"probe"}
     assert len(methods) > 40
 

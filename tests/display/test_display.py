@@ -1,4 +1,4 @@
-"""What notebooks show: escaped, complete, without waiting, and loaded only then."""
+"""Displays for notebooks are escaped and complete, do not wait, and load only when they are used."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_usage_is_a_table() -> None:
 
 
 class Pandas(ModuleType):
-    """Stands in for the library: keeps the rows."""
+    """A double of pandas, which keeps the rows."""
 
     DataFrame = staticmethod(list)
 
@@ -227,7 +227,7 @@ def test_awaited_methods_show_the_real_signature() -> None:
 
 
 class Woken(asyncio.SelectorEventLoop):
-    """Counts the timers that wake it."""
+    """An event loop that counts the timers that wake it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The reference: every public name, tables that agree with the code, and a page that stands alone."""
+"""The reference page: every public name, tables that agree with the code, and a page without other files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page() -> str:
 
 
 class Checker(HTMLParser):
-    """Notes unbalanced tags, ids, and links inside of the page."""
+    """An HTML parser that records unbalanced tags, ids, and links within the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_every_public_name_is_there(page: str) -> None:
     values = {name for name in tinker_sync.__all__ if not name.startswith("_")} - {
         "auth", "data", "errors", "losses", "types",
     }  # fmt: skip
-    # A name that means the same as another one has its entry there.
+    # An alias of another name has no entry of its own.
     same = {name for name in values if getattr(tinker_sync, name).__class__ is type and name not in shown}
     same = {name for name in same if getattr(tinker_sync, name).__name__ in shown}
     assert values - shown - same == set()

@@ -21,15 +21,24 @@ from tinker_sync.examples import evaluation, notebook
 
 PLACE = Path(examples.__file__).parent
 FILES = sorted(path for path in PLACE.glob("*.py") if not path.name.startswith("_"))
-# Few steps, so that the suite stays quick; each example has enough of its own to show a result.
+# Few steps, so that the suite stays quick. By default, the examples take enough steps to learn.
 FEW_STEPS = {
-    "chat_tuning": 4,
-    "custom_loss": 6,
-    "distillation": 4,
-    "preferences": 4,
+    "chat_tuning": 2,
+    "custom_loss": 4,
+    "distillation": 3,
+    "preferences": 2,
     "rewards": 1,
-    "sweep": 3,
+    "sweep": 2,
     "web_app": 3,
+}
+# Smaller batches than those of the examples, for the same reason.
+SMALLER: dict[str, dict[str, int]] = {
+    "chat_tuning": {"BATCH": 16, "HELD_OUT": 10},
+    "custom_loss": {"BATCH": 8},
+    "distillation": {"TEXTS": 8},
+    "preferences": {"PAIRS": 4},
+    "rewards": {"GROUP": 4},
+    "sweep": {"BATCH": 8},
 }
 FALLING = ("chat_tuning", "custom_loss", "distillation", "sweep")
 
@@ -50,8 +59,13 @@ def test_every_example_is_listed_and_short() -> None:
 
 
 @pytest.mark.parametrize("name", FEW_STEPS)
-def test_an_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    values = importlib.import_module(f"tinker_sync.examples.{name}").main(["--steps", str(FEW_STEPS[name])])
+def test_an_example_runs(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = importlib.import_module(f"tinker_sync.examples.{name}")
+    for size, value in SMALLER.get(name, {}).items():
+        monkeypatch.setattr(example, size, value)
+    values = example.main(["--steps", str(FEW_STEPS[name])])
     assert len(values) == FEW_STEPS[name]
     if name in FALLING:
         assert values[-1] < values[0]

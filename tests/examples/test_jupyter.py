@@ -19,7 +19,7 @@ import pytest
 from tinker_sync.examples import notebook
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the kernel's own libraries
+    warnings.simplefilter("ignore")  # warnings of the kernel's libraries
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The notebook as the kernel leaves it."""
+    """Return the notebook after the kernel has run it."""
     place = notebook.main([str(tmp_path_factory.mktemp("notebook") / "fine-tuning.ipynb")])
     made = nbformat.read(place, as_version=4)
     nbformat.validate(made)
@@ -70,7 +70,7 @@ def test_the_model_has_learned(executed: Any) -> None:
 
 @pytest.fixture
 def kernel() -> Iterator[Any]:
-    """The client of a running kernel, with its manager as `parent`."""
+    """Yield the client of a running kernel, with its manager as `parent`."""
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(startup_timeout=PATIENCE_S, cwd=str(ROOT))
@@ -81,7 +81,7 @@ def kernel() -> Iterator[Any]:
 
 
 def until_idle(client: Any, message_id: str, on_word: Any = None) -> list[Any]:
-    """Read what the kernel sends about a cell, until it is done; call `on_word` at its first output."""
+    """Return the kernel's messages about a cell, until it has ended. Call `on_word` at its first output."""
     read = []
     ends_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends_s:

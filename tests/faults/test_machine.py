@@ -1,4 +1,4 @@
-"""The same world as a state machine: hypothesis searches for the shortest program that breaks an invariant.
+"""`World` as a state machine: hypothesis searches for the shortest program that breaks an invariant.
 
 `FAULT_EXAMPLES=500 pytest tests/faults/test_machine.py` runs as many programs.
 """
@@ -53,7 +53,7 @@ def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """A program of one thread on a ground that the test prepares."""
+    """The actions of one thread on a `World`, as rules for hypothesis."""
 
     land: Ground
 
@@ -143,8 +143,7 @@ class Machine(RuleBasedStateMachine):
         with self.stack:
             if hasattr(self, "world"):
                 assert self.world.finish() == []
-                self.land.ledger.forget()
-                self.land.server.forget()
+                self.land.forget()
                 del self.world
 
 

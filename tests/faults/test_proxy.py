@@ -1,4 +1,4 @@
-"""The proxy does what the name of each damage promises, and decides in the same way in every run."""
+"""Each kind of damage does what its name means, and the proxy makes the same choices in every run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def upstream() -> Iterator[tuple[Upstream, int]]:
 
 
 def ask(proxy: FaultProxy, path: str = "/a") -> tuple[int, bytes] | None:
-    """Ask once; None where there is no whole answer."""
+    """Send one request. Return the status and body, or None without a complete answer."""
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)
     try:
         connection.request("POST", path, b"question")
@@ -51,7 +51,7 @@ NO_ANSWER = (
     "garbled_head",
 )
 OTHERS = {
-    "head_cut": (200, b""),  # this simple client takes half a head for a whole one
+    "head_cut": (200, b""),  # this simple client accepts an incomplete head
     "busy": (503, b"{}"),
     "bad_gateway": (502, b"<p>no</p>"),
     "length_too_short": (200, BODY[: len(BODY) * 2 // 3]),
@@ -82,7 +82,7 @@ def test_the_seed_decides(upstream: tuple[Upstream, int]) -> None:
         return dict(proxy.struck)
 
     paths = ["/a", "/b"] * 10
-    assert struck(1, paths) == struck(1, sorted(paths))  # the order of other paths does not count
+    assert struck(1, paths) == struck(1, sorted(paths))  # the order of paths does not matter
     assert struck(1, paths) != struck(2, paths)
 
 

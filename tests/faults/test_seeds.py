@@ -1,4 +1,4 @@
-"""Programs at random, on several threads, while the network fails at random.
+"""Random programs on several threads, while the network fails at random.
 
 A handful of seeds run with the suite; `FAULT_SEEDS=2000 pytest tests/faults/test_seeds.py` runs as many, from
 `FAULT_FIRST` on. A failure names its seed.
@@ -42,11 +42,10 @@ def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
 def test_nothing_is_lost_doubled_or_mixed_up(land: Ground, seed: int) -> None:
     before = isolation.our_threads() | {one for one in threading.enumerate() if one.name == "aside"}
-    # Not the world itself: a failed assertion would keep its clients, and blame their threads.
+    # Keep only the problems: a failed assertion would keep the world with its clients and their threads.
     problems = live(land, seed).problems
     gc.collect()
     assert not problems, "\n".join([f"seed {seed}", *problems])
     totals["seeds"] += 1
-    land.ledger.forget()
-    land.server.forget()
+    land.forget()
     until(lambda: isolation.our_threads() <= before)

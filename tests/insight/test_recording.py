@@ -1,4 +1,4 @@
-"""Recordings of real calls, what they advise, and the traces they write."""
+"""Recordings of real calls, their advice, and their traces."""
 
 from __future__ import annotations
 

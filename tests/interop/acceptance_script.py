@@ -2,9 +2,8 @@
 
     python acceptance_script.py tinker|tinker_sync URL SCRIPT...
 
-A script consists of steps; before and after each the server gets a mark, which separates the steps in its
-log. Nothing is under way when a step ends: the script waits for every client that it makes, where a client
-can be waited for.
+A script consists of steps; before and after each step the server gets a mark, which separates the steps in
+its log. No request is under way when a step ends, because the script waits for every client that it makes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 class Run:
-    """The needs of a script: the client package, the server, and a place for results."""
+    """The client package and the server of a script, and its results."""
 
     def __init__(self, package: str, url: str) -> None:
         self.tinker = importlib.import_module(package)
@@ -48,7 +47,7 @@ class Run:
         self.step = ""
 
     def mark(self, name: str) -> None:
-        """Write a mark into the log of the server, which may act on it."""
+        """Send the server a mark, which it writes into its log. Some marks also change its behaviour."""
         with urllib.request.urlopen(f"{self.url}/api/v1/mark/{name}", timeout=WAIT_S):
             pass
 
@@ -60,7 +59,7 @@ class Run:
         return client.result(timeout=WAIT_S) if hasattr(type(client), "result") else client
 
     def note(self, name: str, value: Any) -> Any:
-        """Write a result down."""
+        """Record a result, and return it."""
         self.results.append((f"{self.step}.{name}", plain(value)))
         return value
 
@@ -68,7 +67,7 @@ class Run:
         return self.note(name, future.result(timeout=WAIT_S))
 
     def refused(self, name: str, call: Callable[[], Any]) -> None:
-        """Record the kind of error that a call raises, and which attributes it has."""
+        """Record the kinds and the attributes of the error that a call raises."""
         try:
             value = call()
             if hasattr(value, "result"):
@@ -81,7 +80,8 @@ class Run:
     def kinds(self, error: Exception) -> Any:
         public = [kind for kind in _ERRORS if isinstance(error, getattr(self.tinker, kind))]
         builtin = [kind.__name__ for kind in _BUILTIN_ERRORS if isinstance(error, kind)]
-        # We are of both families where the reference is of Python's alone.
+        # Some errors of this package are both a TinkerError and a builtin error, where those of the reference
+        # client are builtin errors only.
         made = {"kinds": builtin or public}
         if "APIStatusError" in public:
             made["status"] = error.status_code
@@ -95,7 +95,7 @@ class Run:
 
 
 def plain(value: Any) -> Any:
-    """Any result of either package as a tree of JSON; floats exactly, NaN and infinities by name."""
+    """Return a result of either package as JSON data. Floats stay exact; NaN and infinities become names."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -134,7 +134,7 @@ def _model(value: Any) -> Any:
         return {field: plain(getattr(value, field)) for field in fields}
     if hasattr(value, "model_dump"):
         tree = plain(value.model_dump(mode="json"))
-        # The tag of an answer on the wire has no use; the reference keeps some of them.
+        # The reference client keeps the field `type` of some answers.
         return {"class": name, **{key: each for key, each in tree.items() if key != "type"}}
     return {"class": name}
 
@@ -151,7 +151,7 @@ def simple(run: Run, tokens: Iterable[int]) -> Any:
 
 
 def every_datum(run: Run) -> list[Any]:
-    """A datum of each kind: lists, arrays, one and two dimensions, CSR, images, and spans."""
+    """Return a datum of each kind: lists, arrays, one and two dimensions, CSR, images, and spans."""
     types = run.types
     ids = [5, 6, 7, 8]
     prompt = types.ModelInput.from_ints(ids)
@@ -420,7 +420,7 @@ def tokenizer(run: Run) -> None:
 
 
 def losses(run: Run) -> None:
-    """Losses of the user's; of use with torch only."""
+    """Train with custom losses. It needs torch."""
     with run.service() as client:
         step(run, "losses, create")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
@@ -428,7 +428,7 @@ def losses(run: Run) -> None:
 
 
 def custom_losses(run: Run, client: Any, trainer: Any) -> Any:
-    """Return the training client that can go on."""
+    """Train with losses that this process computes. Return a training client that still works."""
     import torch
 
     def squares(data: Any, logprobs: Any) -> Any:
@@ -652,7 +652,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
 
 
 def foreign_handle(run: Run) -> None:
-    """A handle the other client made, from the environment."""
+    """Sample by the handle in the environment, which the other client has made."""
     step(run, "foreign handle")
     client = run.tinker.SamplingClient.from_sampler_handle(os.environ["A_HANDLE"], api_key="tml-oracle")
     prompt = run.types.ModelInput.from_ints([1, 2, 3])
@@ -661,18 +661,18 @@ def foreign_handle(run: Run) -> None:
 
 
 def a_handle(run: Run) -> None:
-    """A handle for the other client, alive for as long as standard input is open."""
+    """Print a handle for the other client, and keep it valid until standard input ends."""
     client = run.service()
     sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
     say(sampler.get_sampler_handle())
     sys.stdin.read()
 
 
-# ------------------------------------------------------------------------------------ the asynchronous twins
+# ------------------------------------------------------------------------------------ asynchronous methods
 
 
 def twins(run: Run) -> None:
-    """Every twin once, in one event loop."""
+    """Call every `..._async` method once, in one event loop."""
 
     async def main() -> None:
         client = run.service()
@@ -754,7 +754,7 @@ def main() -> None:
         step(run, "over")
     if run.results:
         say(json.dumps(run.results, sort_keys=True))
-    # The other client's threads may take their time; nothing is under way any more.
+    # Exit without waiting for the threads of the reference client. No request is under way.
     os._exit(0)
 
 

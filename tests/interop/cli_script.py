@@ -1,7 +1,7 @@
 """Runs lines of the reference client's command line, one after the other, and prints how each ended.
 
-In a process of its own: its connections live as long as that. Standard input is JSON: a list of lines, each
-with what is typed into it.
+It runs in its own process, because its connections live until the process ends. Standard input is JSON: a
+list of pairs of a line and the text that is typed into the command.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def main() -> None:
     ended = []
     for arguments, typed in json.load(sys.stdin):
         result = CliRunner().invoke(main_cli, arguments, input=typed)
-        # What its own entry point does with them.
+        # Convert exceptions to exit codes as its entry point does.
         code = (
             result.exception.exit_code if isinstance(result.exception, TinkerCliError) else result.exit_code
         )
         problem = f"{result.exception}" if result.exception else ""
         ended.append({"code": code, "out": result.stdout, "problem": problem})
     print(json.dumps(ended), flush=True)  # noqa: T201  # to the process that started this one
-    # The other client's threads may take the process down on its way out; nothing is under way any more.
+    # Exit at once, because the threads of the reference client may crash at the end. No request is under way.
     os._exit(0)
 
 

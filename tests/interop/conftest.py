@@ -5,7 +5,7 @@ installed afterwards, is the older one. Without the reference client nothing her
 suite does not need it; but for the engine and the tokenizers, which are compared with torch and transformers
 and skip where those are missing.
 
-Expectations that depend on the version of the reference client stand here, and only here.
+This module has all expectations that depend on the version of the reference client.
 """
 
 from __future__ import annotations
@@ -15,13 +15,24 @@ import importlib.metadata
 import importlib.util
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
+from interop.programs import Programs
 
 _WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py", "test_pictures_oracle.py"}
 
 _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Yield the processes that run programs of either client."""
+    with Programs() as programs:
+        yield programs
 
 
 def _reference_version() -> tuple[int, int]:
@@ -35,7 +46,7 @@ def _reference_version() -> tuple[int, int]:
 REFERENCE_VERSION: Final = _reference_version()
 """Major and minor version of the installed reference client."""
 
-# Fields of our types that this version of the reference client does not have.
+# Fields of this package's types that the reference client lacks before 0.38.
 _SINCE_038: Final = {("SaveWeightsForSamplerRequest", "kind"), ("StorageBillingEvent", "free")}
 _UNTIL_036: Final = {("ClientConfigResponse", "create_model_via_load_weights")}
 LACKING_FIELDS: Final = {
@@ -46,7 +57,7 @@ _LACKING_NAMES: Final = {name for _, name in LACKING_FIELDS} - {"base_model"}
 
 
 def shared(tree: Any) -> Any:
-    """Return arguments or a dump of one of our types without the fields that the reference client lacks."""
+    """Return arguments or a dump of a type, without the fields that the reference client lacks."""
     if isinstance(tree, dict):
         return {name: shared(value) for name, value in tree.items() if name not in _LACKING_NAMES}
     if isinstance(tree, list):
@@ -55,30 +66,30 @@ def shared(tree: Any) -> Any:
 
 
 INFO_IS_A_REQUEST: Final = REFERENCE_VERSION < (0, 38)
-"""`get_info` and `get_base_model` of the reference client are requests.
+"""True if `get_info` and `get_base_model` of the reference client send requests.
 
 From 0.38 on it sends these requests whenever it makes a client and answers from memory. This package sends
 them when a script asks, so that a model that exists is not lost when such a request fails.
 """
 
 FAILED_LOSS_ENDS_CLIENT: Final = REFERENCE_VERSION >= (0, 38)
-"""The reference client refuses every call after a loss of the script's own has failed.
+"""True if the reference client refuses every call after a custom loss of the script has failed.
 
 The training client of this package goes on; the script continues with a new one where the reference has to.
 """
 
 CREATION_REQUESTS: Final = frozenset() if INFO_IS_A_REQUEST else frozenset({"/get_info", "/samplers"})
-"""Requests that the clients send at different moments, and that are not compared for this reason."""
+"""Requests that are not compared, because the clients send them at different moments."""
 
 DEFAULTS: Final = {} if REFERENCE_VERSION < (0, 38) else {"kind": "snapshot"}
-"""Request fields with the value that is meant when they are left out.
+"""Request fields with their default values.
 
 The reference client always sends them. This package leaves them out for servers before 0.38.
 """
 
 
 def server_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a server of the reference client's time.
+    """Return settings as a server of the reference client's version sends them.
 
     A server of 0.38 no longer sends `create_model_via_load_weights`: its clients always make models from
     checkpoints in one request.
@@ -96,7 +107,7 @@ def shared_handle(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_print(text: str) -> str:
-    """Return what a command printed without `free` of storage events, which 0.36 neither reads nor prints."""
+    """Return the output of a command without `free` of storage events, which 0.36 does not print."""
     if REFERENCE_VERSION >= (0, 38):
         return text
     head, newline, _ = text.partition("\n")

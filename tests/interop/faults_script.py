@@ -1,4 +1,4 @@
-"""One program for both clients, behind a proxy that damages what passes. It prints what became of each call.
+"""One program for both clients, behind a `FaultProxy`. It prints the outcome of each call.
 
     python faults_script.py tinker|tinker_sync URL KEY SEED
 
@@ -36,14 +36,14 @@ def say(kind: str, marks: list[Any], state: str, value: Any = None) -> None:
 
 
 class Program:
-    """The calls of one seed."""
+    """A program that makes the calls of one seed."""
 
     def __init__(self, package: str, seed: int) -> None:
         self.tinker = importlib.import_module(package)
         self.types = importlib.import_module(f"{package}.types")
         self.params = self.types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
         self.chance = random.Random(f"program {seed}")
-        self.mark = 1 + 1000 * seed  # no two runs share a mark
+        self.mark = 1 + 1000 * seed  # each run has its own marks
         self.give_up_at = time.monotonic() + WAIT_S
         self.asked: list[tuple[str, list[Any], Any]] = []
 
@@ -85,7 +85,7 @@ class Program:
         return self.sampler.sample(prompt=prompt, num_samples=2, sampling_params=self.params)
 
     def tell(self, kind: str, marks: list[Any], future: Any) -> None:
-        """Wait for a call, and print what became of it."""
+        """Wait for a call, and print its outcome."""
         try:
             result = future.result(timeout=max(self.give_up_at - time.monotonic(), 0.1))
         except (TimeoutError, FutureTimeoutError):
@@ -109,7 +109,7 @@ def main(package: str, url: str, key: str, seed: int) -> None:
         for asked in program.asked:
             program.tell(*asked)
     say("end", [], "ok")
-    os._exit(0)  # how each client leaves is not the subject
+    os._exit(0)  # without waiting for the threads of the client
 
 
 def described(kind: str, result: Any) -> Any:

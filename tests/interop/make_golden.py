@@ -1,10 +1,10 @@
-"""Write `tests/wire/golden/`: what the reference client's protobuf classes make of known content.
+"""Write `tests/wire/golden/`: known messages, encoded by the reference client's protobuf classes.
 
     python tests/interop/make_golden.py
 
 Each message gives two files: NAME.hex, its bytes, and NAME.json, the message's kind and its content, bytes
-fields as {"hex": ...}. The default suite judges our codecs by these files alone; `test_proto_oracle.py`
-checks that they still are what the reference writes.
+fields as {"hex": ...}. The default suite compares the codecs of this package with these files;
+`test_proto_oracle.py` checks that the reference client still writes the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tensor(dtype: int, data: bytes, shape: list[int]) -> Any:
 
 
 def messages() -> dict[str, Any]:
-    """Every golden message by name."""
+    """Return every golden message, by name."""
     return {
         **_requests(),
         **_outputs(),
@@ -109,7 +109,7 @@ def _outputs() -> dict[str, Any]:
     record.fields["scores"].MergeFrom(
         pb.BatchedTensor(data=float32s(0.5, 1.5), offsets=int64s(0, 4, 8), dtype=pb.DTYPE_FLOAT32)
     )
-    record = ragged.loss_fn_outputs.add()  # an older server: only the offsets hold the number
+    record = ragged.loss_fn_outputs.add()  # older servers give the number of data only by the offsets
     record.fields["ids"].MergeFrom(
         pb.BatchedTensor(
             data=int64s(7, 8, 9), offsets=int64s(0, 24), dtype=pb.DTYPE_INT64, trailing_shape=[3]
@@ -162,13 +162,13 @@ def _json(value: Any) -> Any:
 
 
 def golden_json(message: Any) -> str:
-    """The text of a NAME.json."""
+    """Return the text of a NAME.json."""
     described = {"message": type(message).__name__, "content": content(message)}
     return json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def golden_hex(message: Any) -> str:
-    """The text of a NAME.hex."""
+    """Return the text of a NAME.hex."""
     return str(message.SerializeToString(deterministic=True).hex()) + "\n"
 
 

@@ -1,8 +1,8 @@
-"""Twelve shapes of scripts that people write for the reference client, each small and whole.
+"""Twelve small scripts in the styles that users write for the reference client.
 
     python public_shapes.py URL KEY
 
-It prints the numbers of each as JSON. The import below is the one line that differs between the clients.
+It prints the numbers of each script as JSON. Only the import below differs between the clients.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ BATCH = [example(TOKENS), example([50, *TOKENS])]
 
 
 def nll(output):
-    """Return the loss as scripts compute it from the outputs themselves."""
+    """Return the loss, computed from the log-probabilities of the outputs as in many scripts."""
     return -sum(sum(record["logprobs"].tolist()) for record in output.loss_fn_outputs)
 
 
@@ -41,7 +41,7 @@ def new_client(service, rank=4):
     return service.create_lora_training_client(base_model=BASE, rank=rank, seed=1)
 
 
-# ------------------------------------------------------------------------------------------- the shapes
+# ------------------------------------------------------------------------------------------- the scripts
 
 
 def pipelined(service):
@@ -65,7 +65,7 @@ def waits_each_time(service):
 
 
 def thread_pool(service):
-    """Sample from a pool of threads that each wait."""
+    """Sample in a pool of threads, each of which waits for its result."""
     sampler = service.create_sampling_client(base_model=BASE)
     params = types.SamplingParams(max_tokens=4, temperature=0.0)
 
@@ -80,7 +80,7 @@ def thread_pool(service):
 
 
 def timeouts(service):
-    """Give every wait a limit, and ask again when it is over."""
+    """Wait for results with a timeout, and wait again after it."""
     client = new_client(service)
     passed = client.forward_backward(BATCH, "cross_entropy")
     while True:
@@ -109,7 +109,7 @@ def client_in_each_thread(service):
 
 
 def evaluation(service):
-    """Measure held-out data by a forward pass between steps."""
+    """Measure the loss on held-out data with a forward pass between steps."""
     client, held_out = new_client(service), [example([41, 42, 43, 44])]
     found = []
     for _ in range(2):
@@ -121,7 +121,7 @@ def evaluation(service):
 
 
 def preferences(service):
-    """Write DPO by hand: a loss of two answers against a reference, in torch."""
+    """Train with DPO, written as a custom loss in torch."""
     import torch
 
     client = new_client(service)
@@ -146,7 +146,7 @@ def preferences(service):
 
 
 def group_rewards(service):
-    """GRPO: many samples under way, advantages within a group, importance sampling."""
+    """Train with GRPO: many samples at once, advantages within a group, importance sampling."""
     client = new_client(service)
     sampler = client.save_weights_and_get_sampling_client(name="step-0")
     params = types.SamplingParams(max_tokens=4, seed=7, temperature=1.0)
@@ -178,7 +178,7 @@ def group_rewards(service):
 
 
 def resume(service):
-    """Save, make a client from the state with its optimizer, and go on as if nothing had happened."""
+    """Save, make a client from the state with its optimizer, and continue the training."""
     client = new_client(service)
     client.forward_backward(BATCH, "cross_entropy").result()
     client.optim_step(STEP).result()
@@ -193,7 +193,7 @@ def resume(service):
 
 
 def clients_as_futures(service):
-    """Wait for clients themselves, where the client has that; use them at once, where it has not."""
+    """Wait for clients with `result()` if they have it, else use them at once."""
 
     def ready(client):
         return client.result() if hasattr(client, "result") else client
@@ -207,7 +207,7 @@ def clients_as_futures(service):
 
 
 def subclassed(service):
-    """Extend the service client, and what its methods do."""
+    """Use a subclass of the service client with overridden methods."""
 
     class Counting(tinker.ServiceClient):
         made = 0
@@ -222,7 +222,7 @@ def subclassed(service):
 
 
 def async_loop(service):
-    """An event loop: futures are awaited after the next call is under way, samples are gathered."""
+    """Train in an event loop: await a future after the next call is submitted, and gather samples."""
 
     async def main():
         client = await service.create_lora_training_client_async(base_model=BASE, rank=4, seed=1)

@@ -1,7 +1,7 @@
-"""A server that records what two clients ask, and the form in which their requests are compared.
+"""A server that records the requests of two clients, and the form in which they are compared.
 
-What may differ is removed: who asks, when and how often a result is asked for, how requests that run side by
-side are mixed, and what runs in the background (heartbeats, telemetry).
+The comparison ignores what may differ: the name of the client, the times and number of polls, the order of
+concurrent requests, and requests in the background (heartbeats, telemetry).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker_sync.local import tiny
 
 BACKGROUND = ("/session_heartbeat", "/telemetry")
-# Asked again by each part of the reference client that keeps settings or a token of its own; we ask once. And
-# a poll for all samples may go on into the next step.
+# Several parts of the reference client request these separately, and this package requests them once. A poll
+# for all samples may go on into the next step.
 AT_ANY_TIME = ("/client/config", "/client/dynamic_config", "/auth/token", "/retrieve_futures")
-# This package asks older servers what they know, so that nothing is left out silently.
+# This package asks older servers for their features, so that it refuses missing ones instead of ignoring
+# them.
 NOT_COMPARED = ("/get_server_capabilities", "/openapi.json")
 TRAINING = (
     "/forward_backward", "/optim_step", "/save_weights", "/save_weights_for_sampler",
@@ -43,12 +44,12 @@ FAILURES = {
 
 
 class RecordingStub(Stub):
-    """The deterministic server with answers of every kind, and marks between the steps of a script."""
+    """A deterministic stub whose answers use every field. It records marks between the steps of a script."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         super().__init__(behaviour)
         self.recorded: list[tuple[str, Asked, dict[str, Any]]] = []
-        """Step, request, and what it was answered if that was an object."""
+        """The step, the request, and the answer if it was a JSON object."""
         self._step = "start"
         self._refusals: dict[str, int] = {}
 
@@ -73,7 +74,7 @@ class RecordingStub(Stub):
             self._refusals[path] = int(status)
         return Answer(body={})
 
-    # ---------------------------------------------------------------------- answers with everything in them
+    # ---------------------------------------------------------------------- answers with all fields
 
     def on_save_weights(self, asked: Asked) -> Any:
         made = super().on_save_weights(asked)
@@ -82,7 +83,7 @@ class RecordingStub(Stub):
 
     def on_get_info(self, asked: Asked) -> Any:
         told = super().on_get_info(asked)
-        # Where both find it without a network.
+        # A directory, so that both clients find the tokenizer without a network.
         return {**told, "model_data": {**told["model_data"], "tokenizer_id": str(tiny.directory())}}
 
     def on_weights_info(self, asked: Asked) -> Any:
@@ -119,14 +120,14 @@ class RecordingStub(Stub):
         promise: Promise = self._promises[made["request_id"]]
         output = pb.ForwardBackwardOutput.FromString(promise.payload)
         _add_fields(output, len(data))
-        # By what was asked, not by when: chunks overtake each other.
+        # The number depends on the request, not on its time, because chunks may arrive in any order.
         output.metrics["clock_cycle:unique"] = sum(data[0]["loss_fn_inputs"]["target_tokens"]["data"]) % 1000
         promise.payload = output.SerializeToString()
         return made
 
 
 def _widths(request: Any) -> set[int | None]:
-    """Return the number of candidates of each datum's tokens, None without such a dimension."""
+    """Return the different numbers of candidates for a token in the data; None for one without dimension."""
     shapes = [datum.loss_fn_inputs["target_tokens"].shape for datum in request.data]
     return {shape[1] if len(shape) == 2 else None for shape in shapes}
 
@@ -171,7 +172,7 @@ def _add_what_was_asked(response: Any, body: dict[str, Any]) -> None:
 
 
 def _add_fields(output: Any, count: int) -> None:
-    """A field of each kind of number, in records of their own, and a metric of each kind."""
+    """Add to an output fields with each kind of number, and a metric with each kind of reduction."""
     record = output.loss_fn_outputs[0]
     elements = np.arange(2 * count, dtype="<f4")
     record.fields["elementwise_loss"].CopyFrom(
@@ -203,10 +204,10 @@ def _add_fields(output: Any, count: int) -> None:
 
 
 def steps(stub: RecordingStub) -> dict[str, list[Any]]:
-    """Return the requests of each step in a form that is equal for equal behaviour.
+    """Return the requests of each step, in a form that is equal for clients that behave equally.
 
-    A step is a list of requests in order of their names and contents, followed by the order in which training
-    requests arrived. What may be asked at any time, and how often does not matter, stands under "any time".
+    A step is a list of its requests, sorted by name and content, followed by the order in which its training
+    requests arrived. Requests whose time and number do not matter are listed under "any time".
     """
     labels = _labels(stub)
     made: dict[str, list[Any]] = defaultdict(list)
@@ -234,9 +235,9 @@ def steps(stub: RecordingStub) -> dict[str, list[Any]]:
 
 
 def sorted_batches(numbers: list[int]) -> list[int]:
-    """Numbers in the order of arrival, those that may overtake each other sorted.
+    """Return sequence numbers in the order of arrival, with those sorted that may arrive in any order.
 
-    The chunks of a batch arrive in any order, but for the first, which comes last.
+    The chunks of a batch may arrive in any order, except that the first chunk arrives last.
 
     >>> sorted_batches([3, 2, 4, 1, 5, 7, 6])
     [2, 3, 4, 1, 5, 7, 6]
@@ -259,7 +260,7 @@ _IDS = ("model_id", "sampling_session_id", "session_id", "model_seq_id", "seq_id
 
 
 def _labels(stub: RecordingStub) -> dict[str, str]:
-    """Names for promises that depend on what was asked, not on when."""
+    """Return a name for each promise, which depends on the content of its request and not on its time."""
     labels = {}
     for _, asked, told in stub.recorded:
         if "request_id" in told:
@@ -269,7 +270,7 @@ def _labels(stub: RecordingStub) -> dict[str, str]:
     return labels
 
 
-# Those that mean something to a server of this protocol, or come from the user.
+# The headers that a server of this protocol reads, and those of the user.
 _HEADERS = (
     "content-type", "content-encoding", "x-api-key", "x-tinker-request-type",
     "x-tinker-sampling-backpressure", "x-of-mine", "x-tinker-other", "cf-access-client-id",
@@ -280,13 +281,14 @@ _HEADERS = (
 def _request(asked: Asked, labels: dict[str, str]) -> dict[str, Any]:
     name = asked.path.removeprefix(API)
     headers = {each: asked.headers[each] for each in _HEADERS if each in asked.headers}
-    # We take JSON too, as older servers send; what matters is whether protobuf may come.
+    # This package accepts JSON too, because older servers send it. Only the acceptance of protobuf is
+    # compared.
     headers["accept"] = "protobuf" if PROTO in asked.headers["accept"] else asked.headers["accept"]
     body = _body(asked)
     if name == "/retrieve_futures":
         body = {"target": body["target"]}
     if "tags" in body:
-        body["tags"] = sorted(body["tags"])  # a set in the reference, in another order each time
+        body["tags"] = sorted(body["tags"])  # the reference client sends a set, in any order
     if isinstance(body.get("request_id"), str):
         body["request_id"] = labels.get(body["request_id"], "unknown")
     return {
@@ -303,7 +305,7 @@ def _body(asked: Asked) -> dict[str, Any]:
         return {}
     if not asked.headers.get("content-type", "").startswith(PROTO):
         tree: dict[str, Any] = without_chance(json.loads(asked.body))
-        # Each client announces its own version.
+        # The clients announce different versions.
         return {
             name: value
             for name, value in tree.items()
@@ -320,7 +322,7 @@ def _octets(asked: Asked) -> bytes:
 
 
 def without_chance(tree: Any) -> Any:
-    """Replace randomly drawn blocks of numbers by places in the block, in requests and results."""
+    """Replace numbers of randomly drawn blocks by their positions in the block, in requests and results."""
     if isinstance(tree, dict):
         return {name: without_chance(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -336,12 +338,12 @@ _SEQUENCE_ID = re.compile(r":(\d{12,}):")
 
 
 def _text(tree: Any) -> str:
-    """JSON in one form; 1 and 1.0 differ in it."""
+    """Return JSON text with sorted names, in which 1 and 1.0 differ."""
     return json.dumps(tree, sort_keys=True)
 
 
 def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
-    """Check the rules that each client must keep by itself."""
+    """Yield a text for each breach of a rule that every client must follow."""
     iterations: dict[str, list[str]] = defaultdict(list)
     keys: dict[str, str] = {}
     for step, asked, _ in stub.recorded:

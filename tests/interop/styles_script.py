@@ -1,9 +1,9 @@
-"""One training and sampling script in four styles; the numbers of each as JSON.
+"""One training and sampling script in four styles. It prints the numbers of each style as JSON.
 
     python styles_script.py tinker|tinker_sync URL KEY STYLE...
 
-`values` uses what making a client returns as the client. `results` waits for each client with `result()`.
-`awaits` awaits clients and results. `threads` makes and trains each client in a thread of its own.
+`values` uses the returned value as a client at once. `results` waits for each client with `result()`.
+`awaits` awaits clients and results. `threads` makes and trains each client in its own thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 
 class Script:
-    """The common part of all styles: the package, its data, and the results of a run."""
+    """The parts that all styles share: the package, its data, and the results of a run."""
 
     def __init__(self, package: str, url: str, key: str) -> None:
         self.tinker = importlib.import_module(package)
@@ -47,7 +47,7 @@ class Script:
         }
 
     def trained(self, trainer: Any, ready: Any) -> dict[str, Any]:
-        """Train and sample with plain calls; `ready` makes a sampling client of what is returned."""
+        """Train and sample with blocking calls. `ready` returns the sampling client for a returned value."""
         passed = []
         for _ in range(2):
             passed.append(trainer.forward_backward(self.data, "cross_entropy"))
@@ -75,7 +75,8 @@ class Script:
 
     async def _awaits(self) -> list[dict[str, Any]]:
         service = self.tinker.ServiceClient(**self.options)
-        # Twins are called one after the other: the numbers of the models are drawn in this order.
+        # The clients are made one after the other, because the numbers of the models follow the order of the
+        # calls.
         trainers = [
             await service.create_lora_training_client_async(BASE, rank=rank, seed=1) for rank in RANKS
         ]
@@ -109,7 +110,7 @@ class Script:
 
 
 def _result(client: Any) -> Any:
-    """The client; in older scripts there is nothing to wait for."""
+    """Return a client, after waiting for it if it is a future."""
     return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 

@@ -20,7 +20,7 @@ CLIENTS = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "A
 
 
 def modules(package: Any) -> dict[str, Path]:
-    """Return the public modules of a package by name, tests left out."""
+    """Return the public modules of a package by name, without tests."""
     root = Path(package.__file__).parent
     found = {}
     for path in sorted(root.rglob("*.py")):
@@ -49,7 +49,10 @@ def names(path: Path) -> Iterator[str]:
 
 
 def parameters(cls: type[Any], method: str) -> list[str]:
-    """Return the parameters of a method; those of the plain method for a twin that only forwards."""
+    """Return the parameters of a method.
+
+    For an `..._async` method without its own, return the plain method's.
+    """
     if not callable(getattr(cls, method)):
         return []
     found = inspect.signature(getattr(cls, method)).parameters
@@ -84,7 +87,13 @@ def api(package: Any) -> frozenset[str]:
 
 
 def offers(package: Any, item: str) -> bool:
-    """Return True if a package has an item of `api`, whichever package the item begins with."""
+    """Return True if a package has the same name, method or parameter as an item of another package.
+
+    Args:
+        package: the package to search, such as `tinker_sync`.
+        item: a text that `api` returns, such as `tinker.RestClient.get_session(access_scope)`. Its first
+            name is replaced with that of `package`.
+    """
     path, _, parameter = item.removesuffix(")").partition("(")
     parts = [package.__name__, *path.split(".")[1:]]
     found, depth = _module(parts)

@@ -1,8 +1,8 @@
-"""The command line against the reference client's, on the same embedded server: the same JSON, to the letter.
+"""The command line prints exactly the same JSON as that of the reference client, on the same embedded server.
 
-Different on purpose, and so not compared: `version` names this package; `auth status` has a JSON form here;
-the texts for people; the exit code when some of several deletions failed; a checkpoint for sampling, which
-is fetched and uploaded here and refused there; the prose of the README.md that an upload brings.
+Some intended differences are not compared: `version` names this package; `auth status` has a JSON form only
+here; the texts for people; the exit code if some deletions failed; checkpoints for sampling, which only this
+package downloads and uploads; the text of the uploaded README.md.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 from interop.conftest import shared_print
+from interop.programs import Programs
 from support.cli_runs import Ran, Run, runner
 from support.cli_world import KEY, World
 from support.file_server import Content, FileServer
@@ -33,6 +32,8 @@ from tinker_sync.types import Datum, ModelInput, SamplingParams
 SCRIPT = Path(__file__).with_name("cli_script.py")
 MODEL = "tinker-sync/random"
 
+Theirs = Callable[..., list[dict[str, Any]]]
+
 
 @pytest.fixture
 def server() -> Iterator[LocalServer]:
@@ -42,7 +43,7 @@ def server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def run_id(server: LocalServer) -> str:
-    """A run with checkpoints of every kind, and another one; something was used."""
+    """Return a run with checkpoints of every kind. Make another run too, and some usage."""
     with server.service(user_metadata={"purpose": "naïve"}) as service:
         other = service.create_lora_training_client(MODEL, rank=4)
         other.save_state("first").result(120)
@@ -69,26 +70,28 @@ def ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return runner(capsys, monkeypatch)
 
 
-def theirs(*lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
-    return apart([str(SCRIPT)], *lines, typed=typed)
+@pytest.fixture
+def theirs(programs: Programs) -> Theirs:
+    """Return a function that runs the command line of the reference client."""
+
+    def run(*lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
+        return apart(programs, "tinker", *lines, typed=typed)
+
+    return run
 
 
-def apart(program: list[str], *lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, *program],
-        input=json.dumps([[list(line), typed] for line in lines]),
-        env={**os.environ, "TINKER_TELEMETRY": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+def apart(programs: Programs, package: str, *lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
+    """Run lines of the command line of a client in a process of their own."""
+    ended: list[dict[str, Any]] = programs.results(
+        package,
+        SCRIPT if package == "tinker" else OWN,
+        typed=json.dumps([[list(line), typed] for line in lines]),
+        environment={**os.environ, "TINKER_TELEMETRY": "0"},
     )
-    assert done.returncode == 0, done.stderr
-    ended: list[dict[str, Any]] = json.loads(done.stdout)
     return ended
 
 
-# Our own command line in a process of its own, too: huggingface_hub reads its settings when it is imported.
+# The command line of this package runs in its own process, too: huggingface_hub reads its settings on import.
 OWN = """
 import contextlib, io, json, sys
 from tinker_sync.cli import main
@@ -107,7 +110,7 @@ def hours() -> tuple[str, str]:
     return tuple(f"{now + timedelta(hours=away):%Y-%m-%dT%H:00:00Z}" for away in (-1, 2))  # type: ignore[return-value]
 
 
-def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run) -> None:
+def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run, theirs: Theirs) -> None:
     path = f"tinker://{run_id}"
     lines = [
         ("run", "list"),
@@ -139,17 +142,15 @@ def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run)
 
 
 def unsigned(text: str) -> str:
-    """What was printed, but for what depends on the moment: the signature of an address, and for how long
-    something has been stored by now.
-    """
+    """Return the output without the parts that depend on the time: signatures, and the costs of storage."""
     plain = text.partition("?")[0] if '"url"' in text else text.replace("\r\n", "\n")
     return re.sub(r"\b\d(\.\d+)?e-\d+\b", "LITTLE", plain)
 
 
 def test_what_changes_something_does_the_same(
-    settings: None, server: LocalServer, run_id: str, ours: Run
+    settings: None, server: LocalServer, run_id: str, ours: Run, theirs: Theirs
 ) -> None:
-    """The reference client's on one checkpoint, ours on another; then both are as they should be."""
+    """Each client changes its own checkpoint, and the checkpoints then are in the same state."""
     path = f"tinker://{run_id}/weights"
     for verb, options, what, before, after in (
         ("publish", (), "public", False, True),
@@ -183,7 +184,9 @@ def state(server: LocalServer, path: str, what: str) -> object:
     return "set" if isinstance(value, datetime) else value
 
 
-def test_failures_of_a_deletion_are_listed_alike(settings: None, run_id: str, ours: Run) -> None:
+def test_failures_of_a_deletion_are_listed_alike(
+    settings: None, run_id: str, ours: Run, theirs: Theirs
+) -> None:
     path = f"tinker://{run_id}/weights/none"
     [expected] = theirs(("-f", "json", "checkpoint", "delete", "-y", path))
     own = ours("-f", "json", "checkpoint", "delete", "-y", path)
@@ -193,7 +196,7 @@ def test_failures_of_a_deletion_are_listed_alike(settings: None, run_id: str, ou
     assert (own.code, expected["code"]) == (3, 0)
 
 
-def test_what_fails_fails_in_both(settings: None, run_id: str, ours: Run) -> None:
+def test_what_fails_fails_in_both(settings: None, run_id: str, ours: Run, theirs: Theirs) -> None:
     lines = [
         ("run", "info", "no-such-run"),
         ("checkpoint", "info", "run-1/weights/a"),
@@ -210,7 +213,9 @@ def test_what_fails_fails_in_both(settings: None, run_id: str, ours: Run) -> Non
     assert set(codes) == {1, 2}
 
 
-def test_the_trace_is_the_same_file(settings: None, run_id: str, ours: Run, tmp_path: Path) -> None:
+def test_the_trace_is_the_same_file(
+    settings: None, run_id: str, ours: Run, tmp_path: Path, theirs: Theirs
+) -> None:
     session = run_id.partition(":")[0]
     made = []
     for name, command in (("theirs", theirs), ("ours", ours)):
@@ -226,7 +231,9 @@ def test_the_trace_is_the_same_file(settings: None, run_id: str, ours: Run, tmp_
     assert made[0] == made[1]
 
 
-def test_downloads_are_the_same_files(settings: None, run_id: str, ours: Run, tmp_path: Path) -> None:
+def test_downloads_are_the_same_files(
+    settings: None, run_id: str, ours: Run, tmp_path: Path, theirs: Theirs
+) -> None:
     for name, others in (("external_weights/x", ()), ("weights/a", ("--force",))):
         path, made = f"tinker://{run_id}/{name}", []
         for who in ("theirs", "ours"):
@@ -242,7 +249,7 @@ def test_downloads_are_the_same_files(settings: None, run_id: str, ours: Run, tm
 @pytest.fixture
 def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # a protocol of its own, that is not under test
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # another upload protocol, which is not under test
     for name in ("DISABLE_TELEMETRY", "DISABLE_PROGRESS_BARS"):
         monkeypatch.setenv(f"HF_HUB_{name}", "1")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -250,22 +257,27 @@ def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pushed(
-    place: Path, monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, ...]], *, easy: bool = False
+    programs: Programs,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[tuple[str, ...]],
+    *,
+    easy: bool = False,
 ) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
-    """Return the output of each command line, each with a hub of its own."""
+    """Run each command line with its own hub, and return the uploads and the hubs."""
     made = {}
-    for who, program in (("theirs", [str(SCRIPT)]), ("ours", ["-c", OWN])):
+    for who, package in (("theirs", "tinker"), ("ours", "tinker_sync")):
         with Hub(easy=easy) as hub:
             hub.repositories["ada/branched"] = Repository(branches={"main": {}, "dev": {}})
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             monkeypatch.setenv("HF_HOME", str(place / who))
             whole = [("-f", "json", "checkpoint", "push-hf", *line) for line in lines]
-            made[who] = (apart(program, *whole), hub)
+            made[who] = (apart(programs, package, *whole), hub)
     return made
 
 
 def arrived(hub: Hub) -> list[dict[str, Any]]:
-    """Return the commits without the prose of README.md; its metadata is compared."""
+    """Return the commits. Of README.md they have the metadata only, because the text differs."""
     return [{**each, "files": {**each["files"], **cards(each["files"])}} for each in hub.commits]
 
 
@@ -278,7 +290,7 @@ def cards(files: dict[str, bytes]) -> dict[str, list[str]]:
 
 
 def test_the_same_arrives_at_the_hub(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     everything = ("--public", "--commit-message", "naïve", "--create-pr", "--no-model-card")
@@ -295,7 +307,7 @@ def test_the_same_arrives_at_the_hub(
         (f"tinker://{run_id}/external_weights/none", "-r", "ada/five"): 1,
         ("weights/a",): 1,
     }
-    made = pushed(tmp_path, monkeypatch, list(lines))
+    made = pushed(programs, tmp_path, monkeypatch, list(lines))
     (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
     for line, expected, ran in zip(lines, reference, own, strict=True):
         assert (expected["code"], ran["code"]) == (lines[line], lines[line]), (line, expected, ran)
@@ -311,16 +323,16 @@ def test_the_same_arrives_at_the_hub(
 
 
 def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
     """The reference client fails at the real hub, which refuses names without an owner and missing branches.
 
-    A lenient hub accepts both. It shows which names the reference client chooses; ours must choose the same.
+    A lenient hub accepts both, so the test compares the names that the two clients choose.
     """
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     lines: list[tuple[str, ...]] = [(external,), (training,), (external,)]
-    meant, their_easy_hub = pushed(tmp_path / "easy", monkeypatch, lines, easy=True)["theirs"]
-    made = pushed(tmp_path / "strict", monkeypatch, lines)
+    meant, their_easy_hub = pushed(programs, tmp_path / "easy", monkeypatch, lines, easy=True)["theirs"]
+    made = pushed(programs, tmp_path / "strict", monkeypatch, lines)
     (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
     assert [each["code"] for each in meant] == [each["code"] for each in own] == [0, 0, 0], own
     assert [each["code"] for each in reference] == [1, 1, 1]
@@ -337,7 +349,7 @@ def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
 
 
 def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     lines: list[tuple[str, ...]] = [
@@ -347,7 +359,7 @@ def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
         (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # no branch can be named so
         (external, "--create-pr"),  # goes to main
     ]
-    made = pushed(tmp_path, monkeypatch, lines)
+    made = pushed(programs, tmp_path, monkeypatch, lines)
     (reference, _), (own, our_hub) = made["theirs"], made["ours"]
     assert [each["code"] for each in reference] == [1, 1, 1, 1, 1]
     assert [each["code"] for each in own] == [0, 0, 1, 1, 0]
@@ -360,7 +372,7 @@ def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
 
 
 class Given(Content):
-    """Bytes that are given."""
+    """The content of a file, given as bytes."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(len(data))
@@ -378,7 +390,7 @@ ADAPTER = {
 
 @contextmanager
 def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> Iterator[None]:
-    """Have external checkpoints consist of these files."""
+    """Make the exports of the server consist of these files."""
     with FileServer({name: Given(data) for name, data in files.items()}, life_s=3600.0) as store:
         until = datetime.now(timezone.utc) + timedelta(hours=1)
         answer = {"urls": {name: store.sign(name) for name in files}, "expires": until.isoformat()}
@@ -390,7 +402,12 @@ def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> I
 
 
 def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the_hub(
-    hub_settings: None, server: LocalServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None,
+    server: LocalServer,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: Programs,
 ) -> None:
     path, whole = f"tinker://{run_id}/external_weights/x", {**ADAPTER, "checkpoint_complete": b"yes"}
     lines = [
@@ -405,7 +422,7 @@ def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the
         ({"adapter_model.bin": b""}, 1),
     ):
         with exported(server, files, FaultPlan()):
-            made = pushed(tmp_path, monkeypatch, lines)
+            made = pushed(programs, tmp_path, monkeypatch, lines)
         (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
         for expected, ran in zip(reference, own, strict=True):
             assert (ran["code"], ran["out"]) == (expected["code"], expected["out"])
@@ -430,12 +447,17 @@ def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the
 
 
 def test_an_unknown_base_model_is_left_out_at_the_hub(
-    hub_settings: None, server: LocalServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None,
+    server: LocalServer,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: Programs,
 ) -> None:
-    """The reference client names it "unknown", as if that were a model; but for this word it is the same."""
+    """The reference client names the model "unknown". Except for this, the uploads are the same."""
     with exported(server, ADAPTER, FaultPlan().on("get_weights_info", faults.status(404))):
         lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
-        made = pushed(tmp_path, monkeypatch, lines, easy=True)
+        made = pushed(programs, tmp_path, monkeypatch, lines, easy=True)
     (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
     assert own[0]["code"] == reference[0]["code"] == 0, own
     names = [json.loads(each["out"])["repo_id"] for each in (own[0], reference[0])]
@@ -453,17 +475,19 @@ def test_an_unknown_base_model_is_left_out_at_the_hub(
 
 
 def test_who_is_not_logged_in_at_the_hub_asks_it_for_nothing(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    made = pushed(tmp_path, monkeypatch, [(f"tinker://{run_id}/external_weights/x", "-r", "ada/one")])
+    made = pushed(
+        programs, tmp_path, monkeypatch, [(f"tinker://{run_id}/external_weights/x", "-r", "ada/one")]
+    )
     for [ended], hub in made.values():
         assert (ended["code"], ended["out"]) == (1, "")
         assert hub.asked == ["GET /api/whoami-v2"]
 
 
 def test_both_write_the_same_credentials_file(
-    ours: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ours: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: Theirs
 ) -> None:
     with StubServer(World()) as stub:
         monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
@@ -479,7 +503,7 @@ def test_both_write_the_same_credentials_file(
             path = home / ".tinker" / "credentials.json"
             files[name] = (json.loads(path.read_text()), path.stat().st_mode, path.parent.stat().st_mode)
         assert files["ours"] == files["theirs"]
-        # And each can forget what the other has stored.
+        # Each client can delete the key that the other has stored.
         monkeypatch.setenv("HOME", str(tmp_path / "theirs"))
         assert ours("auth", "logout").code == 0
         monkeypatch.setenv("HOME", str(tmp_path / "ours"))
@@ -488,8 +512,10 @@ def test_both_write_the_same_credentials_file(
         assert left[0] == left[1] == {"version": 1, "keys": {}}
 
 
-def test_costs_and_unusual_values_print_the_same(ours: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded server is free of charge; this one has prices, fractions of seconds and nulls."""
+def test_costs_and_unusual_values_print_the_same(
+    ours: Run, monkeypatch: pytest.MonkeyPatch, theirs: Theirs
+) -> None:
+    """A stub sends prices, fractions of seconds and nulls, which the embedded server never sends."""
     with StubServer(World()) as stub:
         monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
         monkeypatch.setenv("TINKER_API_KEY", KEY)

@@ -6,7 +6,7 @@ is installed. Beyond this: the clients for administration.
 
 What depends on the version of the reference client is in `conftest.py`.
 
-Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
+Intended differences, which the script leaves out: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
 exchanges keys for tokens, `weights_access_token` is sent as it was given and never exchanged; metrics whose
 reduction is unknown, or that not every chunk has, are kept.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 from interop.conftest import server_settings
+from interop.programs import Programs
 from interop.recording import RecordingStub, own_rules_broken, steps, without_chance
 from support.hasty import FLAGS
 from support.tinker_stub import Behaviour, StubServer
@@ -40,7 +40,7 @@ PATIENCE_S = 240.0
 
 @frozen
 class Variant:
-    """A kind of server, and the scripts that are run against it."""
+    """A kind of server, and the scripts that run against it."""
 
     name: str
     scripts: tuple[str, ...]
@@ -89,32 +89,32 @@ VARIANTS = [
 
 
 def environment() -> dict[str, str]:
-    """An environment without settings, with this tree first on the path."""
+    """Return an environment without settings, with this source tree first on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parents[1]}", "TINKER_TELEMETRY": "0"}
 
 
-def run(package: str, url: str, *scripts: str, **more: str) -> Any:
-    """The results of a script."""
-    command = [sys.executable, str(SCRIPT), package, url, *scripts]
+def run(programs: Programs, package: str, url: str, *scripts: str, **more: str) -> Any:
+    """Run scripts with a package in a new process, and return the results."""
     known = {**environment(), **more}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=known, check=False)
-    assert done.returncode == 0, f"{package} failed:\n{done.stderr[-4000:]}"
-    return without_chance(json.loads(done.stdout))
+    return without_chance(programs.results(package, SCRIPT, package, url, *scripts, environment=known))
 
 
-def recorded(package: str, variant: Variant) -> tuple[Any, RecordingStub]:
+def recorded(programs: Programs, package: str, variant: Variant) -> tuple[Any, RecordingStub]:
     server = variant.server()
     with server as stub:
-        return run(package, stub.url, *variant.scripts), stub
+        return run(programs, package, stub.url, *variant.scripts), stub
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Any, RecordingStub]]]:
-    """A variant run by the reference client and by us, side by side."""
+def runs(
+    request: pytest.FixtureRequest, programs: Programs
+) -> Iterator[dict[str, tuple[Any, RecordingStub]]]:
+    """Run a variant with both clients, and yield the results and the server of each."""
     with ThreadPoolExecutor(2) as pool:
         flights = {
-            package: pool.submit(recorded, package, request.param) for package in ("tinker", "tinker_sync")
+            package: pool.submit(recorded, programs, package, request.param)
+            for package in ("tinker", "tinker_sync")
         }
         yield {package: flight.result() for package, flight in flights.items()}
 
@@ -140,12 +140,12 @@ def test_rules_of_its_own(runs: dict[str, tuple[Any, RecordingStub]]) -> None:
 
 
 @pytest.mark.parametrize(("maker", "user"), [("tinker", "tinker_sync"), ("tinker_sync", "tinker")])
-def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
+def test_handles_go_from_one_client_to_the_other(programs: Programs, maker: str, user: str) -> None:
     if user == "tinker" and version("tinker") < "0.38":
         pytest.skip("before 0.38 the reference client reads no handle that names its base model")
     server = VARIANTS[0].server()
     with server as stub, a_handle(maker, stub.url) as handle:
-        results = dict(run(user, stub.url, "foreign_handle", A_HANDLE=handle))
+        results = dict(run(programs, user, stub.url, "foreign_handle", A_HANDLE=handle))
         sampled = results["foreign handle.sample"]["sequences"][0]
         assert (sampled["tokens"], sampled["sequence_id"]) == (
             [6, 7, 8],
@@ -157,7 +157,7 @@ def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
 
 @contextlib.contextmanager
 def a_handle(package: str, url: str) -> Iterator[str]:
-    """A handle of a sampling client that is alive in the `with` block."""
+    """Yield a handle of a sampling client that lives until the end of the `with` block."""
     command = [sys.executable, str(SCRIPT), package, url, "a_handle"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()

@@ -1,33 +1,31 @@
-"""The embedded server against the reference client: one script of every call, two packages, equal findings.
+"""One script of all calls on the embedded server gives equal results with both clients.
 
 Each package runs `support/acceptance.py` in a process of its own against a server of its own. The servers are
 seeded alike, so that both clients must find the same numbers and the same ids to the last digit.
 
-Different on purpose: the reference client repeats what is answered with 409 for five minutes, so it is not
-asked to publish twice. Answers here may have fields that the reference client does not look for.
+Intended differences: the reference client repeats a request for five minutes after a 409, so its script does
+not publish twice. Answers in this package may have further fields.
 
-A server that speaks JSON alone is no variant: the reference client sends training passes as protobuf to every
-server. `tests/local/server/test_acceptance.py` runs the script there with the client of this package.
+There is no variant with a server of JSON only, because the reference client sends training passes as protobuf
+to every server. `tests/local/server/test_acceptance.py` runs the script against such a server.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interop.programs import Programs
 from support.embedded import KEY, running
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240.0
+SCRIPT = ROOT / "tests/support/acceptance.py"
 OURS_ALONE = {"public twice", "private twice"}
-# This package refuses it before anything is sent, so the error has no category of the server.
+# This package refuses this value before sending, so the error lacks the server's category.
 REFUSED_HERE = {"negative rate"}
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -48,27 +46,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def findings(package: str, directory: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the findings of a package, by name."""
+def findings(programs: Programs, package: str, directory: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a package, by name."""
     options = [] if flags.get("pjwt_auth_enabled") else ["--no-exchange"]
     # forward_backward_custom of both packages, and the tracing of losses, need torch.
     options += ["--torch"] if importlib.util.find_spec("torch") else []
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TINKER_TELEMETRY": "0"}
     with running(directory, seed=1, **flags) as server:
-        command = [sys.executable, "-m", "support.acceptance", package, server.url, KEY, *options]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S, env={**kept, **paths}, check=False
-        )
-    assert done.returncode == 0, f"{package} failed:\n{done.stderr[-4000:]}"
-    return dict(json.loads(done.stdout))
+        command = [package, server.url, KEY, *options]
+        return dict(programs.results(package, SCRIPT, *command, environment={**kept, **paths}))
 
 
 @pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS)
-def test_every_call_of_both_clients(flags: dict[str, Any], tmp_path: Path) -> None:
+def test_every_call_of_both_clients(programs: Programs, flags: dict[str, Any], tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         flights = [
-            pool.submit(findings, package, tmp_path / package, flags) for package in ("tinker", "tinker_sync")
+            pool.submit(findings, programs, package, tmp_path / package, flags)
+            for package in ("tinker", "tinker_sync")
         ]
         theirs, ours = (flight.result() for flight in flights)
     assert len(theirs) > 85
@@ -83,7 +78,7 @@ def test_every_call_of_both_clients(flags: dict[str, Any], tmp_path: Path) -> No
 
 
 def what_both_show(ours: Any, theirs: Any) -> Any:
-    """Ours without fields that only we show."""
+    """Return a result of this package without the fields that the reference client's result lacks."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {name: what_both_show(each, theirs[name]) for name, each in ours.items() if name in theirs}
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):

@@ -1,4 +1,4 @@
-"""The engine beside transformers' Qwen3 and Llama classes, torch autograd and torch.optim.AdamW.
+"""The engine gives the same numbers as transformers' Qwen3 and Llama classes, torch autograd and AdamW.
 
 Needs torch and transformers, nothing else; the weights are random and written by transformers itself.
 """
@@ -71,7 +71,7 @@ KINDS = {
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Any, Weights]]:
-    """A model of transformers and the engine's reading of what it saved."""
+    """Yield a model of transformers, and the weights that the engine reads from its files."""
     name, extra = KINDS[request.param]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def test_200_greedy_tokens(pair: Pair) -> None:
         assert result.samples[0].tokens.tolist() == theirs[0, len(prompt) :].tolist()
         assert len(result.samples[0].tokens) == 200
         seen |= set(result.samples[0].tokens.tolist())
-    assert len(seen) > 20  # not stuck in a loop
+    assert len(seen) > 20  # the text does not repeat a few tokens
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -146,7 +146,7 @@ class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 class TheirRun:
-    """The model of transformers with the numbers of one of our adapters; undone at the end of a `with`."""
+    """The model of transformers with the numbers of an engine's adapter, until the end of a `with` block."""
 
     def __init__(self, model: Any, params: LoraParams) -> None:
         self.model = model
@@ -172,7 +172,7 @@ class TheirRun:
             setattr(parent, last, base)
 
     def parameters(self) -> dict[str, Any]:
-        """By our names."""
+        """Return the adapter's parameters by the names of the engine."""
         return {
             f"{name}.lora_{letter}": getattr(one, letter.lower())
             for name, one in self.adapters.items()
@@ -180,7 +180,7 @@ class TheirRun:
         }
 
     def loss(self, data: list[Example], loss_fn: str, config: dict[str, float]) -> tuple[Any, list[Any]]:
-        """As documented, with nothing but operations of torch."""
+        """Compute a loss by its documented formula, with operations of torch only."""
         total, shown = torch.zeros(()), []
         for one in data:
             inputs = {name: torch.tensor(value) for name, value in one.inputs.items()}
@@ -218,7 +218,7 @@ def our_run(weights: Weights) -> AdapterTrainer:
 
 
 def data_for(run: AdapterTrainer, loss_fn: str) -> list[Example]:
-    """Data whose ratios lie around one, some of them clipped."""
+    """Return data whose ratios are close to 1, some of them beyond the clipping thresholds."""
     rng = np.random.default_rng(7)
     data = []
     for length in (33, 7, 64, 33):

@@ -1,4 +1,4 @@
-"""JSON bodies against the reference client: what we send is what it sends, what we read is what it reads.
+"""JSON bodies: this package sends and reads exactly the same JSON as the reference client.
 
 Both sides get the same random arguments. Absent and null differ, and so do 1 and 1.0. Every kind of request
 and of answer has its own seed, so a failure can be repeated alone.
@@ -40,17 +40,17 @@ ANSWERS_OF_EACH_KIND = 1000
 
 BACKENDS = [STANDARD_LIBRARY, Orjson()]
 
-# The reference checks the data of training requests in dataclasses; its JSON form is that of these models.
+# The reference client has dataclasses for the data of training requests. These models have their JSON form.
 THEIRS = {"ForwardBackwardInput": ForwardBackwardInput, "TelemetrySendRequest": TelemetrySendRequest}
 
 
 def theirs(name: str) -> type[pydantic.BaseModel]:
-    """The reference's model of a name."""
+    """Return the reference client's model with a name."""
     return THEIRS.get(name) or getattr(tinker.types, name)
 
 
 def body(request: pydantic.BaseModel) -> Any:
-    """Return the bytes that the reference sends, as its resources dump and its HTTP library writes them."""
+    """Return the body that the reference client sends for a request."""
     tree = model_dump(request, exclude_unset=False, exclude_none=True, mode="json")
     return json.loads(json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
@@ -94,7 +94,7 @@ def test_requests_are_what_the_reference_sends(name: str) -> None:
 
 
 def spelled(rng: random.Random, cls: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments as a careless caller gives them: digits for a number, a whole float for an int."""
+    """Return equal arguments in other forms: an int may become its digits or a whole float."""
     for field in attrs.fields(cls):
         value = arguments.get(field.name)
         if type(value) is int and rng.random() < 0.2 and int in (field.type, *get_args(field.type)):
@@ -103,7 +103,7 @@ def spelled(rng: random.Random, cls: type[Any], arguments: dict[str, Any]) -> di
 
 
 def optimizers(rng: random.Random, name: str, arguments: Arguments) -> tuple[Arguments, Arguments]:
-    """The arguments for either side; optimizers may be instances, and come under any of their names."""
+    """Return the arguments for each client. Optimizers may be instances, under any of their field names."""
     ours, other = dict(arguments), dict(arguments)
     if "optimizer_config" in arguments and rng.random() < 0.3:
         ours["optimizer_config"] = tinker_sync.types.DimuonOptimizerConfig()
@@ -142,7 +142,7 @@ def random_prompt(rng: random.Random) -> dict[str, Any]:
 
 
 def random_tensor(rng: random.Random, dtype: str) -> dict[str, Any]:
-    """Dense or sparse, with its shape or without; float values are float32 values."""
+    """Return a random tensor: dense or sparse, with or without a shape. Its floats are float32 values."""
     rows, columns = rng.randrange(4), rng.randrange(1, 4)
     size = rows * columns
     sparse = rng.random() < 0.3
@@ -197,7 +197,7 @@ def random_datum(rng: random.Random) -> dict[str, Any]:
     for name in rng.sample(names, rng.randrange(4)):
         inputs[name] = random_tensor(rng, "int64" if name == "target_tokens" else "float32")
         if rng.random() < 0.3 and name != "custom_input":
-            # A bare list under a known name: the name decides what becomes of it.
+            # A plain list under a known name, which determines its dtype.
             inputs[name] = [rng.choice([0, 1, 2.0, 7]) for _ in range(rng.randrange(5))]
     return {"model_input": random_prompt(rng), "loss_fn_inputs": inputs}
 
@@ -212,7 +212,7 @@ def random_training_input(rng: random.Random) -> dict[str, Any]:
 
 
 def arrays_for_lists(rng: random.Random, prompt: dict[str, Any]) -> dict[str, Any]:
-    """The same prompt, its tokens in the containers that only ours takes."""
+    """Return the same prompt with its tokens in containers that only this package accepts."""
     containers = [list, tuple, np.array, lambda tokens: np.array(tokens, dtype=np.int32)]
     chunks = [dict(chunk) for chunk in prompt["chunks"]]
     for chunk in chunks:
@@ -257,7 +257,7 @@ def test_free_form_values_are_what_the_reference_sends() -> None:
 
 
 def odd_value(rng: random.Random) -> Any:
-    """Values that are no JSON, but that both sides know how to write."""
+    """Return a value that is not JSON, but that both clients can encode."""
     value = rng.choice(
         [
             (1, None, ("a",)),
@@ -311,7 +311,7 @@ def test_answers_mean_what_they_mean_to_the_reference(name: str) -> None:
 
 
 def within_64_bits(value: Any) -> Any:
-    """Larger numbers arrive as floats on both sides, which is not what was sent."""
+    """Return a tree with integers of at most 40 bits, because both clients read very large ones as floats."""
     if isinstance(value, dict):
         return {name: within_64_bits(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -320,7 +320,7 @@ def within_64_bits(value: Any) -> Any:
 
 
 def grown(rng: random.Random, kind: Any, tree: Any) -> int:
-    """Add fields of a later protocol to objects that are models; how many were added."""
+    """Add unknown fields to the objects that are models, and return the number of added fields."""
     if isinstance(tree, list) and get_args(kind):
         return sum(grown(rng, get_args(kind)[0], item) for item in tree)
     if not isinstance(tree, dict):
@@ -330,7 +330,7 @@ def grown(rng: random.Random, kind: Any, tree: Any) -> int:
     models = [
         model for model in (kind, *get_args(kind)) if inspect.isclass(model) and issubclass(model, Model)
     ]
-    # Of a union, the one that is meant.
+    # Of a union, take the member that the tag selects.
     models = [model for model in models if len(models) == 1 or tag_of(model) in tree.items()]
     if not models or not models[0].__response__:
         return 0

@@ -1,4 +1,4 @@
-"""The public surface of the reference client: this package offers all of it, except what is listed here.
+"""This package offers all public names of the reference client, except those that this module lists.
 
 A failure means that the reference client has grown: offer the new item, or list it here with a reason. Fields
 of types are compared in `test_types_oracle.py`, in both directions.
@@ -77,7 +77,7 @@ LEFT_OUT = {
     "tinker.types.save_weights_response.checkpoint_console_url": "`tinker.lib.console_urls` has it",
 }
 
-# Names that scripts import from modules which only pass them on.
+# Names that scripts import from modules that only import them from elsewhere.
 PASSED_ON = {
     "tinker.lib.api_future_impl.APIFuture",
     "tinker.lib.public_interfaces.sampling_client.RetryConfig",

@@ -1,4 +1,4 @@
-"""Images as Pillow stores and reads them."""
+"""This package recognises the formats and sizes of images that Pillow has written."""
 
 from __future__ import annotations
 

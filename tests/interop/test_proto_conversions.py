@@ -1,4 +1,4 @@
-"""Our types through our codecs against the reference client's types through its conversions."""
+"""The codecs of this package give the same messages and values as the conversions of the reference client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ ROUNDS = 2_000
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
-    """The content of a request in numbers and arrays; `build` makes it of either client's types."""
+    """Return the content of a request in numbers and arrays.
+
+    `build` makes a request of either client from it.
+    """
     config = {"beta": rng.choice((0, 0.1, True, 3)), "mode": rng.choice(("token", "")), "z": rng.gauss(0, 1)}
     names = rng.sample(sorted(config), rng.randrange(4))
     return {
@@ -75,7 +78,7 @@ def _random_tensor(rng: random.Random) -> dict[str, Any]:
 
 
 def build(types: Any, content: dict[str, Any]) -> Any:
-    """A request of one client's types."""
+    """Return a request made of one client's types."""
     data = []
     for datum in content["data"]:
         inputs = {name: _tensor(types, tensor) for name, tensor in datum["inputs"].items()}
@@ -146,7 +149,8 @@ def check_request(content: dict[str, Any]) -> None:
     body = encode_forward_backward_request(build(ours, content)).join()
     expected = forward_backward_request_to_proto(build(theirs, content))
     assert meaning(parsed(tables.FORWARD_BACKWARD_REQUEST, body)) == meaning(expected)
-    # For the server side: what the reference sends is read and means the same when sent again.
+    # The server's decoder reads the reference client's message, and encoding the result gives an equal
+    # message.
     request, forward_only = decode_forward_backward_request(expected.SerializeToString())
     again = encode_forward_backward_request(request).join()
     assert meaning(parsed(tables.FORWARD_BACKWARD_REQUEST, again)) == meaning(expected)
@@ -161,7 +165,7 @@ def meaning(message: Any) -> Any:
 
 
 def array_content(array: Any) -> Any:
-    """dtype, shape and bits; equal for NaN."""
+    """Return the dtype, the shape and the bits of an array. NaN equals NaN in this form."""
     return None if array is None else (str(array.dtype), array.shape, array.tobytes())
 
 
@@ -184,7 +188,7 @@ def topk_content(topk: Any) -> Any:
 
 
 def response_content(response: Any) -> Any:
-    """Everything in a response, both as arrays and as lists. Empty log-probabilities count as none."""
+    """Return all values of a response, as arrays and as lists. Empty log-probabilities count as missing."""
     alternatives = response.prompt_alt_tokens
     return (
         [_sequence_content(sequence) for sequence in response.sequences],
@@ -212,7 +216,7 @@ def _sequence_content(sequence: Any) -> Any:
 
 
 def _filled(array: Any) -> Any:
-    # The reference takes present and empty for absent.
+    # The reference client treats empty arrays as missing.
     return array if array is not None and array.size else None
 
 
@@ -232,7 +236,7 @@ def random_values(rng: random.Random, dtype: int, size: int) -> bytes:
 
 
 def random_output(rng: random.Random) -> dict[str, Any]:
-    """An output whose batches agree with each other, as servers send it."""
+    """Return a random output with consistent batches, as servers send it."""
     names = rng.sample(("logprobs", "elementwise_loss", "ids"), rng.randrange(4))
     counted = rng.random() < 0.7 or not names
     batches = [_random_batch(rng, names, counted) for _ in range(rng.randrange(4))]
@@ -297,7 +301,8 @@ def _random_topk(rng: random.Random) -> dict[str, Any] | None:
 
 
 def _random_wire_tensor(rng: random.Random) -> dict[str, Any]:
-    # Not bfloat16, which the reference reads as whole numbers here; and with a shape, without which it fails.
+    # Without bfloat16, which the reference client reads as integers here. With a shape, because it fails
+    # without.
     dtype = rng.choice((1, 2, 3))
     if rng.random() < 0.3:
         columns = sorted(rng.sample(range(6), 3))
@@ -367,7 +372,7 @@ def test_no_content_is_found_on_which_they_differ(rng: random.Random) -> None:
     check_request(random_request(rng))
 
 
-# ------------------------------------------------------------------------------------------ where we differ
+# ------------------------------------------------------------------------------------------ differences
 
 
 def test_bfloat16_in_a_plain_tensor_is_shifted_here_and_not_there() -> None:

@@ -1,4 +1,4 @@
-"""The message layer against the reference client's protobuf classes."""
+"""The protobuf reader and writer agree with the reference client's protobuf classes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def described(field: FieldDescriptor) -> tuple[Any, ...]:
         return field.number, field.name, FieldRule.MAP, described(value)[3], ()
     rule = FieldRule.REPEATED if repeated else FieldRule.PRESENT if field.has_presence else FieldRule.PLAIN
     group = field.containing_oneof
-    # A lone `optional` is a oneof of its own in the descriptor.
+    # In the descriptor, an `optional` field is a oneof with one member.
     rivals = {member.name for member in group.fields} - {field.name} if group else set()
     return field.number, field.name, rule, kind, tuple(sorted(rivals))
 
@@ -90,7 +90,7 @@ def test_enum_numbers_are_the_schema() -> None:
 
 
 def to_reference(table: Message, value: dict[str, Any], message: Any = None) -> Any:
-    """The reference's message with this content."""
+    """Return a message of the reference client with this content."""
     message = getattr(pb, table.name)() if message is None else message
     for name, item in value.items():
         field = table.by_name[name]
@@ -116,7 +116,7 @@ def to_reference(table: Message, value: dict[str, Any], message: Any = None) -> 
 
 
 def from_reference(table: Message, message: Any) -> dict[str, Any]:
-    """The content of the reference's message, in the form our reader gives."""
+    """Return the content of the reference client's message in the form of this package's reader."""
     value: dict[str, Any] = {}
     for field in table.fields:
         found = getattr(message, field.name)
@@ -187,7 +187,7 @@ def test_damaged_bytes_mean_the_same_or_are_refused_by_both(table: Message) -> N
         if not isinstance(ours, Exception):
             accepted += 1
             assert comparable(ours) == comparable(theirs), data.hex()
-    assert rounds // 10 < accepted < rounds * 9 // 10  # both outcomes were seen often
+    assert rounds // 10 < accepted < rounds * 9 // 10  # both outcomes occur often
 
 
 def outcome(call: Callable[[Message, bytes], Any], table: Message, data: bytes) -> Any:
@@ -198,13 +198,16 @@ def outcome(call: Callable[[Message, bytes], Any], table: Message, data: bytes) 
 
 
 def laxer_than_the_format(ours: Any, theirs: Any) -> bool:
-    """The reference does not look at the field numbers inside unknown groups and so accepts 0."""
+    """Return True if the reader refuses the field number 0, which the reference accepts in unknown groups."""
     refused = isinstance(ours, WireError) and "0 is not a field number" in str(ours)
     return refused and not isinstance(theirs, Exception)
 
 
 def keeps_entries_as_unknown(table: Message, message: Any) -> bool:
-    """The reference sets a whole map entry aside when it holds an unknown field; we skip that field."""
+    """Return True if the reference treats a map entry with an unknown field as unknown.
+
+    This package skips only the unknown field.
+    """
     if isinstance(message, Exception):
         return False
     aside = {(field.number, 2) for field in table.fields if field.rule is FieldRule.MAP}

@@ -1,17 +1,16 @@
-"""Our array-bearing types against the reference client's, on random input.
+"""Types with arrays accept the random input that the reference client's types accept, with the same meaning.
 
-What the reference accepts, we accept, with the same dtype, shape, values and CSR indices. Differences that
-are meant, each with a test of its own at the end or allowed for where it is met:
+This package keeps the same dtype, shape, values and CSR indices. The intended differences, which the last
+tests cover or the comparisons allow:
 
-- A number that the reference would change is refused (1.9 or 2**63 as int64, 1e39 as float32) or kept
-  (2**53 + 1 beside floats), and an array of complex numbers is refused.
+- This package refuses a number that the reference would change (1.9 or 2**63 as int64, 1e39 as float32), or
+  keeps it exactly (2**53 + 1 among floats). It refuses arrays of complex numbers.
 - Whole floats under `target_tokens` in an array become int64; the reference keeps float32.
 - A token beyond int32 is refused.
-- Read-only arrays are kept; the reference copies them. A shape with -1 is kept as the shape it means.
-- Unsigned, boolean and object arrays, big-endian ones too, tuples, ranges and other sequences, and lists
-  under names of the user's own are accepted.
-- CSR indices that describe no matrix are refused when they are given, not when they are used; a cell listed
-  out of order is read where the reference refuses it.
+- Read-only arrays are not copied. In a shape, -1 is replaced by the real size.
+- Unsigned, boolean, object and big-endian arrays, tuples, ranges and other sequences, and lists under the
+  user's own names are accepted.
+- Invalid CSR indices are refused by the constructor, not at their first use. Cells in any order are accepted.
 - A dimension of 2**63 or more in the header of audio is refused.
 """
 
@@ -68,7 +67,7 @@ TAME_CELLS = st.one_of(st.integers(-5, 5), st.booleans(), st.floats(-4, 4, width
 
 
 def rows(cells: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Lists, lists of lists, and what is nearly one."""
+    """Return a strategy of lists, lists of lists, and malformed ones."""
     flat = st.lists(cells, max_size=5)
     matrix = st.tuples(st.integers(0, 3), st.integers(0, 3)).flatmap(
         lambda size: st.lists(
@@ -92,7 +91,7 @@ ARRAYS = st.one_of(
 
 
 def taken(make: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the value of a constructor, or None when it refuses its arguments."""
+    """Return the result of a constructor, or None if it refuses its arguments."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -102,7 +101,7 @@ def taken(make: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def wire(tensor: Any) -> Any:
-    """All that a server gets to see of a tensor; a shape with -1 as the shape it means."""
+    """Return all that a server receives of a tensor, with -1 in the shape replaced by the real size."""
     values = tensor._numpy
     shape = None if tensor.shape is None else list(tensor.shape)
     if shape is not None and -1 in shape:
@@ -123,7 +122,7 @@ def wire(tensor: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """The same on the wire; every NaN is like another."""
+    """Return True if two tensors are sent in the same way; NaN equals NaN."""
     if (*left[:4], *left[5:]) != (*right[:4], *right[5:]):
         return False
     one, other = (np.frombuffer(side[4], dtype=side[2]) for side in (left, right))
@@ -137,7 +136,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def changed(given_value: Any, tensor: Any) -> bool:
-    """Return True if the reference rounded its input to other than the nearest numbers."""
+    """Return True if the reference client changed a number of its input by more than rounding."""
     if getattr(given_value, "dtype", np.dtype(int)).kind == "c":
         return True
     for cell, kept in zip(flat(given_value), tensor._numpy.reshape(-1).tolist(), strict=True):
@@ -155,7 +154,7 @@ def changed(given_value: Any, tensor: Any) -> bool:
 
 def check_tensors(given_value: Any, theirs: Any, mine: Any, widened: bool = False) -> None:
     if theirs is None:
-        return  # what only we accept is the business of our own tests
+        return  # other tests cover input that only this package accepts
     if mine is None:
         assert changed(given_value, theirs), given_value
         return
@@ -432,7 +431,7 @@ def test_topk_views(matrices: Any) -> None:
     assert mine.sequences[0].topk_logprobs == theirs.sequences[0].topk_logprobs
 
 
-# --------------------------------------------------------------------------------- where both know torch
+# --------------------------------------------------------------------------------- torch tensors
 
 SPARSE_MATRICES = npst.arrays(
     st.sampled_from([np.int64, np.int32, np.int16, np.float32, np.float64]),
@@ -478,7 +477,7 @@ def test_torch_dtypes(dtype: str) -> None:
 @SOME
 @given(
     st.lists(st.integers(-1, 4), min_size=1, max_size=4),
-    # Torch does not look at indices of nothing: crow [0, 2, 0] without a value is a segmentation fault in it.
+    # Torch crashes for crow [0, 2, 0] without a value, because it does not check indices without values.
     st.lists(st.integers(-1, 4), min_size=1, max_size=4),
     st.lists(st.integers(1, 4), min_size=2, max_size=2),
 )
@@ -499,12 +498,12 @@ def test_csr_by_hand(crow: list[int], col: list[int], shape: list[int]) -> None:
     if theirs is not None:
         assert mine == theirs
     elif mine is not None:
-        # Out of order within a row, which leaves no doubt.
+        # Columns out of order within a row, whose meaning is still clear.
         starts = itertools.pairwise(crow)
         assert any(col[a:b] != sorted(col[a:b]) and len(set(col[a:b])) == b - a for a, b in starts)
 
 
-# -------------------------------------------------------------------------------- differences that are meant
+# -------------------------------------------------------------------------------- intended differences
 
 
 @pytest.mark.parametrize(

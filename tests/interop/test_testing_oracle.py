@@ -1,4 +1,4 @@
-"""`LocalServer` under the reference client: found by its environment, remembered, and failing as planned.
+"""The reference client finds a `LocalServer` by its environment, is recorded by it, and meets its faults.
 
 That client runs in a process of its own, as the program of a user would. Its pauses are real, so the plan is
 short.
@@ -6,12 +6,10 @@ short.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 
 import pytest
+from interop.programs import Programs
 
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
@@ -50,23 +48,15 @@ os._exit(0)  # its threads may take the process down on its way out
 """
 
 
-def run(server: LocalServer) -> object:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | server.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def run(programs: Programs, server: LocalServer) -> object:
+    made: object = programs.results("tinker", PROGRAM, environment=os.environ | server.environment())
+    return made
 
 
 @pytest.fixture(scope="module")
-def quiet() -> object:
+def quiet(programs: Programs) -> object:
     with LocalServer(model=MODEL) as server:
-        outcome = run(server)
+        outcome = run(programs, server)
         assert len(server.calls_to("optim_step")) == 3
         assert {call.headers["x-api-key"] for call in server.calls} == {"***"}
         assert (
@@ -75,7 +65,7 @@ def quiet() -> object:
         return outcome
 
 
-def test_its_training_among_faults_is_its_training_without(quiet: object) -> None:
+def test_its_training_among_faults_is_its_training_without(programs: Programs, quiet: object) -> None:
     plan = (
         FaultPlan()
         .on("create_model", faults.too_many_requests(0.1), nth=1)
@@ -86,7 +76,7 @@ def test_its_training_among_faults_is_its_training_without(quiet: object) -> Non
         .on("retrieve_future", faults.status(500), nth=3)
     )
     with LocalServer(plan, model=MODEL) as server:
-        assert run(server) == quiet
+        assert run(programs, server) == quiet
         assert server.pending_faults == ()
 
 

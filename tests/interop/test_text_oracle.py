@@ -1,6 +1,6 @@
-"""Encoding, decoding and chats as transformers has them: five kinds of tokenizers, texts of every script.
+"""Encoding, decoding and chats agree with transformers: five kinds of tokenizers, texts of every script.
 
-`TEXT_ROUNDS` sets how many texts; 10000 is what is promised and the default.
+`TEXT_ROUNDS` sets the number of texts; the default is 10000.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.vocabularies import CHAT_TEMPLATE, KINDS, PLAIN_TEMPLATE, text, tex
 from tinker_sync import InvalidInputError, Tokenizer
 
 COUNT = int(os.environ.get("TEXT_ROUNDS", "10000"))
-pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of transformers
 
 Pair = tuple[Tokenizer, Any]
 
@@ -65,7 +65,7 @@ def test_every_text_encodes_alike(pair: Pair, many: list[str], add_special_token
     expected = theirs(many, add_special_tokens=add_special_tokens)
     made = ours(many, add_special_tokens=add_special_tokens)
     assert dict(made) == dict(expected)
-    # One by one as well: another path in both.
+    # Encode single texts too, which both libraries do in another code path.
     for index in range(0, len(many), 7):
         assert ours.encode(many[index], add_special_tokens=add_special_tokens) == expected["input_ids"][index]
     assert theirs.encode(many[-1], add_special_tokens=add_special_tokens) == expected["input_ids"][-1]
@@ -124,7 +124,7 @@ def test_cut_and_padded_alike(pair: Pair, many: list[str], kind: Literal["np"] |
             "return_token_type_ids": True,
             "padding_side": rng.choice([None, "left", "right"]),
         }
-        # Where texts are cut the library may trim offsets twice, so only whole texts have equal ones.
+        # The library may trim the offsets of cut texts twice, so only those of whole texts are compared.
         options["return_offsets_mapping"] = kind is None and not options["truncation"]
         if kind is None:
             options |= {"padding": rng.choice([True, "longest", "max_length", False]), "return_length": True}

@@ -1,4 +1,4 @@
-"""The built-in model beside transformers: weights, tokenizer, chats, and the forward pass of its script."""
+"""transformers gives the same results for the built-in model: weights, tokenizer, chats and forward pass."""
 
 from __future__ import annotations
 

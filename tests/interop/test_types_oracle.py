@@ -1,7 +1,8 @@
-"""Our types against the reference client's: the same fields, the same values of the same arguments.
+"""The types have the same fields as the reference client's, and the same values from the same arguments.
 
-What the reference accepts, we accept, and it means the same. The last section lists the differences that are
-meant: what no server takes is refused, and a mistyped name in a constructor is an error for answers too.
+This package accepts all arguments that the reference client accepts, with the same meaning. The last section
+has the intended differences: this package refuses values that no server accepts, and an unknown argument is
+an error for types of answers too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ NOT_EXPORTED = {
     "TopkLogprobs": TopkLogprobs,
     "TryAgainResponse": TryAgainResponse,
 }
-"""What the reference keeps in modules of its own."""
+"""The classes that the reference client has in other modules."""
 
 
 def theirs(name: str) -> Any:
@@ -129,7 +130,7 @@ def test_models_declare_the_same_types(name: str) -> None:
 
 
 def spelled(annotation: Any) -> Any:
-    """An annotation in a form that both packages share: names of classes, sets of union members."""
+    """Return an annotation in a form that is equal for both packages: class names, sets of union members."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return spelled(inner[0])
@@ -155,7 +156,7 @@ def test_dataclasses_take_the_same_arguments_in_the_same_order(name: str) -> Non
 
 
 MORE_DEFAULTS = {("SampledSequence", "sequence_id")}
-"""Arguments that need not be given to ours: some servers send no such ids."""
+"""Arguments that are optional in this package, because some servers send no such ids."""
 
 
 ALIASES = sorted(
@@ -168,7 +169,7 @@ ALIASES = sorted(
 @pytest.mark.parametrize("name", ["CustomLossNodeOp", *ALIASES])
 def test_aliases_mean_the_same(name: str) -> None:
     own = ours(name)
-    if isinstance(own, str):  # an alias that must not load its classes; what it names is compared above
+    if isinstance(own, str):  # an alias as text, which loads no classes; its members are compared above
         assert name in own or "TensorData" in own or "ProvenanceSpan" in own
     else:
         assert spelled(own) == spelled(theirs(name))
@@ -190,14 +191,14 @@ def test_the_same_arguments_make_the_same_values(name: str) -> None:
         assert made_of(mine) == made_of(other)
         assert hashable(mine) == hashable(other)
         assert cls.model_validate(other.model_dump()) == mine
-        # What the reference made of them is also what ours makes of the text in between.
+        # A dump of the reference client's instance gives an equal instance of this package.
         assert exact(cls.model_validate(other.model_dump(mode="json")).model_dump(mode="json")) == exact(
             mine.model_dump(mode="json")
         )
 
 
 def exact(tree: Any) -> Any:
-    """A tree in whose comparison 1, 1.0 and True differ."""
+    """Return a form of a tree in which 1, 1.0 and True differ."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -206,7 +207,7 @@ def exact(tree: Any) -> Any:
 
 
 def made_of(value: Any) -> Any:
-    """The classes of a model and of the models in it."""
+    """Return the class names of a model and of the models in it."""
     if isinstance(value, (list, tuple)):
         return [made_of(item) for item in value]
     if isinstance(value, dict):
@@ -290,7 +291,7 @@ ODD: list[Any] = [
 
 
 def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Good arguments with one of them replaced, for each field and each odd value."""
+    """Yield valid arguments with one of them replaced by an odd value, for each field and each value."""
     rng, cls = seeded(name), ours(name)
     good = shared(random_arguments(rng, cls))
     yield "", None, good
@@ -319,7 +320,7 @@ def test_values_that_the_reference_accepts_mean_the_same_here(name: str) -> None
 
 
 def shown(made: Any) -> Any:
-    """The dump with NaN equal to NaN, without the ways in which free-form values may be kept."""
+    """Return a dump in which NaN equals NaN, without differences in the types of free-form values."""
     return exact(shared(loosened(made.model_dump())))
 
 
@@ -337,7 +338,7 @@ def loosened(tree: Any) -> Any:
 
 @pytest.mark.parametrize("name", FLAT)
 def test_what_we_accept_beyond_that_is_known(name: str) -> None:
-    """Return the values that mean the same in a form that the reference does not read."""
+    """This package accepts some more forms of equal values, and no others."""
     for field, value, arguments in odd_arguments(name):
         if can_make(lambda arguments=arguments: ours(name)(**arguments)):
             beyond = not can_make(lambda arguments=arguments: theirs(name)(**arguments))
@@ -345,25 +346,28 @@ def test_what_we_accept_beyond_that_is_known(name: str) -> None:
 
 
 def means_the_same(value: Any) -> bool:
-    """Nested models may be any mapping, not a dict only; whole floats of any size are whole numbers."""
+    """Return True for a value that only this package accepts: a mapping as a model, or a huge whole float."""
     return isinstance(value, types.MappingProxyType) or value is HUGE
 
 
-# ------------------------------------------------------------------------- where we differ on purpose
+# ------------------------------------------------------------------------- intended differences
 
 
 def declared_text(name: str, field: str) -> bool:
-    """The reference takes an enum of numbers for text, and no number; we take neither."""
+    """Return True for a text field.
+
+    The reference client accepts an enum of numbers for it, this package none.
+    """
     declared = {each.name: each.type for each in attrs.fields(ours(name))}
     return field != "" and str in (declared[field], *get_args(declared[field]))
 
 
 WIDER = {
-    # A category that a newer server invents is `Unknown`, it does not hide the error.
+    # An unknown category of a newer server becomes `Unknown`, so that the error itself is still readable.
     ("RequestFailedResponse", "category"),
-    # None is "not given": the other two names may hold the settings.
+    # None counts as missing, because two other fields may hold the settings.
     ("OptimStepRequest", "optim_params"),
-    # The reference cannot count the characters of text with half a surrogate pair; the encoder refuses it.
+    # The reference client fails for text with half a surrogate pair; this package's encoder refuses it.
     ("SessionSearchRequest", "display_name"),
 }
 

@@ -1,4 +1,4 @@
-"""Lines that survive, lines that were cut short, and files that are no journal."""
+"""Lines that are kept, incomplete lines, and files that are not a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lines of a journal mean."""
+"""`read` returns the history that the lines of a journal describe."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_training_goes_on_behind_the_last_checkpoint() -> None:
     assert model(step, save).checkpoint == ("p", 8)
     assert model(sent(1, "save_weights", 7, "p"), sent(2, "optim_step", 7)).checkpoint == ("p", 7)
     assert model(step, save, sent(3, "save_weights", 7)).checkpoint == ("p", 8)  # not acknowledged
-    assert model(step, save, sent(4, "save_weights", None, "q")).checkpoint == ("p", 8)  # of no step
+    assert model(step, save, sent(4, "save_weights", None, "q")).checkpoint == ("p", 8)  # belongs to no step
     assert model(step, start=("o", 5)).checkpoint == ("o", 5)
     assert model(step).checkpoint is None

@@ -1,4 +1,4 @@
-"""`LoopCheckpoints`: what is saved and deleted, and how a loop goes on in a new process."""
+"""`LoopCheckpoints`: saved and deleted checkpoints, and the resume of a loop in a new process."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_page_has_a_panel_for_what_was_recorded_and_refers_to_nothing(tmp_path
     text = path.read_text()
     assert re.findall(r"<h2>(\w+)</h2>", text) == ["loss", "reward", "tokens", "seconds"]
     assert "http" not in text
-    assert text.count(str(two)) >= 1  # runs of one name are told apart by their paths
+    assert text.count(str(two)) >= 1  # paths distinguish runs with the same name
     for drawn in re.findall(r"<svg.*?</svg>", text):
         for number in re.findall(r' [xyc]+[12]?="([^"]+)"', ET.tostring(ET.fromstring(drawn)).decode()):
             assert 0 <= float(number) <= 560

@@ -1,4 +1,4 @@
-"""`StepRecorder`: what a line holds, and how a run goes on."""
+"""`StepRecorder`: the content of a line, and the continuation of a run."""
 
 from __future__ import annotations
 

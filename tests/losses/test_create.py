@@ -59,7 +59,7 @@ def sent_loss(stub: Stub) -> tuple[Any, Any]:
 
 
 class TestHere:
-    """Losses that this process computes."""
+    """Tests of losses that this process computes."""
 
     def test_handle_runs_between_two_passes(self) -> None:
         with world() as (stub, trainer):

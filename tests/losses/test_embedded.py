@@ -61,7 +61,7 @@ def supervised() -> list[types.Datum]:
 
 
 def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
-    """Data with advantages and the log-probabilities of a slightly different sampler."""
+    """Return data with advantages and the log-probabilities of a slightly different sampler."""
     bare = supervised()
     scored = training.forward(bare, "cross_entropy").result(PATIENCE_S).loss_fn_outputs
     rng = np.random.default_rng(7)
@@ -175,7 +175,7 @@ def test_unsupported_operation_is_refused_at_upload(tmp_path: Path) -> None:
 
 
 def preferences() -> tuple[list[types.Datum], list[types.Datum]]:
-    """Prompts with two answers of random tokens. The prompt's tokens have weight 0."""
+    """Return prompts, each with two answers of random tokens. The prompt's tokens have weight 0."""
     rng = np.random.default_rng(11)
     answers: tuple[list[types.Datum], list[types.Datum]] = ([], [])
     for _ in range(4):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.each import for_each
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses import numpy_loss
@@ -32,7 +33,7 @@ def test_loss_is_one_number(loss: Any) -> None:
     assert (type(found), found) == (float, float(np.asarray(loss).reshape(())))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("returned", "complaint"),
     [
         (None, r"my_loss returned None; a numpy loss returns \(loss, metrics, gradients\)"),

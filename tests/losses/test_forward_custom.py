@@ -1,4 +1,4 @@
-"""`forward_custom`, the mean of the loss, and inputs that are for custom losses alone."""
+"""`forward_custom`, the mean of the loss, and inputs that only custom losses read."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ PROMPT = ModelInput.from_ints([1, 2, 3, 4])
 
 
 def one(**inputs: Any) -> Datum:
-    """A datum of four tokens."""
+    """Return a datum of four tokens."""
     return Datum(PROMPT, {"target_tokens": [5, 6, 7, 8], **inputs})
 
 
 def several(rng: np.random.Generator, *, sparse: bool = False, **inputs: Any) -> Datum:
-    """A datum of four tokens with three candidates each."""
+    """Return a datum of four tokens with three candidates each."""
     if not sparse:
         return Datum(PROMPT, {"target_tokens": rng.integers(1, 9, (4, 3)), **inputs})
     targets = TensorData([1, 2, 3, 4, 5], "int64", [4, 3], [0, 3, 4, 4, 5], [0, 1, 2, 0, 2])
@@ -41,7 +41,7 @@ def several(rng: np.random.Generator, *, sparse: bool = False, **inputs: Any) ->
 
 
 def batch(shape: str) -> tuple[list[Datum], list[Any]]:
-    """Four data with the inputs of every loss, and log-probabilities."""
+    """Return four data with the inputs of every loss, and log-probabilities."""
     rng = np.random.default_rng(11)
     size = (4, 3) if shape != "tokens" else (4,)
     data, logprobs = [], []

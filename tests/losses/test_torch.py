@@ -104,7 +104,7 @@ class TestResults:
 
 
 class InTheEngine:
-    """A run on the engine itself, without a server or a client.
+    """A training run on the engine, without a server and a client.
 
     `custom` computes a loss as `forward_backward_custom` does, and `built_in` computes a loss of the engine.
     """

@@ -31,7 +31,7 @@ from tinker_sync.runtime.progress import FutureState
 
 
 class Gate:
-    """A loss that waits until the test opens its gate."""
+    """A loss that waits until the test lets it continue."""
 
     def __init__(self, failure: BaseException | None = None) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
@@ -89,7 +89,7 @@ class TestResult:
         def look(data: Any, logprobs: Any) -> Any:
             seen.extend([data, [each.dtype for each in logprobs]])
             for each in logprobs:
-                each[:] = 0  # a change of its own copy has no effect
+                each[:] = 0  # the loss gets a copy, so this change has no effect
             return 0.0, {}, [np.zeros_like(each) for each in logprobs]
 
         given = [
@@ -146,7 +146,7 @@ class TestResult:
 
 
 class TestOrder:
-    """No operation of the same training client gets between the two passes."""
+    """Tests that no other operation of a training client is sent between the two passes."""
 
     def test_later_calls_follow_the_backward_pass(self) -> None:
         gate = Gate()

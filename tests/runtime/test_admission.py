@@ -1,4 +1,4 @@
-"""Observers agree to calls before they are sent, and learn how they ended; nothing stays reserved."""
+"""Limiters admit calls before they are sent, and get their usage at the end; no reservation remains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_sync.usage.meter import Meter
 
 
 class Limiter:
-    """Agrees to everything, or to nothing, and records what it receives."""
+    """A limiter that admits all calls or none, and records its calls."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses

@@ -1,4 +1,4 @@
-"""A 402 is waited out for as long as the server allows, logged once a minute, and forgotten after five."""
+"""After a 402, a client retries for the time of the server's setting, and logs a line once a minute."""
 
 from __future__ import annotations
 

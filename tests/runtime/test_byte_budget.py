@@ -66,7 +66,7 @@ class TestTimeout:
         class LateClock(FakeClock):
             def wait(self, event: threading.Event, timeout_s: float) -> bool:
                 budget.release(5)
-                return False  # the time is up all the same
+                return False  # the deadline passes anyway
 
         budget = ByteBudget(0, clock=LateClock())
         budget.acquire(5)

@@ -21,7 +21,7 @@ from tinker_sync.types.tensor_data import TensorData
 
 
 def datum_of(size_bytes: int) -> Datum:
-    """A datum whose estimate is exactly this, a multiple of 4."""
+    """Return a datum with exactly this estimated size, a multiple of 4."""
     assert size_bytes % 4 == 0
     return Datum(ModelInput.from_ints(range(size_bytes // 4)))
 
@@ -112,7 +112,7 @@ class TestSplit:
             assert 1 <= len(chunk.data) <= max_count
             assert chunk.size_bytes == sum(map(estimate_bytes, chunk.data))
             assert chunk.size_bytes <= 4 * max_quarters or len(chunk.data) == 1
-            if following is not None:  # greedy: nothing more would have fitted
+            if following is not None:  # the next datum would not have fitted into this chunk
                 grown = chunk.size_bytes + estimate_bytes(following.data[0])
                 assert len(chunk.data) == max_count or grown > 4 * max_quarters
         assert len(chunks) >= math.ceil(len(data) / max_count)

@@ -199,7 +199,7 @@ class TestProgress:
 
 
 def test_results_of_the_parts_go_with_the_parts() -> None:
-    """Chunks of an output are large; once merged, the whole must not keep them twice."""
+    """The merged output must not keep the arrays of the chunks in memory too."""
 
     class Large:
         pass

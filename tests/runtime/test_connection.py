@@ -1,4 +1,4 @@
-"""Renewals: when they are due, that they never overlap, and what a failure does: nothing."""
+"""Renewals begin when they are due, never overlap, and change nothing when they fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from tinker_sync.types.service import ClientDynamicConfigResponse
 
 
 class Bench:
-    """A refresher whose worker the test runs."""
+    """A `Refresher` (the renewal of the token and the server's settings) under the control of a test.
+
+    Its clock and keys are doubles, and its answers are scripted. Its jobs wait in `jobs` until the test runs
+    them, in place of a worker.
+    """
 
     def __init__(self) -> None:
         self.clock = FakeClock(automatic=False)
@@ -39,7 +43,7 @@ class Bench:
         self.refresher.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
 
     def beat(self) -> int:
-        """A heartbeat's worth; how many jobs it gave to the worker."""
+        """Do the renewals of one heartbeat, and return the number of jobs that it gave to the worker."""
         before = len(self.jobs)
         self.refresher.begin_if_due()
         return len(self.jobs) - before
@@ -63,7 +67,7 @@ def test_settings_are_refreshed_when_they_say() -> None:
     assert bench.beat() == 0
     bench.clock.advance(1)
     assert bench.beat() == 1
-    assert bench.beat() == 0  # the worker is at it
+    assert bench.beat() == 0  # the worker still has the job
     bench.answers = [settings(7)]
     bench.jobs.pop()()
     assert bench.refresher.settings == settings(7)

@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -80,11 +80,11 @@ def test_whose_deadline_counts(
     core.start()
     asked: list[Call] = []
 
-    def call(call: Call) -> Reply:
+    def answer(call: Call, read: Callable[[Reply], Any]) -> Any:
         asked.append(call)
-        return Reply(200, {}, b'{"supported_models": []}')
+        return read(Reply(200, {}, b'{"supported_models": []}'))
 
-    monkeypatch.setattr(core.caller, "call", call)
+    monkeypatch.setattr(core.caller, "read", answer)
     core.call("get_server_capabilities", deadline_s=own, usual_s=usual)
     assert [call.deadline_s for call in asked] == [expected]
     core.close().result(120)
@@ -126,7 +126,7 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
     pending = core.future()
     core.close().result(120)
     assert isinstance(pending.exception(0), ClientClosedError)
-    # Closing is the user's own doing, and no news.
+    # Failures because of the close are not reported.
     assert watcher.failures == ["PermissionDeniedError", "BadRequestError", "NotFoundError"]
 
 
@@ -145,7 +145,7 @@ def test_who_watches_is_closed_with_the_client(stub: Stub) -> None:
     core.watch(watcher)
     core.session_id()
     core.close("success", limit_s=5.0).result(120)
-    assert watcher.closed == [1.0, 0.0]  # a moment to deliver what there is, and then not a moment more
+    assert watcher.closed == [1.0, 0.0]  # a second to send pending events, and then no time
 
 
 # ---------------------------------------------------------------------------------------------- the end
@@ -163,7 +163,7 @@ def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptu
 
 
 def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
-    """The garbage collector runs between any two steps of any thread; what it drops must not wait there."""
+    """The garbage collector may run while a thread holds any lock, so freeing a client waits for none."""
     core = core_of(stub)
     core.session_id()
     locks = [
@@ -194,7 +194,7 @@ def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pyt
 
 
 def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of a process, from 3.12 on."""
+    """At the end of a process, Python 3.12 starts no threads; the close then runs in the calling thread."""
     core = core_of(stub)
     core.session_id()
 
@@ -210,7 +210,7 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
 def test_the_end_of_the_process_reports_the_status_of_the_user(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that closes has not begun yet, and the process is ending."""
+    """The process ends before the thread of `close` has begun; the report still has the status of `close`."""
     core = core_of(stub)
     core.session_id()
     with monkeypatch.context() as patch:
@@ -240,7 +240,7 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     closing = core.close()
     stub.await_asked("/sessions/session-0/finish")
     core.renew_after_fork()
-    assert core.close().done()  # a future of the child's own
+    assert core.close().done()  # a new future of the child
     release.set()
     closing.result(120)
 

@@ -13,7 +13,7 @@ from tinker_sync.runtime.exits import finish_all, forget, how_it_ended, remember
 
 
 class Member:
-    """Something to be finished."""
+    """A double of a client that the end of the process finishes."""
 
     def __init__(self, *, silent: bool = False, failure: BaseException | None = None) -> None:
         self.silent = silent
@@ -58,7 +58,7 @@ def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
         remember(member)
     began = time.monotonic()
     finish_all()
-    assert time.monotonic() - began < 20  # 200 times 0.2 would be 40
+    assert time.monotonic() - began < 20  # one after the other, 200 times 0.2 s would take 40 s
     assert [len(member.finished) for member in members] == [1] * 200
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_raised_and_nothing_printed(
 
 
 def test_the_limit_leaves_time_for_the_interpreter() -> None:
-    assert exits.EXIT_LIMIT_S <= 1.0  # of the two seconds in which a process is to be gone
+    assert exits.EXIT_LIMIT_S <= 1.0  # a process must end within two seconds
 
 
 def test_what_is_gone_needs_no_finishing() -> None:

@@ -7,7 +7,7 @@ from tinker_sync.runtime.failures import fresh
 
 
 class Stubborn(Exception):
-    """One that cannot be made again from its arguments."""
+    """An exception that cannot be created again from its arguments."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} {two}")

@@ -1,4 +1,4 @@
-"""One fetch from the first question to the end of its future, driven by hand."""
+"""One fetch from its first poll to the end of its future. The test answers the polls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
     first, second = bench.fetch(), bench.fetch(Promise("req-2", "OptimStep"))
     for size in (1500, 10):
         bench.poller.answer(200, {"status": "complete_metadata", "response_payload_size": size})
-    assert bench.poller.waiting == 1  # the first asks for its result, the second for room
+    assert bench.poller.waiting == 1  # the first fetch polls, and the second waits for the byte budget
     bench.poller.answer(200, {"a": 1})
     assert first.result(0) == {"a": 1}
     assert not second.done()

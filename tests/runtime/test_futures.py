@@ -39,6 +39,14 @@ def failed(failure: BaseException) -> APIFuture[Any]:
     return future
 
 
+def test_it_has_the_fields_of_every_future() -> None:
+    theirs, ours = vars(concurrent.futures.Future()), vars(APIFuture())
+    assert theirs.keys() <= ours.keys()
+    assert {name: ours[name] for name in theirs if name != "_condition"} == {
+        name: value for name, value in theirs.items() if name != "_condition"
+    }
+
+
 def resolved(value: Any) -> APIFuture[Any]:
     future: APIFuture[Any] = APIFuture()
     assert future.resolve(value)
@@ -48,7 +56,7 @@ def resolved(value: Any) -> APIFuture[Any]:
 class TestNoResultYet:
     @pytest.mark.parametrize("kind", [APIFuture, CombinedFuture, TwoPassFuture])
     def test_what_only_the_result_has_is_asked_of_the_result(self, kind: type[APIFuture[Any]]) -> None:
-        future: Any = kind.__new__(kind)  # also of one that is only half made
+        future: Any = kind.__new__(kind)  # a future whose `__init__` has not run
         with pytest.raises(AttributeError) as caught:
             _ = future.metrics
         text = (
@@ -110,7 +118,7 @@ class TestARealFuture:
 
     @pytest.mark.parametrize("awaited", [False, True])
     def test_a_failure_leaves_no_cycle(self, awaited: bool) -> None:
-        """A result may be large; it goes with the last reference, not with the next collection."""
+        """A failed future is freed with its last reference, without the garbage collector."""
         future = failed(KeyError("a"))
         gone = weakref.ref(future)
         wait = partial(future.coroutine().send, None) if awaited else future.result
@@ -191,7 +199,8 @@ class TestW04WaitingNeverCancels:
 
         def press() -> None:
             assert waiting.wait(PATIENCE_S)
-            # A signal that comes between the last look at it and the wait is noticed with the next one only.
+            # A signal between the check for signals and the wait is noticed only with the next signal, so
+            # send many.
             for _ in range(1000):
                 signal.pthread_kill(main.ident, signal.SIGINT)
                 if interrupted.wait(0.01):
@@ -227,7 +236,7 @@ class TestAwaiting:
             await asyncio.get_running_loop().run_in_executor(None, ready.wait, PATIENCE_S)
             return await task
 
-        # In debug mode a loop complains when it is touched from outside, instead of going on sleeping.
+        # In debug mode, an event loop raises an error when another thread uses it.
         with aside(*[lambda: asyncio.run(main(), debug=True)] * 3) as results:
             ready.wait(PATIENCE_S)
             future.resolve(7)
@@ -250,7 +259,7 @@ class TestAwaiting:
         async def main() -> None:
             with pytest.raises(RequestFailedError, match="out of memory"):
                 await failed(RequestFailedError("out of memory", "req-1", "server"))
-            # Not asyncio's CancelledError, which would look like a cancel of the task that waits.
+            # asyncio's CancelledError would mean that the waiting task is cancelled.
             with pytest.raises(concurrent.futures.CancelledError):
                 await cancelled
 
@@ -326,7 +335,7 @@ class TestCallbacks:
         future = APIFuture[int](submit=workers.run)
         go_on = threading.Event()
         future.add_done_callback(lambda _: go_on.wait(PATIENCE_S))
-        assert future.resolve(7)  # would hang here
+        assert future.resolve(7)  # a deadlock would hang here
         go_on.set()
 
     @pytest.mark.parametrize(
@@ -422,7 +431,7 @@ class TestCancel:
         future = APIFuture[int]()
         assert future.begin()
         assert not future.cancel()
-        assert future.begin()  # a request sent again
+        assert future.begin()  # the request is sent again
         assert future.resolve(7)
         assert not future.begin()
         assert not future.cancel()
@@ -580,5 +589,5 @@ def test_ctrl_c_cannot_leave_a_future_locked() -> None:
             sys.setprofile(None)
     other = threading.Thread(target=future.resolve, args=(7,), daemon=True)
     other.start()
-    other.join(PATIENCE_S)  # a wait for the result would free the lock
+    other.join(PATIENCE_S)  # not a wait for the result, which would release the lock
     assert future.done()

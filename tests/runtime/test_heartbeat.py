@@ -1,4 +1,4 @@
-"""Heartbeats, step by step: what each answer means, how late they are, and how the thread ends."""
+"""Heartbeats, step by step: the meaning of each answer, late heartbeats, and the end of the thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def status(code: int) -> APIStatusError:
 
 
 class Bench:
-    """A heartbeat whose beats end as scripted, and a record of its reports."""
+    """A heartbeat with scripted answers, and a record of its reports."""
 
     def __init__(self, *answers: Exception | None, always_offered: bool = True) -> None:
         self.clock = FakeClock(automatic=False)
@@ -57,7 +57,7 @@ class Bench:
         self.said.append(("late", delay_s, reason))
 
     def steps(self, count: int) -> list[bool]:
-        """So many heartbeats, each when it is due."""
+        """Run this many steps of the heartbeat, each when it is due. Return their results."""
         going = []
         for _ in range(count):
             going.append(self.heartbeat.step())
@@ -85,7 +85,7 @@ def test_410_is_the_end_of_the_session_but_not_of_the_upkeep() -> None:
 def test_w29_a_refusal_that_stays_is_a_loss(code: int) -> None:
     bench = Bench(None, *[status(code)] * 3)
     bench.steps(2)
-    assert bench.said == []  # it may have been a proxy
+    assert bench.said == []  # the refusal may have come from a proxy
     bench.steps(2)
     assert bench.said == [("lost", code)]  # reported once
     assert bench.beats == 4

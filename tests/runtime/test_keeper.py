@@ -1,4 +1,4 @@
-"""The keeper process: a session lives on while its owner is stuck, stopped or dead."""
+"""The keeper process keeps a session alive while its owner is stuck, stopped or dead."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Bench:
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
     def ends(self) -> bool:
-        """Return True if the watch ends, False if it goes on for more than a quarter of an hour."""
+        """Run the watch. Return True if it ends, and False if it still runs after a quarter of an hour."""
         try:
             self._watch.run()
         except TimeoutError:
@@ -98,7 +98,7 @@ def test_it_is_silent_while_the_owner_beats() -> None:
 
 def test_it_beats_each_period_while_a_living_owner_is_silent() -> None:
     bench = Bench((10.0, {}))
-    assert not bench.ends()  # the process lives, so the session does
+    assert not bench.ends()  # the owner lives, so the keeper keeps the session alive
     assert bench.beats[:3] == [25.0, 35.0, 45.0]
 
 
@@ -132,7 +132,7 @@ def test_a_session_that_is_over_is_the_end() -> None:
 def test_a_refusal_that_stays_is_the_end_for_an_orphan_alone(code: int) -> None:
     orphan = Bench(DEATH, statuses=(200, code))
     assert orphan.ends()
-    assert len(orphan.beats) == 3  # as in the heartbeats of the owner: the second refusal is certain
+    assert len(orphan.beats) == 3  # as in heartbeats of the owner, the second refusal ends them
     assert not Bench(statuses=(200, code)).ends()
 
 
@@ -239,11 +239,11 @@ class Ground:
 
     @property
     def models(self) -> list[str]:
-        """The models in memory."""
+        """The models in the server's memory."""
         return list(self._service.models)
 
     def outlasts(self, session_id: str) -> None:
-        """Advance the clock four times by four fifths of the limit, each time after a heartbeat."""
+        """Check that heartbeats keep a session alive while the clock advances by 3.2 times the limit."""
         for _ in range(4):
             until(lambda: self._seen_at_s(session_id) == self._clock.now())
             self.pass_by(ABANDONED_AFTER_S * 0.8)
@@ -336,20 +336,20 @@ def test_a_session_outlasts_an_owner_that_is_stuck_or_stopped(ground: Ground, tm
         check_secrets(keeper)
         script.say("close")
         assert script.hear() == "closed"
-        assert not is_alive(keeper)  # and reaped, while its owner still lives
+        assert not is_alive(keeper)  # its owner, which still lives, has reaped it
         with pytest.raises(ProcessLookupError):
             os.kill(keeper, 0)
 
 
 def check_secrets(keeper: int) -> None:
-    """Check that a keeper has the key in no public place, and no file or socket of its owner."""
+    """Check that the key of a keeper is not public, and that it has no file or socket of its owner."""
     place = Path(f"/proc/{keeper}")
     if place.exists():
         assert KEY.encode() not in (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
         files = {os.readlink(path) for path in (place / "fd").iterdir() if path.name in ("1", "2")}
         assert files == {os.devnull}
         others = [path.name for path in (place / "fd").iterdir() if int(path.name) > 2]
-        assert len(others) <= 1  # its own connection
+        assert len(others) <= 1  # the connection of the keeper
 
 
 @SIGNALS
@@ -360,12 +360,12 @@ def test_attach_finds_the_session_of_a_killed_owner(ground: Ground, tmp_path: Pa
         script.say("step")
         script.hear()
         script.say("fork")
-        child = int(script.hear())  # its copy of the pipe must not hide the death
+        child = int(script.hear())  # the keeper must notice the death despite the child's copy of the pipe
         script._process.kill()
         script._process.wait(60)
         try:
             ground.outlasts(session)
-            # The child lives: its copy of the journal must not keep the file from the new owner either.
+            # The living child must not keep its copy of the journal locked.
             with ServiceClient.attach(journal, api_key=KEY, keeper=30.0) as service:
                 [training] = service.trainings
                 assert training.model_id.startswith(session)
@@ -373,7 +373,7 @@ def test_attach_finds_the_session_of_a_killed_owner(ground: Ground, tmp_path: Pa
                 assert is_alive(keeper)
         finally:
             os.kill(child, signal.SIGKILL)
-        until(lambda: not is_alive(keeper))  # the session is over
+        until(lambda: not is_alive(keeper))  # the session has ended
 
 
 @SIGNALS
@@ -398,7 +398,7 @@ REQUEST = {
 
 
 class Silence:
-    """A server that gets no request, because no period passes in the test."""
+    """A double of the server that gets no request, because the test is shorter than a heartbeat's period."""
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str] | TinkerError] = [{"X-API-Key": "first"}]

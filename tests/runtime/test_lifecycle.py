@@ -1,4 +1,4 @@
-"""The calls of a client that have not ended: reported when they fail, ended with the client."""
+"""The pending calls of a client are reported when they fail, and end with the client."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def output(count: int, metrics: dict[str, Any], kind: str = "ArrayRecord") -> Fo
 
 
 class TestReductions:
-    """The values are those the protocol's description gives, for chunks of one and three data."""
+    """The reductions give the values in the protocol's description, for chunks of one and three data."""
 
     @pytest.mark.parametrize(
         ("key", "first", "second", "expected"),

@@ -1,4 +1,4 @@
-"""The name of the public method under way: who sets it, and what carries it to other threads."""
+"""The name of the running public method: methods set it, and jobs take it to other threads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Base:
 
 @names_requests
 class Client(Base):
-    """A client."""
+    """A class whose public methods set the name."""
 
     def outer(self) -> list[str]:
         return [current(), self.inner(), current()]
 
     def inner(self) -> str:
-        """Return the name."""
+        """Return the current name."""
         return current()
 
     def refuse(self, *, message: str = "no") -> None:
@@ -72,7 +72,7 @@ def test_a_subclass_of_the_user_changes_no_name() -> None:
 def test_a_client_class_that_derives_from_another_has_names_of_its_own() -> None:
     @names_requests
     class Other(Client):
-        """Another client."""
+        """A subclass of the client."""
 
     assert Other().inner() == "Other.inner"
 
@@ -83,7 +83,7 @@ def test_only_public_methods_have_names() -> None:
 
 def test_signatures_and_texts_stay() -> None:
     assert str(inspect.signature(Client.refuse)) == "(self, *, message: 'str' = 'no') -> 'None'"
-    assert (Client.inner.__name__, Client.inner.__doc__) == ("inner", "Return the name.")
+    assert (Client.inner.__name__, Client.inner.__doc__) == ("inner", "Return the current name.")
     assert inspect.iscoroutinefunction(Client.slowly_async)
 
 

@@ -1,4 +1,4 @@
-"""Queue states: who hears them, and how often they are logged."""
+"""Queue states: the observers that get them, and the frequency of log lines."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_paused_training_request_is_reported_though_others_go_on(
     with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
         notices.publish(QueueNotice(QueueState.ACTIVE, None), "ForwardBackward", "req-1")
         notices.publish(PAUSED, "ForwardBackward", "req-2")
-    assert len(caplog.messages) == 1  # at once
+    assert len(caplog.messages) == 1  # the first line comes at once
     assert [(state.request_id, state.state) for state in heard] == [
         ("req-1", "active"),
         ("req-2", "paused_capacity"),

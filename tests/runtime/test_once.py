@@ -1,8 +1,9 @@
-"""A value made once: single flight, failures forgotten, interruptions taken over, forks."""
+"""`Once`: one thread makes the value for all, failures are not kept, and another thread takes over."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,14 +16,14 @@ from tinker_sync.runtime.once import Once
 
 
 class Flight:
-    """A value that a thread makes until the test ends it, and threads that wait for it."""
+    """A `Once` whose value a thread is making until the test lets it end, and threads that wait for it."""
 
-    def __init__(self, once: Once[int]) -> None:
+    def __init__(self, once: Once[int], **options: Any) -> None:
         self.once = once
         self.ending: Callable[[], int] = lambda: 1
         self._begun, self._land = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(4)
-        self.first = self._pool.submit(once.get, self._make)
+        self.first = self._pool.submit(once.get, self._make, **options)
         assert self._begun.wait(120)
 
     def _make(self) -> int:
@@ -31,11 +32,12 @@ class Flight:
         return self.ending()
 
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
-        """Ask for the value in another thread. Return its future as soon as it waits or has ended."""
+        """Call `get` in another thread. Return the future of this call when it waits or has ended."""
         flight: Any = self.once._flight
-        waiting = len(flight._condition._waiters)
+        waiters = flight.ended._condition._waiters
+        waiting = len(waiters)
         future = self._pool.submit(self.once.get, make, **options)
-        until(lambda: len(flight._condition._waiters) > waiting or future.done())
+        until(lambda: len(waiters) > waiting or future.done())
         return future
 
     def land(self, ending: Callable[[], int]) -> None:
@@ -84,7 +86,7 @@ def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
     flight.land(fail(KeyError("first")))
     failures = [future.exception(120) for future in (flight.first, *waiting)]
     assert [repr(failure) for failure in failures] == ["KeyError('first')"] * 4
-    assert len({id(failure) for failure in failures}) == 4  # each with a traceback of its own
+    assert len({id(failure) for failure in failures}) == 4  # each thread gets its own exception
     assert once.get(lambda: 7) == 7
 
 
@@ -116,9 +118,24 @@ def test_waiting_has_a_limit() -> None:
     once: Once[int] = Once()
     flight = Flight(once)
     with pytest.raises(DeadlineError, match="another thread was still setting it up"):
-        once.get(never, limit_s=0.01)
+        once.get(never, deadline_at=time.monotonic() + 0.01)
     flight.land(lambda: 7)
-    assert once.get(never, limit_s=0.0) == 7
+    assert once.get(never, deadline_at=0.0) == 7
+
+
+@pytest.mark.parametrize("failure", [DeadlineError("out of time"), KeyError("refused")])
+def test_a_thread_with_more_time_than_a_try_without_an_answer_makes_the_value_itself(
+    failure: Exception,
+) -> None:
+    once: Once[int] = Once(lambda: 0.0)
+    flight = Flight(once, deadline_at=60.0)
+    same, more = flight.wait(never, deadline_at=60.0), flight.wait(lambda: 7, deadline_at=90.0)
+    flight.land(fail(failure))
+    assert [type(future.exception(120)) for future in (flight.first, same)] == [type(failure)] * 2
+    if isinstance(failure, DeadlineError):
+        assert more.result(120) == 7
+    else:
+        assert isinstance(more.exception(120), KeyError)
 
 
 def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
@@ -131,4 +148,4 @@ def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
     flight.land(lambda: 7)
     assert flight.first.result(120) == 7
     once.renew_after_fork()
-    assert once.get(never) == 7  # what was made is good
+    assert once.get(never) == 7  # the value exists already

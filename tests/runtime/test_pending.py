@@ -1,4 +1,4 @@
-"""Waiting for calls that change something, without a client and without time."""
+"""The wait for pending calls that change something, without a client and on a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_sync.runtime.pending import PendingChanges
 
 
 class Clock:
-    """Time passes when it is asked for."""
+    """A clock that returns the given times, one at each call."""
 
     def __init__(self, *moments: float) -> None:
         self._moments = list(moments)
@@ -65,6 +65,53 @@ def test_a_line_after_two_seconds_and_one_warning_at_the_limit(
     assert "waiting for save_state, 2 optim_step, 60 s at most" in capsys.readouterr().err
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert caplog.messages[0].endswith("may be lost: save_state, 2 optim_step")
+
+
+def test_ended_calls_are_not_under_way() -> None:
+    changes = PendingChanges()
+    assert not changes.under_way()
+    first, last = APIFuture[Any](), APIFuture[Any]()
+    changes.add(first, "save_state")
+    changes.add(last, "optim_step")
+    assert changes.under_way()
+    last.resolve(None)
+    assert changes.under_way()
+    first.resolve(None)
+    assert not changes.under_way()
+
+
+def test_ended_calls_that_were_left_behind_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = PendingChanges()
+    waiting, ended = APIFuture[Any](), APIFuture[Any]()
+    changes.add(waiting, "save_state")
+    monkeypatch.setattr(APIFuture, "when_done", lambda *_: None)  # as if Ctrl-C had come before it
+    changes.add(ended, "optim_step")
+    ended.resolve(None)
+    assert changes.under_way()
+    assert changes.describe() == "save_state"
+
+
+def test_calls_may_end_while_another_thread_looks() -> None:
+    changes = PendingChanges()
+    keep = APIFuture[Any]()
+    changes.add(keep, "save_state")
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            future = APIFuture[Any]()
+            changes.add(future, "optim_step")
+            future.resolve(None)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert all(changes.under_way() for _ in range(5000))
+    finally:
+        stop.set()
+        thread.join(60)
+    keep.resolve(None)
+    assert not changes.under_way()
 
 
 def test_giving_up_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,9 +1,8 @@
-"""Many requests held by one thread: over real sockets, plain and TLS, whole and in pieces, alive and dead."""
+"""The poller over real sockets: plain and TLS, answers in pieces, broken connections, timers and limits."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import queue
 import socket
@@ -34,7 +33,7 @@ WAITS = 2000
 
 
 class Held:
-    """A poller with its parts, and the outcomes in the order they came."""
+    """A poller with its parts, and the outcomes of requests in the order of arrival."""
 
     def __init__(self, url: str, *, max_open: int | None = None, threads: int = 4, **options: Any) -> None:
         self.http: Http = http_for(url, **options)
@@ -65,7 +64,7 @@ class Held:
 
 
 def await_end_of_thread(poller: Poller) -> None:
-    """Of every one it had: a thread lets go of its place before it has ended."""
+    """Wait for the end of all threads of a poller. The poller forgets a thread before it has ended."""
     for thread in threading.enumerate():
         if thread.name == "tinker-poll":
             thread.join(PATIENCE_S)
@@ -111,7 +110,7 @@ def test_a_request_that_waits_holds_no_thread() -> None:
         for _ in range(40):
             held.start()
         server.await_seen(40)
-        assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7  # two workers, forty waits
+        assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7  # forty waits occupy no worker
         answered.set()
         assert [held.reply().body for _ in range(40)] == [b"late"] * 40
 
@@ -130,7 +129,7 @@ def test_an_answer_in_pieces_goes_back_to_the_poller_between_them() -> None:
     with ScriptedServer(script) as server, closing(Held(server.url, threads=1)) as held:
         held.start()
         server.await_seen(1)
-        # The only worker is free while the rest of the answer is missing.
+        # While the rest of the answer is missing, it does not occupy the only worker.
         assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7
         more.set()
         assert held.reply().body == b"firstsecond"
@@ -165,12 +164,12 @@ def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: py
         last.set()
         assert held.reply().body == b"long"
     assert calls == [None] * 40
-    assert max(sizes) > 8  # the long request keeps the entries of those that are over
+    assert max(sizes) > 8  # entries of ended requests stay behind that of the long request
     assert max(sizes) <= 8 + 2 * 2 + 1
 
 
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
-    """TLS 1.3 sends session tickets after the handshake: readable, and yet nothing to read."""
+    """TLS 1.3 sends session tickets after the handshake. They make the socket readable, and are no answer."""
     answered = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -361,15 +360,8 @@ def test_an_answered_request_cannot_be_called_off() -> None:
 # ------------------------------------------------------------------------------------- timers, and the thread
 
 
-class Inline:
-    """Workers that run a job at once, on the thread that brings it."""
-
-    def run(self, job: Any) -> None:
-        job()
-
-
 class Nowhere:
-    """Nothing is sent here."""
+    """A double of the transport that must not be used."""
 
     def open(self, call: Call) -> Any:
         raise AssertionError("nothing was to be sent")
@@ -385,8 +377,8 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def stepped(clock: FakeClock) -> Iterator[Poller]:
-    """A poller whose thread is the test: `step` is called by hand."""
-    poller = Poller(Nowhere(), Inline(), clock)
+    """Yield a poller without a thread; the test calls `step`."""
+    poller = Poller(Nowhere(), HandWorkers(), clock)
     poller._thread = threading.current_thread()
     yield poller
     poller._thread = None
@@ -398,7 +390,7 @@ def test_timers_fire_in_order_and_not_early(stepped: Poller, clock: FakeClock) -
     stepped.after(2.0, lambda: fired.append("second"))
     stepped.after(1.0, lambda: fired.append("first"))
     clock.advance(0.99)
-    stepped._fire_timers()
+    assert stepped.step(0.0)
     assert fired == []
     clock.advance(0.02)
     assert stepped.step(0.0)
@@ -418,14 +410,14 @@ def test_a_timer_called_off_does_not_fire(stepped: Poller, clock: FakeClock) -> 
 
 
 def test_a_closed_poller_takes_no_timers(clock: FakeClock) -> None:
-    poller = Poller(Nowhere(), Inline(), clock)
+    poller = Poller(Nowhere(), HandWorkers(), clock)
     poller.close()
     poller.after(0.0, lambda: pytest.fail("it was closed"))
     assert repr(poller) == "<Poller 0 requests, 0 timers>"
 
 
 def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.0)
+    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
         for _ in range(30):
             held.start()
@@ -434,7 +426,7 @@ def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.001)
+    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.001)
     asked, needed = threading.Semaphore(0), threading.Event()
     needed.set()
 
@@ -470,8 +462,8 @@ def test_a_thread_that_fails_fails_those_who_wait(
     with ScriptedServer(script) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
-        until(lambda: bool(held.poller._watched))  # what comes to it later is for the next thread
-        monkeypatch.setattr(held.poller, "_fire_timers", lambda *_: 1 / 0)
+        until(lambda: bool(held.poller._watched))  # later requests belong to the next thread
+        monkeypatch.setattr(held.poller, "_time_to_wait", lambda *_: 1 / 0)
         held.poller.after(0.0, lambda: None)  # wakes the thread
         assert held.failure().final
         assert broken.wait(PATIENCE_S)
@@ -483,14 +475,14 @@ def test_a_thread_that_fails_ends_timed_waits_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
         held.poller.after(3600.0, fired.set)
-        monkeypatch.setattr(held.poller, "_fire_timers", lambda *_: 1 / 0)
+        monkeypatch.setattr(held.poller, "_time_to_wait", lambda *_: 1 / 0)
         held.poller.after(0.0, lambda: None)  # wakes the thread
         assert broken.wait(PATIENCE_S)
         assert fired.wait(PATIENCE_S)
 
 
 def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.0)
+    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server:
         held = Held(server.url)
         held.start()
@@ -505,13 +497,13 @@ def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def _files() -> Iterator[None]:
-    with room_for(2 * WAITS):  # both ends of each
+    with room_for(2 * WAITS):  # each connection has two ends in this process
         yield
 
 
 @pytest.mark.usefixtures("_files")
 def test_two_thousand_waits_are_all_answered() -> None:
-    """More sockets than `select` could watch; each gets its own answer."""
+    """The poller watches more sockets than `select` can, and each request gets its own answer."""
     count = WAITS
     all_here = threading.Event()
     lock = threading.Lock()
@@ -574,145 +566,3 @@ def test_a_forked_child_begins_anew() -> None:
         release.set()
         assert held.reply().body == b"parent"
         assert server.connections == 2
-
-
-# ------------------------------------------------------------------------------------- what follows an answer
-
-
-class Finished:
-    """An exchange whose answer is already there: its pipe is readable."""
-
-    expires_at_s = float("inf")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self._ends: tuple[int, ...] = os.pipe()
-        os.write(self._ends[1], b".")
-
-    def fileno(self) -> int:
-        return self._ends[0] if self._ends else -1
-
-    def step(self) -> Reply:
-        return Reply(200, {}, self.call.body or b"")
-
-    def abort(self) -> None:
-        ends, self._ends = self._ends, ()
-        for end in ends:
-            os.close(end)
-
-
-class Immediate:
-    """Answers each call with its own body."""
-
-    def __init__(self, *, idle: bool = False) -> None:
-        self.opened: list[bytes | None] = []
-        self._idle = idle
-
-    def open(self, call: Call) -> Finished:
-        self.opened.append(call.body)
-        return Finished(call)
-
-    def has_idle_connection(self) -> bool:
-        return self._idle
-
-
-def do_when_there(workers: HandWorkers) -> None:
-    """Run the next job; the poller's thread may still have to hand it over."""
-    until(lambda: workers.jobs)
-    workers.do()
-
-
-def test_a_worker_sends_the_first_request_that_follows_from_an_answer_and_leaves_the_others() -> None:
-    opener, workers = Immediate(), HandWorkers()
-    reached: list[bytes] = []
-
-    def follow(outcome: Outcome) -> None:
-        assert isinstance(outcome, Reply)
-        reached.append(outcome.body)
-        if outcome.body == b"a":
-            poller.start(post(body=b"a1"), follow)
-            poller.start(post(body=b"a2"), follow)
-
-    with closing(Poller(opener, workers)) as poller:
-        poller.start(post(body=b"a"), follow)
-        assert opener.opened == []
-        workers.do()
-        assert (opener.opened, reached) == ([b"a"], [])
-        do_when_there(workers)
-        # The worker sends one of the two itself. It may also read the answer to that, if it is there already.
-        assert (opener.opened[:2], reached[:1]) == ([b"a", b"a1"], [b"a"])
-        while len(reached) < 3:
-            do_when_there(workers)
-        assert sorted(opener.opened) == sorted(reached) == [b"a", b"a1", b"a2"]
-        assert poller.under_way == 0
-
-
-@pytest.mark.parametrize(
-    ("idle", "size", "alone"), [(True, 2, True), (True, 10**6, False), (False, 2, False)]
-)
-def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: int, alone: bool) -> None:
-    opener, workers = Immediate(idle=idle), HandWorkers()
-
-    def start_both() -> None:
-        poller.start(post(body=b"a"), lambda _: None)
-        poller.start(post(body=b"b" * size), lambda _: None)
-
-    with closing(Poller(opener, workers)) as poller:
-        poller.step_on_worker(start_both)
-        assert len(opener.opened) == (2 if alone else 1)
-        until(lambda: len(workers.jobs) >= 1)  # the answers are there, or the other request waits
-    workers.jobs.clear()
-
-
-def test_a_job_follows_the_step_of_a_worker() -> None:
-    done: list[str] = []
-
-    def step() -> None:
-        assert poller.follow(lambda: done.append("job"))
-        done.append("step")
-
-    with closing(Poller(Immediate(), HandWorkers())) as poller:
-        assert not poller.follow(lambda: done.append("lost"))
-        poller.step_on_worker(step)
-    assert done == ["step", "job"]
-
-
-def test_a_long_chain_of_answers_does_not_lie_on_one_stack() -> None:
-    workers = HandWorkers()
-    depths: list[int] = []
-
-    def follow(_: Outcome) -> None:
-        depths.append(len(inspect.stack(0)))
-        if len(depths) < 20:
-            poller.start(post(), follow)
-
-    with closing(Poller(Immediate(), workers)) as poller:
-        poller.start(post(), follow)
-        while len(depths) < 20:
-            do_when_there(workers)
-    assert len(set(depths)) == 1
-
-
-def test_a_request_that_a_worker_can_no_longer_send_is_sent_by_another() -> None:
-    opener, workers = Immediate(), HandWorkers()
-    outcomes: list[Outcome] = []
-
-    def stop() -> None:
-        poller.start(post(), outcomes.append)
-        raise SystemExit
-
-    with closing(Poller(opener, workers)) as poller:
-        with pytest.raises(SystemExit):
-            poller.step_on_worker(stop)
-        assert opener.opened == []
-        while not outcomes:
-            do_when_there(workers)
-    assert len(opener.opened) == len(outcomes) == 1
-
-
-def test_a_step_outside_of_workers_leaves_sending_to_them() -> None:
-    opener, workers = Immediate(), HandWorkers()
-    poller = Poller(opener, workers)
-    poller.start(post(), lambda _: None)
-    assert opener.opened == []
-    assert len(workers.jobs) == 1

@@ -13,6 +13,7 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.rate_limiter import (
     FIRST_WINDOW,
     OPEN_WINDOW,
+    RECENT_S,
     Gate,
     LimiterState,
     Permit,
@@ -30,7 +31,7 @@ def limiter_and_gate() -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 def take_all(gate: Gate) -> list[Permit]:
-    """Every permit there is now."""
+    """Acquire all permits that are available now, and return them."""
     permits = []
     while (permit := gate.try_acquire()) is not None:
         permits.append(permit)
@@ -39,7 +40,7 @@ def take_all(gate: Gate) -> list[Permit]:
 
 
 def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
-    """A limiter that was open, was refused once and may now let a few through."""
+    """Return a limiter that has just reopened after a refusal."""
     clock, limiter, gate = limiter_and_gate()
     permit = gate.acquire()
     assert permit is not None
@@ -57,7 +58,7 @@ class TestOpen:
 
     def test_the_way_through_takes_no_lock(self) -> None:
         _, limiter, gate = limiter_and_gate()
-        with limiter._lock:  # would hang
+        with limiter._lock:  # a call that takes the lock would hang
             permit = gate.acquire()
             assert permit is not None
             gate.succeeded(permit)
@@ -139,6 +140,106 @@ class TestClosed:
         assert not limiter.recently_closed()
 
 
+def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
+    """Return a limiter that was refused while the server worked on so many requests, after the pause."""
+    clock, limiter, gate = limiter_and_gate()
+    permits = [gate.acquire() for _ in range(count + 1)]
+    for number, permit in enumerate(permits):
+        assert permit is not None
+        if number < count:
+            gate.begin_work(number)
+            gate.succeeded(permit)
+        else:
+            gate.throttled(permit, delay_s=1)
+    clock.advance(1)
+    return clock, limiter, gate
+
+
+def accept_all(gate: Gate, name: str) -> int:
+    """Have the server accept every request that may pass, until none may; return their number."""
+    accepted = 0
+    while permits := take_all(gate):
+        for permit in permits:
+            gate.begin_work((name, accepted))
+            gate.succeeded(permit)
+            accepted += 1
+    return accepted
+
+
+class TestWork:
+    def test_the_server_gets_no_more_work_than_it_held_when_it_refused(self) -> None:
+        _, limiter, gate = refused_at_work(64)
+        assert accept_all(gate, "more") == 0
+        for number in range(20):
+            gate.end_work(number)
+        assert accept_all(gate, "next") == 18  # one in 32 stays free
+        assert limiter.state() is LimiterState.REOPENING
+
+    def test_requests_accepted_after_the_first_refusal_count_until_work_ends(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        permits = [gate.acquire() for _ in range(70)]
+        assert permits[0] is not None
+        gate.throttled(permits[0], delay_s=1)
+        for number in range(64):
+            gate.begin_work(number)
+        gate.end_work(0)
+        gate.begin_work(64)  # the server may have accepted it in the place of the first one
+        clock.advance(1)
+        assert limiter.state() is LimiterState.REOPENING
+        assert accept_all(gate, "more") == 0
+        for number in range(1, 65):
+            gate.end_work(number)
+        assert accept_all(gate, "next") == 62
+
+    def test_a_server_with_little_work_has_another_reason(self) -> None:
+        _, limiter, gate = refused_at_work(FIRST_WINDOW - 1)
+        permits = take_all(gate)
+        for number, permit in enumerate(permits):
+            gate.begin_work(("more", number))
+            gate.succeeded(permit)
+        assert len(take_all(gate)) == 2 * FIRST_WINDOW
+        assert limiter.state() is LimiterState.REOPENING
+
+    def test_the_bound_ends_after_a_while_and_a_few_go_first(self) -> None:
+        clock, limiter, gate = refused_at_work(64)
+        assert gate.acquire(timeout=RECENT_S + 1) is not None  # the first in line watches the time
+        assert sum(clock.waits) == pytest.approx(RECENT_S)
+        assert len(take_all(gate)) == FIRST_WINDOW - 1
+        assert limiter.state() is LimiterState.REOPENING
+
+    def test_the_end_of_work_lets_the_next_one_in(self) -> None:
+        _, _, gate = refused_at_work(64)
+        gate.end_work(0)
+        gate.end_work(1)
+        permits: list[Permit | None] = []
+        waiting = threading.Thread(target=lambda: permits.append(gate.acquire(timeout=60)))
+        waiting.start()
+        gate.end_work(2)
+        waiting.join(60)
+        assert len(permits) == 1
+        assert permits[0] is not None
+
+    def test_work_takes_no_lock_while_open(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        with limiter._lock:  # would hang
+            gate.begin_work(1)
+            gate.end_work(1)
+
+
+def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
+    clock, _, gate = limiter_and_gate()
+    first, second = gate.acquire(), gate.acquire()
+    assert first is not None
+    assert second is not None
+    assert gate.lets_pass(second)
+    gate.throttled(first, delay_s=1)
+    assert not gate.lets_pass(second)
+    clock.advance(1)
+    assert not gate.lets_pass(second)  # it is not one of the few
+    few = take_all(gate)
+    assert all(map(gate.lets_pass, few))
+
+
 class TestReopening:
     def test_a_few_first(self) -> None:
         _, limiter, gate = throttled_once()
@@ -188,7 +289,7 @@ class TestReopening:
         few = take_all(gate)
         assert len(few) == FIRST_WINDOW
         assert permits[-1] is not None
-        gate.throttled(permits[-1], delay_s=2)  # sent long ago; its word on time is heard all the same
+        gate.throttled(permits[-1], delay_s=2)  # a late refusal, whose delay counts anyway
         assert limiter.opens_in_s() == 2
         for permit in few:
             gate.failed(permit)
@@ -336,7 +437,7 @@ class TestShared:
 
 
 class TestSharing:
-    """Limiters of several processes that announce their refusals to each other."""
+    """Tests of limiters that share their refusals between processes."""
 
     def test_one_refusal_of_many_requests_is_announced_once(self) -> None:
         _, limiter, gate = limiter_and_gate()

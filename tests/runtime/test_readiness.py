@@ -1,4 +1,7 @@
-"""News of sockets, on Linux and elsewhere: each watch ends with the news."""
+"""Notifications of readable sockets, on Linux and other systems.
+
+Each watch ends with its first notification.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_a_watch_ends_with_the_news(readiness: Readiness, pair: tuple[socket.soc
     assert readiness.wait(0) == []
     other.send(b"a")
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
-    assert readiness.wait(0) == []  # though it is still readable
+    assert readiness.wait(0) == []  # although the socket is still readable
     readiness.watch(one.fileno())
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
 

@@ -1,4 +1,4 @@
-"""Every answer to a retrieval, and what follows; no thread, no socket, no waiting."""
+"""The action of a retrieval after each answer, without threads, sockets and pauses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TRY_AGAIN = reply(200, {"type": "try_again", "request_id": "req-1", "queue_state
 
 
 class Asking:
-    """A retrieval and its clock: each answer comes so many seconds after its question."""
+    """A retrieval with a clock. Each answer arrives `after_s` seconds after its poll."""
 
     def __init__(self, **options: Any) -> None:
         self.notices: list[QueueNotice] = []
@@ -89,7 +89,7 @@ def question(ask: Ask) -> Any:
     return json.loads(ask.body)
 
 
-# ------------------------------------------------------------------------------------------ what is asked
+# ------------------------------------------------------------------------------------------ polls
 
 
 def test_the_first_question() -> None:

@@ -25,7 +25,7 @@ from tinker_sync.runtime.safe_condition import SafeCondition
     ids=["when_done", "add_done_callback", "result", "running"],
 )
 def test_ctrl_c_while_the_lock_of_a_future_is_taken(call: Callable[[Any], object]) -> None:
-    """It comes as soon as the method of a `threading.Condition` has taken the lock, if that is one."""
+    """Ctrl-C arrives just after a method of the future has taken the lock; the lock is released."""
 
     def interrupt(frame: Any, event: str, _: Any) -> None:
         if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
@@ -46,7 +46,7 @@ def test_waits_end_with_a_notice_or_in_time() -> None:
     condition = SafeCondition()
 
     def wait() -> bool:
-        with condition, condition:  # however often it is held
+        with condition, condition:  # also if it is entered twice
             return condition.wait(PATIENCE_S)
 
     waits = [start(wait) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The bodies of samples that are spliced: the same as those that are written whole."""
+"""The bodies of samples that are spliced from cached parts are the same as fully encoded ones."""
 
 from __future__ import annotations
 

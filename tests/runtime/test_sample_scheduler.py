@@ -1,4 +1,4 @@
-"""The order of samples, without threads: workers and the poller are run by hand."""
+"""The order of samples, without threads: the tests run the workers and answer the requests."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ from tinker_sync.transport.verdict import Judge
 
 
 class Job:
-    """A sample as far as the scheduler looks at it."""
+    """A double of a sample with the methods that the scheduler uses."""
 
-    def __init__(self, log: list[str], name: str, *, size: int = 10, admit: bool = True) -> None:
+    def __init__(
+        self, log: list[str], name: str, *, size: int = 10, admit: bool = True, waits: bool = False
+    ) -> None:
         self.estimate_bytes = size
         self.over = False
         self.failure: Exception | None = None
-        self._log, self._name, self._admits = log, name, admit
+        self._log, self._name, self._admits, self._waits = log, name, admit, waits
         self.then: Callable[[], object] = lambda: None
 
-    def admit(self) -> bool:
+    def admit(self, *, may_wait: bool = True) -> bool | None:
+        if not may_wait and self._waits:
+            return None
         self._log.append(f"admit {self._name}")
         self.then()
         return self._admits
@@ -49,13 +53,17 @@ class Job:
 
 
 class Bench:
-    def __init__(self, *, idle: bool = True) -> None:
+    def __init__(self, *, idle: bool = True, watched: bool = False) -> None:
+        """Make a scheduler; `watched` gives its poller a thread, whose jobs are in `soon`."""
+        self.soon: list[Callable[[], object]] = []
+        self.watched = watched
         self.log: list[str] = []
         self.idle = idle
         self.workers = HandWorkers()
         clock = FakeClock(automatic=False)
         poller: Any = HandPoller(clock)
-        poller.step_on_worker = lambda step: step()
+        poller.run_step = lambda step: step()
+        poller.run_soon = self._run_soon
         judge: Any = None
         workers: Any = self.workers
         self.scheduler = SampleScheduler(
@@ -68,6 +76,11 @@ class Bench:
             has_idle_connection=lambda: self.idle,
             clock=clock,
         )
+
+    def _run_soon(self, job: Callable[[], object]) -> bool:
+        if self.watched:
+            self.soon.append(job)
+        return self.watched
 
     def put(self, name: str, *, first: bool = False, **options: Any) -> Job:
         job = Job(self.log, name, **options)
@@ -117,7 +130,7 @@ def test_where_connections_must_be_opened_each_submit_gets_a_worker() -> None:
         bench.put(name)
     bench.workers.do()
     assert len(bench.workers.jobs) == 2
-    assert bench.log == ["admit a", "admit b", "admit c", "submit c"]  # the last one needs no other worker
+    assert bench.log == ["admit a", "admit b", "admit c", "submit c"]  # it submits the last one itself
     bench.workers.do_all()
     assert sorted(bench.log[4:]) == ["submit a", "submit b"]
 
@@ -152,6 +165,40 @@ def test_a_sample_that_comes_during_an_admission_is_admitted_by_the_same_worker(
     first.then = lambda: bench.put("b")
     bench.workers.do_all()
     assert bench.log == ["admit a", "submit a", "admit b", "submit b"]
+
+
+def test_the_thread_of_the_poller_admits_and_submits_what_need_not_wait() -> None:
+    bench = Bench(watched=True)
+    for name in "abc":
+        bench.put(name)
+    (job,) = bench.soon
+    job()
+    assert bench.log == ["admit a", "submit a", "admit b", "submit b", "admit c", "submit c"]
+    bench.put("d")
+    assert len(bench.soon) == 2
+    assert not bench.workers.jobs
+
+
+def test_a_sample_that_must_wait_is_left_to_a_worker_before_those_behind_it() -> None:
+    bench = Bench(watched=True)
+    bench.put("a")
+    bench.put("b", waits=True)
+    bench.put("c")
+    bench.soon.pop()()
+    assert bench.log == ["admit a", "submit a"]
+    bench.put("d")
+    assert not bench.soon  # the worker admits
+    bench.workers.do_all()
+    assert bench.log[2:] == ["admit b", "submit b", "admit c", "submit c", "admit d", "submit d"]
+
+
+def test_the_thread_of_the_poller_opens_no_connection() -> None:
+    bench = Bench(idle=False, watched=True)
+    bench.put("a")
+    bench.soon.pop()()
+    assert bench.log == ["admit a"]
+    bench.workers.do_all()
+    assert bench.log == ["admit a", "submit a"]
 
 
 def test_closing_fails_what_is_queued_and_what_comes_later() -> None:

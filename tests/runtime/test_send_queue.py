@@ -22,7 +22,7 @@ from tinker_sync.runtime.send_queue import (
 
 
 class Bench:
-    """A queue whose sends a test does by hand: what was sent, and what to raise."""
+    """A queue whose sends the test runs, with a record of the sent requests and the failures to raise."""
 
     def __init__(self) -> None:
         self.workers = HandWorkers()
@@ -113,7 +113,7 @@ class TestOrder:
             assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
 
     def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
-        """Seven data in chunks of two, an optim_step, three data in chunks of two."""
+        """The first chunk of a pass is sent last: four chunks, an optim_step, and a pass of two chunks."""
         bench.append("fb", 4, parallel=True)
         bench.append("optim")
         bench.append("f", 2, parallel=True)
@@ -161,7 +161,10 @@ class TestOrder:
 
 class TestSendsThatEndLater:
     def late(self, count: int) -> tuple[list[Any], list[Operation[FakePart]]]:
-        """A queue with one operation of `count` parts and one behind it: the ends of its sends."""
+        """Append an operation of `count` parts and another one.
+
+        Return the callbacks of the sends, and the operations.
+        """
         ends: list[Any] = []
         queue: SendQueue[FakePart] = SendQueue(
             lambda part, number, ended: ends.append((number, ended)), lambda job: job()
@@ -238,7 +241,7 @@ class TestW02Cancel:
 
 
 class TestCancelAtTheDoor:
-    """A cancel may come after an operation was taken from the queue, and before it begins."""
+    """Tests of a cancel after an operation was taken from the queue, and before it begins."""
 
     def test_it_gets_no_number_and_the_next_one_goes_on(self, bench: Bench) -> None:
         class Late(APIFuture[Any]):
@@ -325,7 +328,7 @@ class TestFailedSend:
         assert all(part.future.done() for part in made.parts)
 
     def test_serial_chunks_after_the_failed_one_stay_here(self, bench: Bench) -> None:
-        """The reference sends them and the next operation too, and leaves a hole."""
+        """Unlike in the reference client, no chunk or operation after the failed chunk is sent."""
         bench.failures["fb.2"] = REFUSED
         made = bench.append("fb", 4)
         queued = bench.append("optim")
@@ -339,7 +342,7 @@ class TestFailedSend:
         bench.failures = {"fb.2": REFUSED, "fb.3": KeyError("second")}
 
         made = bench.append("fb", 3, parallel=True)
-        # Both are on their way when the first of them fails.
+        # Both requests are under way when the first one fails.
         real_send = bench.send
 
         def send(part: FakePart, number: int) -> Any:
@@ -359,7 +362,7 @@ class TestFailedSend:
 
         def send(part: FakePart, number: int) -> Any:
             if part.name == "fb.2":
-                bench.workers.do()  # fb.3 fails while this one is on its way
+                bench.workers.do()  # fb.3 fails while fb.2 is under way
             return real_send(part, number)
 
         bench.send = send  # type: ignore[method-assign]
@@ -408,7 +411,7 @@ def not_taken() -> NotTaken:
 
 
 def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
-    """Do something while a part is on its way."""
+    """Call a function while a part is being sent."""
     real_send = bench.send
 
     def send(part: FakePart, number: int) -> Any:
@@ -420,7 +423,7 @@ def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
 
 
 class TestRefusedSend:
-    """The server surely does not have the request: its number is free, and the queue goes on."""
+    """Tests of requests that the server certainly lacks: their number is free, and the queue goes on."""
 
     def test_the_next_one_gets_its_number(self, bench: Bench) -> None:
         bench.failures["b"] = not_taken()
@@ -439,6 +442,15 @@ class TestRefusedSend:
             bench.append(name)
         bench.workers.do_all()
         assert bench.sent == "1:a 1:b 1:c 1:d"
+
+    def test_a_parallel_operation_under_its_number_is_sent_in_order(self, bench: Bench) -> None:
+        """The server does not wait for a number that it has refused."""
+        bench.failures["a"] = not_taken()
+        bench.append("a")
+        bench.append("b", 3, parallel=True)
+        bench.append("c", 2, parallel=True)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:b.1 2:b.2 3:b.3 5:c.2 4:c.1"
 
     def test_no_more_of_a_serial_operation_is_sent(self, bench: Bench) -> None:
         bench.failures["fb.3"] = not_taken()
@@ -610,7 +622,7 @@ class TestMoves:
 
 
 class TestPlaces:
-    """Operations whose requests come later, right behind one whose requests are known."""
+    """Tests of operations whose requests are added after they were queued."""
 
     def keep(self, bench: Bench, first: str = "first") -> Operation[FakePart]:
         place: Operation[FakePart] = Operation("late", (), APIFuture())
@@ -709,7 +721,7 @@ class TestPlaces:
 
 
 class TestNoLockIsHeld:
-    """Everything that runs code of others is done with the lock free; each of these would hang otherwise."""
+    """Tests that the queue calls other code without holding its lock; otherwise they hang."""
 
     def test_when_a_future_fails(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED

@@ -1,4 +1,4 @@
-"""Sessions by themselves: their owner, their numbers, and the report at their end."""
+"""Sessions without clients: their owner, their numbers, and the report at their end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stub() -> Iterator[Stub]:
 
 
 class Bench:
-    """A session of a core, on a clock that stands still."""
+    """A session of a core, on a fake clock."""
 
     def __init__(self, stub: Stub, **of_session: Any) -> None:
         self.clock = FakeClock(automatic=False)
@@ -102,7 +102,7 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
 
 def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
-        bench.core.ready()  # any use will do
+        bench.core.ready()  # the first use
         bench.clock.await_waiters()
         bench.clock.advance(10.0)
         (asked,) = stub.await_asked("/session_heartbeat")
@@ -114,7 +114,7 @@ def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
         bench.core.session_id()
         heartbeat = bench.session._heartbeat
         assert heartbeat is not None
-        heartbeat.stop()  # there is no such thread in a child
+        heartbeat.stop()  # the thread does not exist in a forked child
         heartbeat.join(120)
         bench.core.renew_after_fork()
         assert (bench.session.owned, bench.session.heartless) == (False, True)
@@ -154,7 +154,7 @@ def test_a_lost_session_is_refused_with_an_error_of_ones_own(stub: Stub) -> None
 def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool) -> None:
     failure = TinkerError("m") if error is None else APIStatusError.from_reply(error, {}, b"")
     with Bench(stub) as bench:
-        bench.session.look_after(failure)  # before there is a session, nothing is to be lost
+        bench.session.look_after(failure)  # without a session there is nothing to lose
         bench.core.session_id()
         bench.clock.await_waiters()
         bench.clock.advance(5.0)
@@ -203,7 +203,7 @@ def test_numbers_drawn_by_many_threads_are_dense() -> None:
 
 
 def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server has made the session, and then there is no thread for its heartbeats."""
+    """The server opens the session, and the thread of the heartbeats cannot start. The next use continues."""
     with Bench(stub) as bench:
         with monkeypatch.context() as patch:
             patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())

@@ -1,4 +1,4 @@
-"""One poll for all samples of a session: the order of questions, and what happens without such a poll."""
+"""One poll for all samples of a session: the order of polls, and servers without such a poll."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bench:
         self.poller.answer(200, {"completions": completions, "cursor": cursor}, path=PATH)
 
     def fetch_next(self, body: Any) -> None:
-        """Answer the oldest question for one result."""
+        """Answer the oldest poll for one result."""
         self.poller.answer(200, body, path=ONE)
 
     def singles(self) -> list[str]:
@@ -80,7 +80,7 @@ def test_a_copy_asks_for_its_own() -> None:
 
 def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Bench) -> None:
     futures = {name: bench.wait_for(name) for name in "abc"}
-    assert len(bench.polls()) == 1  # one for all
+    assert len(bench.polls()) == 1  # one poll for all samples
     bench.announce(2, "b", "c")
     assert sorted(bench.singles()) == ["b", "c"]
     asked = [asked for asked in bench.poller.requests if asked.live and asked.path == ONE]
@@ -128,7 +128,7 @@ def test_w24_announcements_without_a_waiter_are_dropped_in_time(
 def test_w24_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, status: int) -> None:
     first = bench.wait_for("a")
     bench.poller.answer(status, {"detail": "no"}, path=PATH)
-    if status == 501:  # a server error passes, or so it seems at first
+    if status == 501:  # the client retries after a server error
         for _ in range(2):
             bench.poller.pass_time()
             bench.poller.answer(status, {"detail": "no"}, path=PATH)
@@ -213,7 +213,7 @@ def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause
     assert future.result(0) == {"of": "a"}
     bench.wait_for("b")
     bench.clock.advance(30.0)
-    bench.announce(1)  # held, as it should be
+    bench.announce(1)  # the server holds the poll
     assert [timer for timer in bench.poller.timers if timer.live] == []
     assert bench.poller.waiting == 1
 
@@ -265,7 +265,7 @@ def test_an_idle_client_does_not_ask_a_server_that_ignores_the_timeout_for_ever(
     assert bench.poller.waiting == 0
     assert bench.poller.timers == []
     bench.wait_for("b")
-    assert bench.polls()[-1]["retrieved_request_ids"] == []  # the server has read them
+    assert bench.polls()[-1]["retrieved_request_ids"] == []  # the server has received the ids already
     assert "timeout" not in bench.polls()[-1]
 
 

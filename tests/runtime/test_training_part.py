@@ -1,4 +1,4 @@
-"""Requests that the server may or may not have: their numbers are not used again."""
+"""The number of a request that may have reached the server is not used again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_request_without_an_answer_keeps_its_number(ledger: Ledger, fault: Fau
         with pytest.raises(EarlierCallFailedError):
             training.optim_step(step_of(2)).result(PATIENCE_S)
         assert server.calls_to("optim_step") == []
-        if arrives:  # the engine may still be at work
+        if arrives:  # the engine may not have finished
             until(lambda: marks(ledger) == [1])
     assert marks(ledger) == ([1] if arrives else [])
 

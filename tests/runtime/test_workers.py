@@ -24,7 +24,7 @@ def workers() -> Iterator[Workers]:
 
 
 class Held:
-    """Jobs that have begun and end when the test lets them."""
+    """A job that waits until the test lets it end."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -84,7 +84,7 @@ class TestThreads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
             assert repr(pool) == "<Workers 'send' 0 threads>"
-            assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # and comes back
+            assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # a new thread starts
 
     def test_the_last_one_stays_while_it_is_needed(self) -> None:
         asked, needed = threading.Semaphore(0), threading.Event()
@@ -239,7 +239,7 @@ class TestClose:
 
 
 class TestCtrlC:
-    """The main thread is interrupted between two lines of `run`."""
+    """Tests of a Ctrl-C between two lines of `run`."""
 
     @pytest.mark.parametrize("born", [False, True])
     def test_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, born: bool) -> None:
@@ -281,7 +281,7 @@ class TestSystemWithoutThreads:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             pool.run(print)
         monkeypatch.undo()
-        assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the failed attempt took no place
+        assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the thread that did not start is not counted
         pool.close()
 
     def test_those_there_are_do_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def run_script(code: str, *, expect: int = 0) -> str:
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise KeyboardInterrupt", "1 / 0"])
 def test_a_process_ends_with_hundreds_of_jobs_under_way(end: str) -> None:
-    """The timeout of `run_script` is the assertion: with joined threads this would never end."""
+    """The process ends within the timeout of `run_script`. If it joined its threads, it would never end."""
     code = (
         "import sys, threading\n"
         "from tinker_sync.runtime.workers import Workers\n"

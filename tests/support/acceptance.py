@@ -1,7 +1,7 @@
-"""Every call of every client that has an endpoint, against a server that really computes.
+"""A script that makes every call of every client that has an endpoint, against a server that really computes.
 
-Written for either package: the reference client and ours have the same names. What it finds out is checked on
-the spot where it must hold by itself, and noted where two clients must have found the same.
+It runs with the reference client or with this package, because both have the same names. It checks some
+results itself, and prints the others, so that a test can compare those of the two clients.
 
     python -m support.acceptance tinker|tinker_sync URL KEY [--json] [--torch] [--no-exchange]
 """
@@ -30,7 +30,8 @@ BASE = "tinker-sync/tiny"
 WAIT_S = 60.0
 HOUR = dt.timedelta(hours=1)
 
-# How many promises came before one is no result: clients may make a model with one request or with three.
+# The id of a promise contains the number of earlier promises. This number is masked, because the clients
+# differ in it: one makes a model with one request, the other with three.
 _ID = re.compile(r"req-[0-9a-f]{8}-\d+")
 _COPY = re.compile(r":copy:[0-9a-f]{16}")
 _MOMENTS = frozenset(
@@ -44,10 +45,10 @@ class Acceptance:
     Args:
         package: "tinker" or "tinker_sync".
         url, key: the server.
-        newer: whether the server speaks the newest protocol, not that of JSON only.
-        torch: whether to try what needs torch.
-        exchange: whether the server exchanges keys for tokens.
-        options: for the clients of the service.
+        newer: True if the server has the newest protocol, False if it takes JSON only.
+        torch: True to make the calls that need torch.
+        exchange: True if the server exchanges keys for tokens.
+        options: options of the service clients.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Acceptance:
     # ------------------------------------------------------------------------------------ small tools
 
     def note(self, name: str, value: Any) -> Any:
-        """Write down what another client must find as well."""
+        """Record a result that must be the same with the other package, and return it."""
         self.results.append((name, _without_chance(plain(value))))
         return value
 
@@ -85,7 +86,7 @@ class Acceptance:
         return client.result(timeout=WAIT_S) if hasattr(type(client), "result") else client
 
     def refused(self, name: str, call: Callable[[], Any], says: str, status: int | None = None) -> None:
-        """A call that the server must refuse, in words that help."""
+        """Check that the server refuses a call, with an error that matches `says`."""
         error = self.failure_of(name, call)
         found = {"status": getattr(error, "status_code", None)}
         if hasattr(error, "category"):
@@ -115,7 +116,7 @@ class Acceptance:
             **{"base_url": self.url, "api_key": self.key, **self.options, **options}
         )
 
-    # ------------------------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------------------------ all calls
 
     def run(self) -> list[tuple[str, Any]]:
         with self.service(display_name="acceptance", user_metadata={"run": "1"}, project_id="p-1") as client:
@@ -133,7 +134,7 @@ class Acceptance:
                 self.custom(client, trainer)
                 self.rest(client, trainer, sampler)
                 self.admin()
-        if self.own:  # they would stay until the process ends
+        if self.own:  # otherwise they would live until the process ends
             for client in self.to_close:
                 client.holder.close().result(timeout=WAIT_S)
         return self.results
@@ -162,7 +163,7 @@ class Acceptance:
         self.many(trainer)
 
     def losses(self, trainer: Any) -> None:
-        """Every loss once; the gradients of all of it together make one step."""
+        """Make a pass with each loss, and then one step with the sum of their gradients."""
         tokens = [30, 31, 32, 33]
         scored = trainer.forward([self.datum(tokens)], "cross_entropy").result(timeout=WAIT_S)
         logprobs = scored.loss_fn_outputs[0]["logprobs"].to_numpy()
@@ -181,7 +182,7 @@ class Acceptance:
             given = trainer.forward_backward([self.datum(tokens, **inputs)], loss, loss_fn_config=config)
             self.wait(loss, given)
         mask = {**inputs, "sequence_ratio_mask": np.ones(3, dtype=np.float32)}
-        if self.newer:  # others know no tensor by this name, and none of two dimensions
+        if self.newer:  # other servers lack the input of this loss, and tensors of two dimensions
             config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
             gspo = self.types.Datum(
                 model_input=self.types.ModelInput.from_ints(tokens[:-1]),
@@ -192,7 +193,7 @@ class Acceptance:
         self.wait("after the losses", trainer.optim_step(self.types.AdamParams(learning_rate=1e-4)))
 
     def wide_targets(self, trainer: Any) -> None:
-        """Distillation: several weighted candidates at each position, dense and sparse, give the same."""
+        """Check that several weighted targets at a position give equal losses, dense and sparse."""
         types = self.types
         prompt = types.ModelInput.from_ints([40, 41, 42])
         dense = types.Datum(
@@ -218,7 +219,7 @@ class Acceptance:
         assert abs(both[0] - both[1]) < 1e-4
 
     def many(self, trainer: Any) -> None:
-        """A batch of many chunks of many lengths, with a step right behind it."""
+        """Make a pass over a batch of many chunks, and submit a step before its result has arrived."""
         data = [self.datum([n % 90 + 1, *range(1, n % 7 + 3)]) for n in range(40)]
         backward = trainer.forward_backward(data, "cross_entropy")
         step = trainer.optim_step(self.types.AdamParams(learning_rate=1e-4))
@@ -230,7 +231,7 @@ class Acceptance:
         self.wait("step of many", step)
 
     def words(self, trainer: Any) -> None:
-        """The tokenizer the server names, and the look at whether it can be reached at all."""
+        """Use the tokenizer that the server names, and check that `raise_if_tinker_not_accessible` passes."""
         tokenizer = trainer.get_tokenizer()
         ids = self.note("tokens", list(tokenizer.encode("The cat sat. 12+30=42")))
         assert tokenizer.decode(ids) == "The cat sat. 12+30=42"
@@ -241,7 +242,7 @@ class Acceptance:
             del os.environ["TINKER_BASE_URL"], os.environ["TINKER_API_KEY"]
 
     def custom(self, client: Any, trainer: Any) -> None:
-        """Losses of the user's own."""
+        """Train with custom losses, one that this process computes and one that is traced."""
         if not self.torch:
             return
 
@@ -274,7 +275,8 @@ class Acceptance:
             self.wait("external", trainer.save_weights_external("export"))
         self.wait("for a sampler", trainer.save_weights_for_sampler("served", 7200))
         wanted = trainer.forward(data, "cross_entropy").result(timeout=WAIT_S).metrics["loss:sum"]
-        # The next step from here must be the same step, with the optimizer's state and without.
+        # Models from the checkpoint give the same loss. After one more step, the model that was restored with
+        # the optimizer's state still gives the same loss as the first one, and the other model does not.
         again = self.ready(client.create_training_client_from_state_with_optimizer(state.path))
         fresh = self.ready(
             client.create_training_client_from_state(state.path, user_metadata={"from": "first"})
@@ -317,7 +319,7 @@ class Acceptance:
         if self.newer:
             self.told_more(sampler)
             self.elsewhere(served, prompt, greedy, texts[0])
-        # What was sampled is scored by training as it was by sampling.
+        # Training gives the sampled tokens the same log-probabilities as sampling did.
         drawn = served.sample(prompt, 1, types.SamplingParams(max_tokens=8, seed=4)).result(timeout=WAIT_S)
         tokens = [5, 6, 7, *drawn.sequences[0].tokens]
         trainer.load_state(f"tinker://{trainer.model_id}/weights/first").result(timeout=WAIT_S)
@@ -356,7 +358,7 @@ class Acceptance:
             self.wait(f"stop {name}", sampler.sample(prompt, 1, params))
 
     def told(self, sampler: Any) -> None:
-        """Check the facts about a prompt that every dialect carries."""
+        """Check the results about a prompt that every server sends."""
         prompt = self.types.ModelInput.from_ints([11, 12, 13, 14])
         one = self.types.SamplingParams(max_tokens=1, seed=1)
         scores = self.note("scores", sampler.compute_logprobs(prompt).result(timeout=WAIT_S))
@@ -370,7 +372,7 @@ class Acceptance:
         assert full.prompt_cache_hit_tokens >= 0
 
     def told_more(self, sampler: Any) -> None:
-        """Check the facts that only newer servers send."""
+        """Check the results that only newer servers send."""
         types = self.types
         prompt = types.ModelInput.from_ints([11, 12, 13, 14])
         params = types.SamplingParams(max_tokens=3, seed=1)
@@ -391,7 +393,7 @@ class Acceptance:
             assert all(a >= b - 1e-5 for a, b in zip(best, sequence.logprobs, strict=True))
 
     def elsewhere(self, sampler: Any, prompt: Any, params: Any, wanted: Any) -> None:
-        """The same sampler by handle and by pickle, as other processes use it."""
+        """Check that copies of a sampler, made by handle and by pickle, give the same sample."""
         os.environ["TINKER_API_KEY"] = self.key
         try:
             by_handle = self.tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle())
@@ -440,7 +442,7 @@ class Acceptance:
         wrong = self.service(api_key="tml-wrong")
         self.to_close.append(wrong)
         self.refused("wrong key", wrong.get_server_capabilities, "key|Unauthorized", 401)
-        # After all that the model still works.
+        # After these refusals the model still works.
         trainer.forward_backward(good, "cross_entropy").result(timeout=WAIT_S)
         if self.newer:
             self.refused(
@@ -483,7 +485,7 @@ class Acceptance:
     def changes(self, rest: Any, path: str) -> None:
         first = f"{path}/weights/second"
         self.wait("publish", rest.publish_checkpoint_from_tinker_path(first))
-        if self.own:  # the reference client repeats what is answered with 409 for five minutes
+        if self.own:  # the reference client repeats a request after a 409 for five minutes
             self.refused(
                 "public twice", lambda: rest.publish_checkpoint_from_tinker_path(first), "public", 409
             )
@@ -553,19 +555,19 @@ class Acceptance:
 
 
 def _ready(client: Any) -> Any:
-    """The client once it is made, one after the other; in older scripts making it waits."""
+    """Return a client that is ready: wait if making it returned a future."""
     return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 
 def _fetch(url: str, **headers: str) -> tuple[bytes, dict[str, str]]:
-    """A file, without any key."""
+    """Return the content and the headers of a file, requested without a key."""
     request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
         return reply.read(), {name.lower(): value for name, value in reply.headers.items()}
 
 
 def _without_chance(tree: Any) -> Any:
-    """Without what no two runs have in common: moments and the ids of requests."""
+    """Replace the parts that differ from run to run: moments and the ids of requests."""
     if isinstance(tree, dict):
         return {
             name: "some time" if name in _MOMENTS and each else _without_chance(each)
@@ -589,7 +591,7 @@ def main() -> None:
         exchange="--no-exchange" not in options,
     )
     print(json.dumps(acceptance.run()), flush=True)  # noqa: T201  # to the process that started this one
-    # The other client's threads may take their time; nothing is under way any more.
+    # Exit without waiting for the threads of the reference client. No request is under way.
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ import trustme
 
 
 class Authority:
-    """Signs server and client certificates; `ca_file` is what a client must trust.
+    """A certificate authority that signs server and client certificates. `ca_file` has its own certificate.
 
     >>> Authority.__name__
     'Authority'
@@ -22,7 +22,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.ca_file)
 
     def server_context(self, *names: str, wants_client: bool = False) -> ssl.SSLContext:
-        """For a server that is called by these names or addresses."""
+        """Return the TLS context of a server with a certificate for these names or addresses."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._ca.issue_cert(*(names or ("127.0.0.1", "localhost"))).configure_cert(context)
         if wants_client:
@@ -31,7 +31,7 @@ class Authority:
         return context
 
     def client_certificate(self, name: str) -> str:
-        """A file with a client's certificate and key."""
+        """Return the path of a file with a client's certificate and key."""
         path = self._folder / f"{name}.pem"
         self._ca.issue_cert(f"{name}@test.invalid").private_key_and_cert_chain_pem.write_to_path(str(path))
         return str(path)

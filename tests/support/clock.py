@@ -1,21 +1,21 @@
-"""A clock that tests turn by hand."""
+"""A clock that tests advance."""
 
 from __future__ import annotations
 
 import threading
 
-# How long a test may wait for a thread to arrive somewhere before we call it a hang.
+# The longest time for which a test waits for another thread before it fails.
 PATIENCE_S = 120.0
-# A thread cannot wait for two things; a parked waiter looks this often for its event and for `advance`.
+# A waiting thread checks its event and the clock this often, because it cannot wait for both.
 _LOOK_S = 0.002
 
 
 class FakeClock:
     """A `Clock` that never sleeps. Thread-safe.
 
-    By default `wait` advances the clock by the whole timeout and returns, so a retry loop runs at full speed
-    and `waits` lists how long it would have slept. With `automatic=False` a waiter parks until `advance`
-    reaches its deadline or its event is set; `await_waiters` returns when it has arrived.
+    By default, `wait` advances the clock by its whole timeout and returns, so a retry loop runs at full
+    speed, and `waits` has the timeouts. With `automatic=False`, `wait` blocks until `advance` reaches the end
+    of its timeout or its event is set; `await_waiters` returns when a thread is in `wait`.
 
     >>> clock = FakeClock()
     >>> clock.wait(threading.Event(), 2.5), clock.now(), clock.waits
@@ -42,12 +42,12 @@ class FakeClock:
 
     @property
     def waits(self) -> list[float]:
-        """The timeouts asked for, in order."""
+        """The timeouts of all calls of `wait`, in order."""
         with self._changed:
             return list(self._waits)
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward; parked waiters whose time has come return."""
+        """Advance both clocks. Threads in `wait` whose timeout is over return."""
         with self._changed:
             self._advance_locked(seconds)
 
@@ -73,7 +73,7 @@ class FakeClock:
                 self._changed.notify_all()
 
     def await_waiters(self, count: int = 1) -> None:
-        """Return once `count` threads are parked in `wait` (only with `automatic=False`)."""
+        """Return when `count` threads are in `wait`. Use it with `automatic=False`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._parked >= count, PATIENCE_S):
                 raise AssertionError(f"{count} waiters expected, {self._parked} came")

@@ -1,4 +1,4 @@
-"""Threads for tests: what they raise reaches the test, and a hang ends it instead of the whole run."""
+"""Threads for tests: the test gets their exceptions, and fails if one of them hangs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from support.clock import PATIENCE_S
 
 
 def start(job: Callable[[], Any]) -> Future[Any]:
-    """Run `job` in a thread of its own, a daemon: should it never end, its test fails and the run goes on."""
+    """Run `job` in a daemon thread, and return its future.
+
+    If the job hangs, the test fails and pytest goes on.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -28,7 +31,7 @@ def start(job: Callable[[], Any]) -> Future[Any]:
 
 
 def together(*jobs: Callable[[], Any], patience_s: float = PATIENCE_S) -> list[Any]:
-    """Run every job in a thread of its own, all starting at the same moment; results in order."""
+    """Run each job in a thread, let all begin at the same moment, and return their results in order."""
     line_up = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], Any]) -> Any:
@@ -40,7 +43,7 @@ def together(*jobs: Callable[[], Any], patience_s: float = PATIENCE_S) -> list[A
 
 @contextmanager
 def aside(*jobs: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run every job in a thread of its own beside the `with` block; yields the list of their results."""
+    """Run each job in a thread during the `with` block. Yield a list that gets their results."""
     results: list[Any] = []
     futures = [start(job) for job in jobs]
     yield results
@@ -48,12 +51,12 @@ def aside(*jobs: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def let_others_run() -> None:
-    """Give up the interpreter for a moment, so that threads meet which would otherwise run one by one."""
+    """Let other threads run for a moment, so that their steps interleave with those of this thread."""
     threading.Event().wait(1e-6)
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Let other threads run until `condition()` holds: for states without an event."""
+    """Let other threads run until `condition()` is true. Use it for states without an event to wait for."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_S / 0.002)):
         if condition():

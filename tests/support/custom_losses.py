@@ -1,4 +1,4 @@
-"""A training client against the stub, a loss in numpy, and what of it arrived."""
+"""A training client of a stub server, a loss in numpy, and the training requests that the stub received."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
 
 @contextmanager
 def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Stub, TrainingClient]]:
-    """A stub, and a training client with its service and clock, for which no time passes."""
+    """Yield a stub server, and a training client whose pauses take no time (see `support.hasty`)."""
     behaviour.setdefault("config", {**FLAGS, **(flags or {})})
     with StubServer(**behaviour) as stub, hasty_service(stub) as service:
         trainer: Any = service.create_lora_training_client("stub/model").result()
@@ -37,13 +37,13 @@ def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tup
 
 @numpy_loss
 def squares(data: Any, logprobs: Any) -> Any:
-    """The sum of the squares of all log-probabilities."""
+    """Return the sum of the squares of all log-probabilities, a metric and the gradients."""
     loss = sum(float((each * each).sum()) for each in logprobs)
     return loss, {"squares:mean": loss / len(data)}, [2 * each for each in logprobs]
 
 
 def data(count: int) -> list[types.Datum]:
-    """Without weights."""
+    """Return data without weights."""
     return [
         types.Datum(types.ModelInput.from_ints([n, n + 1]), {"target_tokens": [n + 1, n + 2]})
         for n in range(count)
@@ -60,7 +60,7 @@ def arrived(stub: Stub) -> list[str]:
 
 
 def weights_sent(stub: Stub, number: int) -> list[list[float]]:
-    """The weights in the request of this number, in protobuf, flat."""
+    """Return the weights of each datum in the protobuf request with this number."""
     asked = next(each for each in stub.asked("/forward_backward") if _number(each) == number)
     return [_tensor(datum, "weights") for field, datum in _fields(asked.body) if field == 3]
 

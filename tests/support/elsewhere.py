@@ -1,4 +1,4 @@
-"""Functions that tests run in other processes. Each takes a client; pickle finds them in this module."""
+"""Functions that tests run in other processes, in a module that pickle can import. Each takes a client."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PROTO = "application/x-protobuf"
 
 @cache
 def base_model() -> BaseModel:
-    """Read once for all tests; weights cannot change."""
+    """Return the built-in model. It is read once for all tests, because weights cannot change."""
     return BaseModel(tiny.NAME, tiny.directory())
 
 
@@ -66,7 +66,7 @@ class Reply:
 
 
 class Wire:
-    """Requests as they are on the wire, without a client of this package."""
+    """A sender of HTTP requests to a server, without a client of this package."""
 
     def __init__(self, url: str, key: str = KEY) -> None:
         self.url, self.key = url, key
@@ -75,7 +75,7 @@ class Wire:
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """One request on a connection of its own. A body that is no bytes is sent as JSON."""
+        """Send a request on a new connection, and return the reply. Bodies other than bytes become JSON."""
         sent = {"X-API-Key": self.key, **(headers or {})}
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
@@ -129,7 +129,7 @@ class Wire:
         return self.post("/create_sampling_session", body)
 
     def pass_(self, model: str, seq_id: int, tokens: list[int] | None = None, **more: Any) -> Reply:
-        """A pass over one datum, in protobuf."""
+        """Send a pass over one datum, in protobuf."""
         return self.post("/forward_backward", pass_body(model, seq_id, tokens, **more), content_type=PROTO)
 
     def optim(self, model: str, seq_id: int, **params: Any) -> Reply:
@@ -148,11 +148,11 @@ class Wire:
         return self.ok("/asample", {name: value for name, value in body.items() if value is not None})
 
     def retrieve(self, request_id: str, **headers: str) -> Reply:
-        """Once."""
+        """Poll once for a result."""
         return self.post("/retrieve_future", {"request_id": request_id}, **headers)
 
     def result(self, request_id: str) -> Any:
-        """Wait for the result; return a failure as the server sent it."""
+        """Poll until there is a result, and return it. Return a failure in the form that the server sent."""
         while True:
             reply = self.retrieve(request_id)
             if reply.status != 408:
@@ -178,7 +178,7 @@ def pass_body(
 
 
 class Running(Wire):
-    """A server in this process, and what is inside of it."""
+    """A server in this process, with its store, its host and its service."""
 
     def __init__(self, thread: ServerThread, app: App, store: Store) -> None:
         super().__init__(thread.url)
@@ -187,7 +187,7 @@ class Running(Wire):
 
 @contextlib.contextmanager
 def running(directory: Path, *, clock: Clock = SYSTEM_CLOCK, **flags: Any) -> Iterator[Running]:
-    """A server, for as long as the block lasts."""
+    """Run a server until the end of the block."""
     chosen = Flags.of(**{"hold_s": 5.0, **flags})
     with Store(directory, clock=clock) as store:
         app = build(store, Host([base_model()]), key=KEY, flags=chosen, clock=clock)

@@ -1,7 +1,8 @@
-"""The work of the engine of an embedded server in this process, in order; clients are judged by it.
+"""A record of the work that the engine of an embedded server in this process does, in order.
 
-Each datum, step and checkpoint of these tests carries a mark of its own, see `datum_of` and `step_of`. The
-ledger reads the marks where the engine computes, behind the wire, the retries and the queues.
+Tests compare it with the results of a client. Each datum, step and checkpoint of these tests has a unique
+mark, see `datum_of` and `step_of`. The ledger reads the marks of the work that the engine really does, after
+all retries and queues.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def step_of(mark: int) -> types.AdamParams:
 
 @frozen
 class Applied:
-    """One thing that the engine did to a model."""
+    """A pass, a step or a checkpoint that the engine has done on a model."""
 
     kind: str
     marks: tuple[Any, ...]
-    """Of the data, of the step, or the name of the checkpoint."""
+    """The marks of the data or of the step, or the name of the checkpoint."""
     logprobs: tuple[tuple[float, ...], ...] = ()
-    """What a pass gave, for each datum."""
+    """The result of a pass, for each datum."""
 
 
 class Ledger:
@@ -64,7 +65,7 @@ class Ledger:
             self._runs[run_id].append(applied)
 
     def with_marks(self, marks: Iterable[Any]) -> list[list[Applied]]:
-        """Return what was done to each model to which one of the marks was applied."""
+        """Return all work on each model to which one of the marks was applied."""
         wanted = set(marks)
         with self._lock:
             runs = [list(run) for run in self._runs.values()]
@@ -76,7 +77,7 @@ class Ledger:
 
 
 class _Watched:
-    """A trainer of the engine whose passes and steps are noted."""
+    """A trainer of the engine that records its passes and steps in the ledger."""
 
     def __init__(self, run: Any, run_id: str, ledger: Ledger) -> None:
         self._run, self._run_id, self._ledger = run, run_id, ledger
@@ -111,7 +112,7 @@ def _mark_of(tokens: Any) -> int:
 
 @contextmanager
 def engine_ledger() -> Iterator[Ledger]:
-    """Note what the engine does while the block lasts. Start the server inside of it."""
+    """Record the work of the engine until the end of the block. Start the server inside the block."""
     ledger = Ledger()
     train, save = Host.train, weights.save
 

@@ -45,7 +45,7 @@ LOSS_CONFIGS: dict[str, dict[str, float]] = {
 def tiny_weights(
     shape: str = "qwen", *, seed: int = 1, dtype: str = "float32", scale: float = 0.3
 ) -> Weights:
-    """Make a base model far from uniform, in which mistakes are visible."""
+    """Make a base model whose distributions are far from uniform, so that mistakes change the results."""
     return random_weights(ModelConfig(**SHAPES[shape]), seed=seed, dtype=dtype, scale=scale)
 
 
@@ -65,7 +65,7 @@ def busy_run(weights: Weights, settings: LoraSettings | None = None, *, seed: in
 
 
 def example(rng: np.random.Generator, length: int, loss_fn: str, vocab: int = VOCAB) -> Example:
-    """Make a datum with the inputs of a loss; ratios lie on both sides of the clipping thresholds."""
+    """Make a datum with the inputs of a loss. Some of its ratios are clipped and some are not."""
     tokens = rng.integers(0, vocab, length + 1)
     inputs: dict[str, Any] = {"target_tokens": tokens[1:]}
     if loss_fn == "cross_entropy":

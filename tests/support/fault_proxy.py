@@ -1,8 +1,8 @@
-"""`FaultProxy`: a proxy on loopback that damages what passes through it, as a seed decides.
+"""`FaultProxy`: a proxy on loopback that damages some requests and answers, chosen by a seed.
 
-The proxy reads one request, forwards it over a connection of its own, and returns the answer. A damage
-strikes at one moment of that exchange. The choice depends on the seed, the path and the number of the request
-among those of its path, so threads that run in another order meet the same damages.
+The proxy reads one request, forwards it over a new connection, and returns the answer. A damage happens at
+one moment of this exchange, such as before the request is forwarded. The choice of the damage depends on the
+seed, the path, and the number of the request among those of its path, but not on the order of threads.
 
 One thread runs the event loop of the proxy. Any thread may start, stop and read it.
 """
@@ -26,14 +26,14 @@ PASSING = (
     *("head_cut", "body_cut", "late_answer", "trickled", "silent", "overtaken", "half_closed"),
     *("idle_dropped", "answered_twice", "length_too_long", "bad_gateway", "busy"),
 )
-"""Damages that a client gets over: every call succeeds in the end."""
+"""The kinds of damage after which every call of a client still succeeds."""
 
 LYING = ("length_too_short", "length_left_out", "garbled_head", "garbled_body")
-"""Damages that may cost a call its answer, but never its order, nor another call."""
+"""The kinds of damage after which a call may fail. The order of calls and other calls are not affected."""
 
 LATE_S = 0.02
 SILENT_S = 1.5
-"""Longer than the clients of these tests wait for the first byte of an answer."""
+"""A silence that is longer than the clients of these tests wait for the first byte of an answer."""
 
 _JSON = b"content-type: application/json\r\n"
 _BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/html\r\ncontent-length: 9\r\n\r\n<p>no</p>"
@@ -41,7 +41,7 @@ _BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\n" + _JSON + b"content-length: 2
 
 
 class Message:
-    """One request or answer: its head, up to and with the empty line, and its body."""
+    """A request or an answer: its head, including the empty line at its end, and its body."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self.head = head
@@ -57,7 +57,7 @@ class Message:
         return self.head.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")
 
     def with_length(self, length: int | None) -> bytes:
-        """Return the message with another length in its head, or with none."""
+        """Return the message with another content length in its head, or without one."""
         lines = [line for line in self.head[:-4].split(b"\r\n") if not _is_framing(line)]
         lines.append(b"connection: close" if length is None else b"content-length: %d" % length)
         return b"\r\n".join([*lines, b"", b""]) + self.body
@@ -75,7 +75,7 @@ class FaultProxy:
         seed: decides on the damages.
         rate: the share of requests that are damaged; it may be set at any time.
         kinds: the damages to choose from.
-        only: whether the requests of a path may be damaged.
+        only: returns True for a path whose requests may be damaged.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class FaultProxy:
     ) -> None:
         self.rate = rate
         self.struck: Counter[str] = Counter()
-        """How often each damage has struck."""
+        """The number of times that each kind of damage happened."""
         self.requests = 0
         self.port = 0
         self._upstream = port
@@ -111,12 +111,12 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def restart(self, down_s: float = 0.05) -> None:
-        """Reset every connection, and refuse new ones for a moment, as a proxy that is restarted."""
+        """Reset every connection, and refuse new ones for a moment, as a restarted proxy does."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._go_down, down_s)
 
     def close_in_child(self) -> None:
-        """Close the sockets that a forked child has inherited, so that they end when the parent's end."""
+        """In a forked child, close the inherited sockets, which would keep the parent's connections open."""
         for writer in list(self._writers):
             with suppress(OSError, AttributeError):
                 os.close(writer.get_extra_info("socket").fileno())
@@ -136,7 +136,7 @@ class FaultProxy:
         self._thread.join(120)
         assert not self._thread.is_alive()
 
-    # -------------------------------------------------------------------------------------- its life
+    # -------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
         asyncio.run(self._main())
@@ -155,6 +155,8 @@ class FaultProxy:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for writer in self._writers:
+                writer.transport.abort()
             await server.wait_closed()
 
     def _go_down(self, down_s: float) -> None:
@@ -167,11 +169,14 @@ class FaultProxy:
     def _come_up(self) -> None:
         self._down = False
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is cancelled before its first step would leave its connection open.
         self._writers.add(writer)
+        task = asyncio.create_task(self._live(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if self._down or self._decide("", ("refused",)) is not None:
                 _reset(writer)
@@ -180,7 +185,6 @@ class FaultProxy:
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
             self._writers.discard(writer)
             writer.transport.abort()
 
@@ -195,7 +199,7 @@ class FaultProxy:
                 _reset(writer)
                 return
             request = Message(head, await _read_body(reader, head))
-            if one_way:  # the client sent into a connection that can carry no answer any more
+            if one_way:  # the client sent a request over a connection that the proxy has closed for sending
                 await self._forward(request)
                 return
             one_way = damage == "half_closed"
@@ -219,7 +223,7 @@ class FaultProxy:
     # -------------------------------------------------------------------------------------- one exchange
 
     async def _exchange(self, damage: str | None, request: Message, writer: asyncio.StreamWriter) -> bool:
-        """Carry out one exchange; return whether the connection goes on."""
+        """Carry out one exchange. Return True if the connection stays open."""
         if damage == "request_cut":
             await self._forward_half(request)
             _reset(writer)
@@ -259,7 +263,7 @@ class FaultProxy:
             return await _send(writer, _LIES[damage](answer))
         if damage == "trickled":
             return await _trickle(writer, answer.raw)
-        # Both copies in one piece: in HTTP a copy that comes later looks like the next answer.
+        # Send both copies at once: a client would take a copy that arrives later for the next answer.
         await _send(writer, answer.raw * 2 if damage == "answered_twice" else answer.raw)
         if damage == "half_closed":
             writer.write_eof()
@@ -313,13 +317,13 @@ _CUTS: dict[str | None, Callable[[Message], bytes]] = {
     "length_too_long": lambda one: one.with_length(len(one.body) + 7),
     "length_left_out": lambda one: Message(one.head, one.body[: len(one.body) * 2 // 3]).with_length(None),
 }
-"""What is sent before the connection ends."""
+"""The bytes that each kind of damage sends before the connection ends."""
 _LIES: dict[str | None, Callable[[Message], bytes]] = {
     "length_too_short": lambda one: one.with_length(len(one.body) * 2 // 3),
     "garbled_head": lambda one: b"HTTP/1.1 2x0 " + one.raw[13:],
     "garbled_body": lambda one: one.head + b"\xff" * len(one.body),
 }
-"""What is sent before the connection goes on."""
+"""The bytes that each kind of damage sends before the connection goes on."""
 
 
 async def _trickle(writer: asyncio.StreamWriter, octets: bytes) -> bool:
@@ -337,7 +341,7 @@ async def _send(writer: asyncio.StreamWriter, octets: bytes) -> bool:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection with a reset, so that the client sees an error and no orderly end."""
+    """Close a connection with a reset, so that the client gets an error instead of an orderly end."""
     sock: Any = writer.get_extra_info("socket")
     with suppress(OSError, AttributeError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""Programs at random: `live` lives through a seed, on several threads, while the network fails at random."""
+"""Random programs: `live` runs that of a seed on several threads, while the network fails at random."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ THREADS = 3
 ACTIONS = 25
 
 totals: Counter[str] = Counter()
-"""What all seeds of this process came to."""
+"""The numbers of damages, actions and outcomes, over all seeds of this process."""
 
 
 def kinds_for(chance: random.Random, seed: int) -> tuple[str, ...]:
-    """Return the damages of a seed: some of those that pass; in every fifth seed also lies."""
+    """Return the kinds of damage of a seed: some of `PASSING`, and in each fifth seed some of `LYING` too."""
     usual = [kind for kind in PASSING if kind != "silent"]
     kinds = chance.sample(usual, 7) + (["silent"] if seed % 7 == 0 else [])
     return tuple(kinds + chance.sample(LYING, 2)) if seed % 5 == 4 else tuple(kinds)
 
 
 def live(land: Ground, seed: int) -> World:
-    """Live through one seed, and return its world."""
+    """Run the program of one seed, and return its `World` after `finish`."""
     chance = random.Random(seed)
     kinds = kinds_for(chance, seed)
     with FaultProxy(land.port, seed=seed, rate=chance.choice((0.05, 0.15, 0.3)), kinds=kinds) as proxy:
@@ -50,7 +50,7 @@ def live(land: Ground, seed: int) -> World:
 
 
 def act(world: World, chance: random.Random, thread: int, *, forks: bool = False) -> str:
-    """Carry out one action that the chance chooses. Return its name."""
+    """Carry out one action, chosen by the random generator `chance`. Return its name."""
     names = list(_WEIGHTS)
     name = chance.choices(names, [_WEIGHTS[each] for each in names])[0]
     served = chance.choice(world.services) if world.services else world.open()
@@ -71,7 +71,7 @@ def act(world: World, chance: random.Random, thread: int, *, forks: bool = False
         else:
             _act_on_service(world, chance, name, served, thread)
     except (TinkerError, AssertionError) as refusal:
-        # Another thread has closed the client meanwhile, or a lie has cost the client its creation.
+        # Another thread has closed the client meanwhile, or its creation failed after a damage of `LYING`.
         explained = isinstance(refusal, ClientClosedError) or not world.passing or served.client is None
         if not explained:
             raise

@@ -1,12 +1,12 @@
-"""`World`: clients of one server, each behind a proxy that damages, and all they asked for.
+"""`World`: clients of one server behind a proxy that damages requests and answers, and all their calls.
 
-A seeded runner and a state machine act on it. `finish` waits for every future and returns the invariants that
-are broken, judged by the ledger of the engine:
+The random programs of `fault_runner`, and a state machine of hypothesis, call its methods. `finish` waits for
+every future, compares the calls with the ledger of the engine, and returns the broken invariants:
 
-- Each training call is applied at most once and in order; once if its future succeeded; not at all if it
-  failed before it was sent.
-- Each answer belongs to its question.
-- Each future ends once, in time, and without an error that no action of the world explains.
+- The engine applies the training calls in order, and each call at most once: exactly once if its future
+  succeeded, and never if it failed before it was sent.
+- Each answer belongs to its request.
+- Each future ends once and in time, and fails only if an action of the world explains the error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from tinker_sync.runtime.core import Core
 from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"
-DEADLINE_S = 60.0
+# In the time of the clients, whose pauses are a hundredth as long: twenty tries and more, so that none of the
+# damages that pass costs a call.
+DEADLINE_S = 600.0
+_ENDED_S = 70.0
 PROMPTS = [types.ModelInput.from_ints([7 * number % 256, number, 3]) for number in range(8)]
 GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
 _SILENCE_S = 1.0
@@ -59,7 +62,7 @@ class Asked:
     service: Served
     is_own: Callable[[Any], bool]
     ended: int = 0
-    """How often the callback of the future ran."""
+    """The number of times that the callback of the future ran."""
 
     def note_end(self, _: Future[Any]) -> None:
         self.ended += 1
@@ -67,7 +70,7 @@ class Asked:
 
 @define(eq=False)
 class Served:
-    """One service client; `excused` once this world closed or dropped it."""
+    """One service client. `excused` is True after this world has closed or dropped it."""
 
     client: ServiceClient | None
     excused: bool = False
@@ -75,7 +78,7 @@ class Served:
 
 @define(eq=False)
 class History:
-    """The calls made on one training client, and the marks that must never be applied."""
+    """The calls on one training client, and the marks that the engine must never apply."""
 
     asked: list[Asked] = Factory(list)
     forbidden: list[int] = Factory(list)
@@ -83,7 +86,7 @@ class History:
 
 @define(eq=False)
 class Model:
-    """One training client. Its history outlives it."""
+    """One training client. The world keeps its history after the client is dropped."""
 
     client: TrainingClient
     service: Served
@@ -92,7 +95,7 @@ class Model:
 
 @define(eq=False)
 class Sampler:
-    """One sampling client; what it gives is known where it samples from the base model."""
+    """One sampling client. Its results are known in advance if it samples from the base model."""
 
     client: SamplingClient
     service: Served
@@ -100,49 +103,61 @@ class Sampler:
 
 
 class Ground:
-    """A server with its ledger, and what it answers without damages. Shared by many worlds."""
+    """A server with its ledger, and its answers without damages. Many worlds share it."""
 
     def __init__(self, server: LocalServer, ledger: Ledger) -> None:
         self.server = server
         self.ledger = ledger
         self.marks = itertools.count(1)
-        """No two worlds share a mark: what one has left under way must not be taken for the other's."""
+        """The source of marks. They are unique, because one world may leave work under way for the next."""
         with server.service() as service:
             sampler = service.create_sampling_client(base_model=MODEL)
             sampled = [sampler.sample(prompt, 2, GREEDY) for prompt in PROMPTS]
             scored = [sampler.compute_logprobs(prompt) for prompt in PROMPTS]
             self.tokens = [[each.tokens for each in future.result(120).sequences] for future in sampled]
             self.scores = [future.result(120) for future in scored]
-            # The threads of the engine start here, so that they belong to no test.
+            # Start the threads of the engine here, so that no test is blamed for them.
             service.create_lora_training_client(MODEL, rank=1).result(120)
 
     @property
     def port(self) -> int:
         return int(self.server.url.rpartition(":")[2])
 
+    def forget(self) -> None:
+        """Drop what the ledger and the server have recorded, between two worlds."""
+        self.ledger.forget()
+        self.server.forget()
+
+
+def fault_server(**settings: Any) -> LocalServer:
+    """Return a server that splits passes into chunks of two, and answers polls soon."""
+    return LocalServer(model=MODEL, **{"fwdbwd_max_chunk_len": 2, "hold_s": 0.3, **settings})
+
 
 @contextmanager
 def ground(**settings: Any) -> Iterator[Ground]:
     """Start a server with a ledger for the length of a block."""
-    options = {"fwdbwd_max_chunk_len": 2, "hold_s": 0.3, **settings}
-    with engine_ledger() as ledger, LocalServer(model=MODEL, **options) as server:
+    with engine_ledger() as ledger, fault_server(**settings) as server:
         yield Ground(server, ledger)
 
 
 class World:
-    """See the module. Any thread may act; the number of the thread distinguishes the orders.
+    """The clients and the calls of one program; see the module.
+
+    Any thread may call its methods. They take the number of the thread, because the order of calls is checked
+    for each thread.
 
     Args:
         ground: the server.
-        proxy: stands between the clients and the server.
-        passing: whether every damage of the proxy is one that clients get over.
+        proxy: the proxy between the clients and the server.
+        passing: True if all kinds of damage are in `PASSING`, so that every call must succeed.
     """
 
     def __init__(self, ground: Ground, proxy: FaultProxy, *, passing: bool = True) -> None:
         self.done: Counter[str] = Counter()
-        """How often each action was carried out."""
+        """The number of times that each action was carried out."""
         self.outcomes: Counter[str] = Counter()
-        """How the calls ended; filled by `finish`."""
+        """The numbers of calls by their outcome, which `finish` sets."""
         self.problems: list[Problem] = []
         self._ground = ground
         self._proxy = proxy
@@ -209,7 +224,7 @@ class World:
             client.close()
 
     def drop(self, served: Served) -> None:
-        """Drop every reference to a service client and what it made; what is under way goes on."""
+        """Drop every reference to a service client and its clients. Calls under way go on."""
         client = self._let_go(served)
         if client is not None:
             self._dropped.append(weakref.ref(client.holder))
@@ -227,7 +242,7 @@ class World:
     # -------------------------------------------------------------------------------------- calls
 
     def passes(self, model: Model, thread: int, count: int, *, backward: bool = True) -> None:
-        """Ask for a pass over new data."""
+        """Submit a pass over new data."""
         marks = tuple(self.next_mark() for _ in range(count))
         data = [datum_of(mark, 3 + mark % 3) for mark in marks]
         kind = "forward_backward" if backward else "forward"
@@ -235,7 +250,7 @@ class World:
         self._note(Asked(kind, marks, future, thread, model.service, lambda _: True), model)
 
     def step(self, model: Model, thread: int) -> None:
-        """Ask for a step."""
+        """Submit an optimizer step."""
         mark = self.next_mark()
         params = step_of(mark)
         future = model.client.optim_step(params, deadline=DEADLINE_S)
@@ -246,7 +261,7 @@ class World:
         self._note(Asked("optim_step", (mark,), future, thread, model.service, is_own), model)
 
     def save(self, model: Model, thread: int, *, state: bool = True) -> None:
-        """Ask for a checkpoint."""
+        """Submit the save of a checkpoint."""
         name = f"s{self.next_mark()}"
         call = model.client.save_state if state else model.client.save_weights_for_sampler
         future = call(name, deadline=DEADLINE_S)
@@ -254,7 +269,7 @@ class World:
         self._note(asked, model)
 
     def sample(self, sampler: Sampler, thread: int, number: int) -> None:
-        """Ask for samples of a prompt."""
+        """Submit samples of a prompt."""
         future = sampler.client.sample(PROMPTS[number], 2, GREEDY, deadline=DEADLINE_S)
         expected = self._ground.tokens[number]
 
@@ -265,18 +280,18 @@ class World:
         self._note(Asked("sample", (number,), future, thread, sampler.service, is_own))
 
     def score(self, sampler: Sampler, thread: int, number: int) -> None:
-        """Ask for the log-probabilities of a prompt."""
+        """Submit a request for the log-probabilities of a prompt."""
         future = sampler.client.compute_logprobs(PROMPTS[number], deadline=DEADLINE_S)
         expected = self._ground.scores[number]
 
         def is_own(answer: Any) -> bool:
-            # The last digits depend on what the server computes at the same time.
+            # The last digits depend on the other requests that the server computes at the same time.
             return len(answer) == len(expected) and (not sampler.is_base or _are_close(answer, expected))
 
         self._note(Asked("compute_logprobs", (number,), future, thread, sampler.service, is_own))
 
     def read(self, served: Served, thread: int) -> None:
-        """Ask for the training runs, and for the models that are offered."""
+        """Request the training runs, and the models of the server."""
         assert served.client is not None
         future = served.client.create_rest_client().list_training_runs(limit=1)
         self._note(Asked("rest", (), future, thread, served, lambda a: len(a.training_runs) <= 1))
@@ -287,7 +302,7 @@ class World:
             self.asked[number % len(self.asked)].future.cancel()
 
     def wait_for(self, number: int) -> None:
-        """Wait for one of the calls, a little."""
+        """Wait a moment for one of the calls."""
         if self.asked:
             wait([self.asked[number % len(self.asked)].future], 0.2)
 
@@ -307,12 +322,12 @@ class World:
         """Fork; the child samples, and tries to train with the parent's training client."""
         number = self.next_mark() % len(PROMPTS)
         mark = self.next_mark()
-        sampler.client.result(DEADLINE_S)
+        sampler.client.result(_ENDED_S)
         if model is not None:
             model.history.forbidden.append(mark)
         heard, said = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the subject here
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what it tests
             pid = os.fork()
         if not pid:
             code = 99
@@ -320,11 +335,12 @@ class World:
                 self._proxy.close_in_child()
                 code = self._live_as_child(sampler, model, number, mark)
             except BaseException as failure:
-                # Another thread may have closed the client before the fork, and a lie may cost an answer.
+                # Another thread may have closed the client before the fork, and a damage of `LYING` may end a
+                # call.
                 closed = isinstance(failure, ClientClosedError) and sampler.service.excused
                 lied = isinstance(failure, TinkerError) and not self.passing
                 if not closed and not lied:
-                    os.write(said, traceback.format_exc()[-4000:].encode())  # more may block on the pipe
+                    os.write(said, traceback.format_exc()[-4000:].encode())  # a longer text may block
                     raise
                 code = 0
             finally:
@@ -346,11 +362,11 @@ class World:
         own = not sampler.is_base or [one.tokens for one in sampled.sequences] == self._ground.tokens[number]
         return 0 if refused and own else 1 if own else 2
 
-    # -------------------------------------------------------------------------------------- the verdict
+    # -------------------------------------------------------------------------------------- the end
 
     def finish(self) -> list[Problem]:
-        """Wait for every call, close every client, and return what is broken."""
-        unfinished = wait([asked.future for asked in self.asked], DEADLINE_S + 10).not_done
+        """Wait for every call, close every client, and return the broken invariants."""
+        unfinished = wait([asked.future for asked in self.asked], _ENDED_S).not_done
         self.problems += [f"never ended: {future!r}" for future in unfinished]
         if self.passing:
             self._judge_creations()
@@ -362,7 +378,7 @@ class World:
                 served.client.close().result(120)
         for history in self._histories:
             self._judge_history(history)
-        # Callbacks run on workers, a little after the end.
+        # Callbacks run on workers, a moment after the end of the future.
         pause = threading.Event()
         for _ in range(_CALLBACK_LOOKS):
             if all(asked.ended for asked in self.asked):
@@ -373,10 +389,13 @@ class World:
         return self.problems
 
     def _await_dropped(self) -> None:
-        """Wait for the clients that dropped services still make: without the proxy they try for minutes."""
+        """Wait for the clients that dropped services are still creating.
+
+        Without the proxy they retry for minutes.
+        """
         pause = threading.Event()
         for dropped in self._dropped:
-            for _ in range(int(DEADLINE_S / 0.01)):
+            for _ in range(int(_ENDED_S / 0.01)):
                 core = dropped()
                 under_way = core is not None and core.lifecycle.unfinished
                 del core
@@ -386,7 +405,7 @@ class World:
 
     def _judge_creations(self) -> None:
         for each in (*self.models, *self.samplers):
-            failure = each.client.exception(DEADLINE_S)
+            failure = each.client.exception(_ENDED_S)
             if failure is not None and not each.service.excused:
                 self.problems.append(f"a client was not made: {failure!r}")
 

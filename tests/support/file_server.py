@@ -1,8 +1,8 @@
-"""A service whose checkpoints can be downloaded, over a line that is as bad as a test wants it.
+"""A server of checkpoint files, whose connections and answers fail as a test wants.
 
-Contents are made up as they are asked for, so a file may be as large as one likes. In a thread:
-`with FileServer(...) as server`. As a process that may be killed and started again at the same port:
-`python -m support.file_server '{"files": {"archive": 2000000}, "cut": 50000}'`, which prints its port.
+`with FileServer(...) as server` runs it in a thread. To run it as a process, which tests kill and start again
+at the same port: `python -m support.file_server '{"files": {"archive": 2000000}, "cut": 50000}'`. It prints
+its port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ API = "/api/v1"
 
 
 class Content:
-    """Bytes that look random and are the same whenever they are asked for."""
+    """The content of a file: pseudo-random bytes, computed when read, so that a file may be very large."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
@@ -83,21 +83,21 @@ class FileServer:
             for name, value in (files or {}).items()
         }
         self.cut = 0
-        """Cut the connection whenever so many bytes have been sent."""
+        """Cut a connection each time this many more bytes have been sent. 0: never."""
         self.dies_after = 0
-        """End the process, without a word, when so many bytes have been sent."""
+        """End the process when this many bytes have been sent. 0: never."""
         self.halts_after = 0
-        """Say so, and send nothing more, when so many bytes have been sent."""
+        """When this many bytes have been sent, print a line and send nothing more. 0: never."""
         self.life_s = 60.0
-        """How long an address is good for."""
+        """The time for which an address is valid."""
         self.uses = 0
-        """How often an address may be used; 0 is without limit."""
+        """The number of times that an address may be used. 0: no limit."""
         self.refusal = 403
         self.ranges = True
         self.etag: str | None = '"v1"'
         self.modified: str | None = None
         self.checksums: tuple[str, ...] = ()
-        """Headers to send: content-md5, x-checksum-sha256, …"""
+        """The names of checksum headers to send, such as content-md5 and x-checksum-sha256."""
         self.wrong_checksum = False
         self.chunked = False
         self.length = True
@@ -108,9 +108,9 @@ class FileServer:
         self.config: dict[str, Any] = {"fwdbwd_max_chunk_len": 1024, "custom_loss_server_side": False}
         self.redirect: str | None = None
         self.statuses: list[int] = []
-        """Answered to the next requests of files."""
+        """The statuses of the answers to the next requests for files."""
         self.before: Callable[[Any], object] = lambda _: None
-        """Called with each request of a file, before it is answered."""
+        """Called with each request for a file, before the answer."""
         for name, value in behaviour.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
@@ -137,7 +137,7 @@ class FileServer:
         self._http.serve_forever()
 
     def asked(self) -> list[Any]:
-        """The requests of files, in order."""
+        """Return the requests for files, in order."""
         return [seen for seen in list(self.seen) if seen.path.startswith("/files/")]
 
     def sign(self, name: str) -> str:
@@ -173,7 +173,7 @@ class _Threads(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error."""
+        """Ignore the error of a client that has closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -183,15 +183,15 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        # What a cut line swallows is what had been sent and not received; little enough to matter.
+        # A cut connection loses the bytes that were sent and not received. A small buffer keeps them few.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         super().setup()
 
     def log_message(self, *_: Any) -> None:
-        """Not to the terminal."""
+        """Log nothing."""
 
     def _note(self) -> None:
-        # Not this object: it serves all requests of its connection.
+        # Keep a copy, because this object serves all requests of its connection.
         self.noted = SimpleNamespace(path=self.path, headers=self.headers, method=self.command)
         self.owner.seen.append(self.noted)
 
@@ -350,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _hang_up(self) -> None:
-        """Like a line that is cut: no goodbye."""
+        """Close the connection without an orderly end."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()

@@ -1,7 +1,7 @@
-"""Clients for which every pause is over at once: what they would have waited is written down instead.
+"""Clients whose pauses take no time; the lengths of the pauses are recorded instead.
 
-The whole client runs, threads and sockets included, against a stub. Only time is not real: pauses advance a
-clock, and heartbeats never come due.
+The whole client runs, threads and sockets included, against a stub server. Only its clock is a double: pauses
+advance it, and heartbeats never come due.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
 
-# A wait longer than any pause waits for another thread, not for time.
+# No pause of a client is longer. A longer wait is one for another thread, and takes real time.
 _LONGEST_PAUSE_S = 120.0
 _LOOK_S = 0.005
 
@@ -42,7 +42,7 @@ FLAGS: dict[str, Any] = {
     "custom_loss_server_side": False,
     "sample_join_sampling_session": False,
 }
-"""All settings a server of today names; by them it is known to be one."""
+"""All settings that a current server sends. Clients recognise a current server by them."""
 
 
 class HastyClock(FakeClock):
@@ -55,13 +55,13 @@ class HastyClock(FakeClock):
     def __init__(self) -> None:
         super().__init__()
         self.timers: list[float] = []
-        """The pauses before results or samples were asked for again."""
+        """The pauses before a poll or a submit was repeated."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         thread = threading.current_thread().name
         if thread.startswith("tinker-heartbeat"):
             return event.wait()
-        if thread.startswith("tinker-close"):  # it waits for the server, which is real
+        if thread.startswith("tinker-close"):  # it waits for answers of the stub, which take real time
             return event.wait(PATIENCE_S)
         if event.wait(_LOOK_S if timeout_s <= _LONGEST_PAUSE_S else PATIENCE_S):
             return True
@@ -69,13 +69,13 @@ class HastyClock(FakeClock):
 
 
 def paused(client: ServiceClient) -> list[float]:
-    """Return every pause of a client: those of calls and limiters, then those before results."""
+    """Return the pauses of a client: first those of blocking calls and limiters, then `HastyClock.timers`."""
     clock: Any = client.holder.clock
     return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *clock.timers]
 
 
 def _hasten(poller: Any, clock: HastyClock) -> None:
-    """Let the timers of a poller be over at once, and record them."""
+    """Make the timers of a poller fire at once, and record their delays."""
     after = poller.after
 
     def at_once(delay_s: float, action: Callable[[], object]) -> Any:
@@ -90,12 +90,12 @@ def _hasten(poller: Any, clock: HastyClock) -> None:
 def hasty_service(
     stub: Stub, *, open_server: bool = False, start: bool = True, **options: Any
 ) -> ServiceClient:
-    """A service client without a sense of time; `paused` lists what it would have waited.
+    """Return a service client whose pauses take no time. `paused` returns their lengths.
 
     Args:
         stub: the server.
-        open_server: whether statuses on retrieval report failures, as servers other than the vendor's do.
-        start: ask for the server's settings now; else `open_server` is not heeded.
+        open_server: treat the statuses of polls as those of the work, as open servers mean them.
+        start: request the server's settings now. Without this, `open_server` has no effect.
     """
     client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
     settings = client.holder.settings

@@ -1,8 +1,8 @@
-"""A process that saves, overwrites and deletes checkpoints at full speed, and prints what was acknowledged.
+"""A process that saves, overwrites and deletes checkpoints at full speed, and prints the acknowledged ones.
 
     python -m support.hasty_writer DIRECTORY SEED
 
-Every line on its standard output is written after the store has returned, or just before it is asked:
+It prints a line just before each call of the store, and a line when the store has returned:
 
     try N ACTION RUN NAME  about to
     done N, or refused N   the store has answered
@@ -25,12 +25,15 @@ THREADS = 3
 
 
 def content(number: int) -> dict[str, object]:
-    """Return the content of save N. Sizes change, and a mixture of two saves is detectable."""
+    """Return the arrays of save N. Two saves differ in size and numbers, so a mixture is noticed."""
     return with_optimizer(number, rows=6 + number % 7 * 400)
 
 
 def work(store: Store, run: str, base: int, rng: random.Random) -> None:
-    """Each thread has a run of its own, so that it knows what it may expect of its names."""
+    """Save, overwrite and delete checkpoints of one run.
+
+    Each thread has its own run, so it knows their state.
+    """
     for number in range(base, base + 1_000_000):
         name = rng.choice(NAMES)
         action = rng.choice(["save", "save", "delete", "overwrite"])
@@ -56,7 +59,7 @@ def work(store: Store, run: str, base: int, rng: random.Random) -> None:
 
 
 def say(line: str) -> None:
-    # One call, so that lines of several threads do not mix and a kill does not cut one.
+    # Write a line with one system call, so that lines of several threads do not mix and a kill cuts none.
     os.write(1, f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""A hub of models on loopback, with the calls that the upload of a folder needs, and a record of them.
+"""A double of the Hugging Face hub on loopback, with the calls that the upload of a folder needs.
 
 `HF_ENDPOINT` points huggingface_hub here, and `HF_HUB_DISABLE_XET=1` makes it send large files by git LFS.
 Like the real hub it answers 404 for a repository name without an owner, and for a missing branch.
@@ -32,7 +32,7 @@ class Repository:
 
 
 class HubRefusal(Exception):
-    """A refusal: status, code, message, and more fields of the body."""
+    """The refusal of a request: status, code, message, and more fields of the body."""
 
     def __init__(self, status: int, code: str, message: str, **more: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class HubRefusal(Exception):
 
 
 class Hub:
-    """`with Hub() as hub:` serves at `hub.url`. An `easy` hub creates missing things instead of refusing."""
+    """A hub that serves at `url` inside a `with` block. An `easy` hub creates missing branches and owners."""
 
     def __init__(self, *, easy: bool = False) -> None:
         self.easy = easy
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = refused.status, refused.body
             headers = {"X-Error-Code": refused.code, "X-Error-Message": str(refused)}
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        # Files are cached by the commit they are of: other bytes, another commit.
+        # Clients cache files by their commit, so other bytes need another commit.
         digest = hashlib.sha1(data).hexdigest()
         headers |= {"ETag": f'"{digest}"', "X-Repo-Commit": digest}
         self.send_response(status)
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _know_who_asks(self) -> None:
-        # Where large files go, an address is enough.
+        # The addresses for large files need no key.
         if self.command != "PUT" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise HubRefusal(401, "Unauthorized", "Invalid username or password.")
 

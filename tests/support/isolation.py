@@ -32,11 +32,9 @@ _FOREIGN_SETTINGS = frozenset(
 )  # fmt: skip
 _FOREIGN_PREFIXES = ("TINKER_", "HF_", "HUGGINGFACE_", "CLOUDFLARE_ACCESS_")
 
-_home_numbers = itertools.count()
-
 
 def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
-    """Return the environment variables that would let the user's own configuration into a test."""
+    """Return the environment variables that would change a test by the user's own configuration."""
     return [
         name
         for name in names
@@ -45,34 +43,9 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the examples of a room whose extra is not installed."""
+    """Skip the doctests of a package whose extra is not installed."""
     absent = "tinker_sync/ray/" in collection_path.as_posix() and importlib.util.find_spec("ray") is None
     return True if absent else None
-
-
-@pytest.fixture(autouse=True)
-def strangers_at_known_addresses() -> Iterator[None]:
-    """Forget the facts about servers: the server of the next test may get the same port."""
-    yield
-    introduction = sys.modules.get("tinker_sync.runtime.introduction")
-    if introduction is not None:
-        introduction._probed.clear()
-
-
-@pytest.fixture(scope="session")
-def _homes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tmp_path_factory.mktemp("homes")
-
-
-@pytest.fixture(autouse=True)
-def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
-    """An environment without settings of the client or the network stack, and an empty home directory."""
-    for name in foreign_settings(list(os.environ)):
-        monkeypatch.delenv(name)
-    home = _homes / str(next(_home_numbers))
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("USERPROFILE", str(home))
 
 
 def hold_embedded_server() -> Callable[[], None]:
@@ -103,31 +76,12 @@ class _ServerOfExamples:
             let_go()
 
 
-@pytest.fixture(scope="session")
-def _server_of_examples() -> Iterator[_ServerOfExamples]:
-    server = _ServerOfExamples()
-    yield server
-    server.release()
-
-
-@pytest.fixture(autouse=True)
-def one_server_for_examples(
-    request: pytest.FixtureRequest, isolated_environment: None, _server_of_examples: _ServerOfExamples
-) -> None:
-    """Examples in docstrings share one embedded server. Other tests find none of this process."""
-    del isolated_environment
-    if not isinstance(request.node, DoctestItem):
-        _server_of_examples.release()
-        return
-    example = request.node.dtest.docstring
-    if "import tinker_sync, torch" in example:
-        pytest.importorskip("torch")
-    if "ServiceClient" in example:
-        _server_of_examples.hold()
-
-
 class OffMachine(RuntimeError):
-    """A test tried to reach something other than this machine. Not an OSError: no retry may swallow it."""
+    """An error for a connection to another machine. It is no OSError, so that no retry handles it."""
+
+
+_attempts: list[Any] = []
+"""The addresses of other machines that the present test has tried to reach."""
 
 
 def is_local(address: Any) -> bool:
@@ -145,76 +99,124 @@ def is_local(address: Any) -> bool:
         return False
 
 
-@pytest.fixture(autouse=True)
-def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sockets connect to this machine only, and only its own names resolve.
+def _check(address: Any) -> None:
+    if not is_local(address):
+        _attempts.append(address)
+        raise OffMachine(f"a test may not reach {address!r}")
 
-    Names under `.invalid` never resolve anywhere, so a test may use them to see how a failed lookup is
-    handled. Anything else fails the test at its end too, should the code under test swallow the exception.
+
+def _stay_on_this_machine(patches: pytest.MonkeyPatch) -> None:
+    """Let sockets connect to this machine only, and resolve only names of this machine.
+
+    Names under `.invalid` never resolve, so a test may use them for a failed lookup. An attempt to reach any
+    other name or address raises `OffMachine`, and also fails the test at its end, even if the code under test
+    has handled the exception.
     """
-    attempts: list[Any] = []
-
-    def check(address: Any) -> None:
-        if not is_local(address):
-            attempts.append(address)
-            raise OffMachine(f"a test may not reach {address!r}")
-
     real_connect, real_connect_ex = socket.socket.connect, socket.socket.connect_ex
     real_getaddrinfo = socket.getaddrinfo
 
     def connect(self: socket.socket, address: Any) -> None:
-        check(address)
+        _check(address)
         real_connect(self, address)
 
     def connect_ex(self: socket.socket, address: Any) -> int:
-        check(address)
+        _check(address)
         return real_connect_ex(self, address)
 
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
         name = host.decode("ascii") if isinstance(host, bytes) else host
         if isinstance(name, str) and name.rstrip(".").endswith(".invalid"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        check((host, 0))
+        _check((host, 0))
         return real_getaddrinfo(host, *args, **kwargs)
 
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr(socket.socket, "connect_ex", connect_ex)
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    yield
-    if attempts:
-        pytest.fail(f"the test tried to reach {attempts!r}", pytrace=False)
+    patches.setattr(socket.socket, "connect", connect)
+    patches.setattr(socket.socket, "connect_ex", connect_ex)
+    patches.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
-# A thread that is about to end may need a moment, the more so on a busy machine.
+class _Surroundings:
+    """The environment of all tests of this process: no settings, an empty home, one server for doctests."""
+
+    def __init__(self, homes: Path) -> None:
+        self.server = _ServerOfExamples()
+        self._homes = homes
+        self._numbers = itertools.count()
+        self._home: Path | None = None
+
+    def clear(self) -> None:
+        """Remove the user's settings. Set a new home directory if a test has written into the present one."""
+        for name in foreign_settings(list(os.environ)):
+            del os.environ[name]
+        if self._home is None or os.environ.get("HOME") != str(self._home) or any(self._home.iterdir()):
+            self._home = self._homes / str(next(self._numbers))
+            self._home.mkdir()
+            os.environ["HOME"] = os.environ["USERPROFILE"] = str(self._home)
+
+
+@pytest.fixture(scope="session")
+def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Surroundings]:
+    surroundings = _Surroundings(tmp_path_factory.mktemp("homes"))
+    with pytest.MonkeyPatch.context() as patches:
+        _stay_on_this_machine(patches)
+        yield surroundings
+    surroundings.server.release()
+
+
+# The time for a thread to end after the test; on a busy machine it needs a moment.
 GRACE_S = 1.0
 
 
 def our_threads() -> set[threading.Thread]:
-    """Threads of the package that are alive now."""
+    """Return the living threads of the package."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("tinker-")}
 
 
 @pytest.fixture(autouse=True)
-def no_thread_outlives_its_test() -> Iterator[None]:
-    """A test stops and joins every thread that it starts."""
+def rules_of_every_test(request: pytest.FixtureRequest, _surroundings: _Surroundings) -> Iterator[None]:
+    """Clear the environment before a test, and fail a test that breaks a rule.
+
+    The rules: no connection to another machine, no running thread of the package at the end, and no lock that
+    is taken under another one. One fixture checks all rules, because each fixture costs time in every test.
+    """
+    _surroundings.clear()
+    _prepare_example(request.node, _surroundings.server)
     before = our_threads()
+    leaf_locks.breaches.clear()
+    _attempts.clear()
     yield
+    # Clear the facts about servers, because the server of the next test may get the same port.
+    introduction = sys.modules.get("tinker_sync.runtime.introduction")
+    if introduction is not None:
+        introduction._probed.clear()
+    complaints = [f"locks are leaves, but {breach}" for breach in leaf_locks.breaches[:1]]
+    if left := _threads_left(before):
+        names = sorted(thread.name for thread in left)
+        complaints.append(f"threads that outlive their test: {', '.join(names)}")
+    if _attempts:
+        complaints.append(f"the test tried to reach {_attempts!r}")
+    if complaints:
+        pytest.fail("\n".join(complaints), pytrace=False)
+
+
+def _prepare_example(item: pytest.Item, server: _ServerOfExamples) -> None:
+    """Let doctests share one embedded server. For other tests, stop it."""
+    if not isinstance(item, DoctestItem):
+        server.release()
+        return
+    example = item.dtest.docstring
+    if "import tinker_sync, torch" in example:
+        pytest.importorskip("torch")
+    if "ServiceClient" in example:
+        server.hold()
+
+
+def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
+    """Return the threads of the package that still run some time after the test."""
     pause = threading.Event()
-    for _ in range(int(GRACE_S / 0.002)):  # not `join`: one that is just being started cannot be joined yet
+    for _ in range(int(GRACE_S / 0.002)):  # not `join`, which fails for a thread that is just being started
         left = our_threads() - before
         if not left:
-            return
+            return left
         pause.wait(0.002)
-    left = our_threads() - before
-    if left:
-        names = sorted(thread.name for thread in left)
-        pytest.fail(f"threads that outlive their test: {', '.join(names)}", pytrace=False)
-
-
-@pytest.fixture(autouse=True)
-def locks_are_leaves() -> Iterator[None]:
-    """No lock of the package is taken under another one, and no future ends under one."""
-    leaf_locks.breaches.clear()
-    yield
-    if leaf_locks.breaches:
-        pytest.fail(f"locks are leaves, but {leaf_locks.breaches[0]}", pytrace=False)
+    return our_threads() - before

@@ -47,7 +47,7 @@ def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> s
         url: the address of the server.
         key: its key.
         journal: the journal; None: none.
-        counted: count the steps with `TrainingClient.steps`, and save in every other one.
+        counted: loop over `TrainingClient.steps`, and save in every other step.
     """
     with tinker_sync.ServiceClient(base_url=url, api_key=key, journal=journal, pace=0.01) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=1)
@@ -56,14 +56,14 @@ def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> s
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             if step % 2:
                 training.save_state(f"step-{step}")
-            if step % 3 == 0:  # the others are made ahead
+            if step % 3 == 0:  # the calls of other steps are made without waiting
                 passed.result(PATIENCE_S)
                 stepped.result(PATIENCE_S)
         return training.save_state("final").result(PATIENCE_S).path
 
 
 class Zygote(OrderedProcess):
-    """The process that forks the scripts. For one thread.
+    """The process that forks a child for each run of the training script. For one thread.
 
     Args:
         url: the address of the server.
@@ -78,14 +78,14 @@ class Zygote(OrderedProcess):
 
         Args:
             journal: its journal.
-            die_at: the function call with which it dies; None: it lives.
+            die_at: the number of the function call at which it kills itself; None: never.
             counted: as for `train`.
         """
         return self.ask(journal=str(journal), die_at=die_at, counted=counted)
 
 
 def _die_at(moment: int | None) -> list[int]:
-    """Count the function calls of all threads from now on, and die with one of them."""
+    """Count the function calls of all threads from now on, and kill the process at call `moment`."""
     begun = [0]
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -113,7 +113,7 @@ def _live(url: str, key: str, orders: dict[str, Any], tell: int) -> None:
 def main() -> None:
     logging.disable(logging.CRITICAL)
     url, key = sys.argv[1:]
-    for room in ("types", "wire", "transport", "runtime", "journal", "clients"):  # once, for all children
+    for room in ("types", "wire", "transport", "runtime", "journal", "clients"):  # once for all children
         for module in pkgutil.walk_packages([f"{tinker_sync.__path__[0]}/{room}"], f"tinker_sync.{room}."):
             importlib.import_module(module.name)
     for line in sys.stdin:

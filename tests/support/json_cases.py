@@ -1,4 +1,4 @@
-"""The JSON back ends there are to test, and JSON answers of every kind to take apart."""
+"""The JSON back ends to test, and random JSON answers of every type, valid and damaged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ both_backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend:
 
 
 def answer_kinds() -> dict[str, type[Any]]:
-    """Everything a server answers, by name."""
+    """Return the types of all answers of a server, by name."""
     flat = {name: cls for name, cls in flat_models().items() if cls.__response__}
     return {**flat, "ForwardBackwardOutput": ForwardBackwardOutput, "SampleResponse": SampleResponse}
 
 
 def random_answer(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
-    """The fields of an answer as a server may write them."""
+    """Return random fields of an answer, in a form that a server may send."""
     if cls is SampleResponse:
         return _sample(rng)
     if cls is ForwardBackwardOutput:
@@ -78,7 +78,7 @@ def _numbers(rng: random.Random) -> list[float]:
 
 
 def spoiled(rng: random.Random, tree: Any) -> Any:
-    """A tree in which something may be something else, or gone, or one too many."""
+    """Return a copy of a tree in which random values are replaced, missing or added."""
     if rng.random() < 0.1:
         odd = [random_json(rng), tree, [tree], {"type": tree}, str(tree), float("nan"), 2**90, "\ud800"]
         return rng.choice(odd)
@@ -97,7 +97,7 @@ _PIECES = [
 
 
 def mangled(rng: random.Random, data: bytes) -> bytes:
-    """Bytes that lost, gained or swapped some."""
+    """Return a copy of bytes with random parts removed, replaced or repeated."""
     mangled = bytearray(data)
     for _ in range(rng.randrange(1, 4)):
         start = rng.randrange(len(mangled) + 1)

@@ -1,10 +1,11 @@
-"""An instrumented lock that reports when the package breaks its rule: locks are leaves.
+"""An instrumented lock that reports a breach of the rule "locks are leaves".
 
-`install` makes `threading.Lock` give the client's modules a lock that watches itself. While a thread holds
-such a lock in a `with` block it must not enter another one, and must not end a future, because the future's
-callbacks run there. The locks of other packages, of the embedded server and of the tests stay as they are.
+After `install`, `threading.Lock` returns an instrumented lock to the modules of the client. While a thread
+holds such a lock in a `with` block, it must not enter another one, and must not end a future, because the
+callbacks of the future run there. The locks of other packages, of the embedded server and of the tests are
+not watched.
 
-A lock that a module acquires and releases by hand is a flag or a signal, and is not watched.
+A lock that a module acquires and releases without a `with` block is a flag or a signal, and is not watched.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 _WATCHED = "tinker_sync."
-# The embedded server is another program.
+# These packages run in the embedded server or in tests, for which the rule does not apply.
 _NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.")
 
 breaches: list[str] = []
@@ -29,7 +30,7 @@ _held = threading.local()
 
 
 class LeafLock:
-    """Stands in for `threading.Lock` and reports when it is not a leaf."""
+    """A double of `threading.Lock` that reports each breach of the rule."""
 
     __slots__ = ("_lock", "made_in")
 
@@ -67,7 +68,10 @@ class LeafLock:
 
 
 def install() -> None:
-    """Watch the locks that the client's modules make from now on. Call it before the package is imported."""
+    """Watch the locks that the client's modules create from now on.
+
+    Call it before the package is imported.
+    """
     threading.Lock = _make_lock  # type: ignore[misc,assignment]
     for name in ("set_result", "set_exception", "cancel"):
         setattr(Future, name, _checked(name, getattr(Future, name)))

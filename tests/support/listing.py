@@ -1,4 +1,4 @@
-"""Notice when code makes a Python list of a long array."""
+"""A check that code makes no Python list of a long array."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 @contextmanager
 def long_lists(longer_than: int = 64) -> Iterator[list[int]]:
-    """The sizes of the arrays whose `tolist` this thread calls inside the block, short ones left out.
+    """Yield a list that gets the size of each array whose `tolist` this thread calls in the block.
 
-    numpy's method cannot be replaced, and the code under test strips off a subclass that counts; but
-    the interpreter's profiler sees every call.
+    Arrays of up to `longer_than` cells are ignored. The calls are counted with the profiler of the
+    interpreter: numpy's method cannot be replaced, and the code under test converts subclasses to plain
+    arrays.
     """
     sizes: list[int] = []
 

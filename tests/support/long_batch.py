@@ -1,4 +1,4 @@
-"""One run of `SamplingClient.map` in a process of its own, to be killed and started again.
+"""One run of `SamplingClient.map` in its own process, which tests kill and start again.
 
 python -m support.long_batch MODEL FILE COUNT [DIE_AFTER]
 
@@ -21,7 +21,7 @@ from tinker_sync.batch.results import ResultsFile
 
 
 def prompts(count: int) -> Iterator[list[int]]:
-    """Yield a few prompts again and again, so that equal ones must be told apart."""
+    """Yield a few prompts repeatedly, so that equal prompts must be distinguished by their positions."""
     for index in range(count):
         yield [1, 2 + index % 7]
 
@@ -38,7 +38,7 @@ def memory_mb() -> int:
 
 
 def die_in_line(number: int) -> None:
-    """Have this process killed when half of a line is written."""
+    """Kill this process in the middle of a later line, after this many lines."""
     add = ResultsFile.add
     left = [number]
 

@@ -1,4 +1,4 @@
-"""An embedded server that dies by SIGKILL at a chosen moment, and starts again at its port and directory.
+"""An embedded server that kills itself with SIGKILL at a chosen moment, and starts again at the same port.
 
 `python -m support.mortal_server` reads orders, one JSON object a line, and forks a server for each, so that a
 start takes milliseconds. The answer comes when the server listens, or has died before that.
@@ -27,7 +27,7 @@ _LONGEST_DELAY_S = 0.01
 
 
 class MortalServer(OrderedProcess):
-    """The process that forks the servers, and the server that runs. For one thread.
+    """The process that forks the servers, and its running server. For one thread.
 
     Args:
         directory: the directory for the state of the servers.
@@ -49,7 +49,8 @@ class MortalServer(OrderedProcess):
         """Start a server. Return False if it died before it listened; in both cases `reap` it.
 
         Args:
-            die_at: the function call with which it dies, of Python or C, in any thread; None: it lives.
+            die_at: the number of the function call, of Python or C in any thread, at which the server kills
+                itself; None: never.
             delay_seed: seeds a delay of some milliseconds after that call, which may end inside C code.
         """
         assert not self.running
@@ -67,7 +68,7 @@ class MortalServer(OrderedProcess):
             os.kill(self._pid, signal.SIGKILL)
 
     def stop(self) -> int:
-        """Stop a server in order whose calls were counted; return their number."""
+        """Stop the server in order, and return the number of its function calls."""
         os.kill(self._pid, signal.SIGTERM)
         self.reap()
         return int((self._directory / "calls").read_text())
@@ -94,7 +95,10 @@ def _die() -> None:
 
 
 def _count_calls(die_at: int | None, delay_seed: int | None) -> list[int]:
-    """Count the function calls of all threads from now on, and die with one of them or soon after it."""
+    """Count the function calls of all threads from now on.
+
+    Kill the process at call `die_at` or soon after.
+    """
     begun = [0]
     if die_at is None:
         return begun
@@ -140,12 +144,12 @@ def _serve(order: dict[str, Any], tell: int) -> None:
 
 
 def _wait(pid: int) -> int:
-    """Wait for the end of a server, or end it when the process that gives the orders is gone."""
+    """Wait for the end of a server. Kill it if the process that gives the orders has ended."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if select.select([sys.stdin], [], [], 0.002)[0]:  # no order comes before the answer to this one
+        if select.select([sys.stdin], [], [], 0.002)[0]:  # end of input: no order comes before the answer
             os.kill(pid, signal.SIGKILL)
             sys.exit()
 

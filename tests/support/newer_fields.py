@@ -1,4 +1,4 @@
-"""Fields of a newer protocol, put into requests: random names or numbers, at random depth."""
+"""Insertion of unknown fields into requests, as a newer client would send: random names at random depth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import LENGTH, Message, read_length, read_tag, skip
 
 FREE = frozenset({"user_metadata", "loss_fn_inputs", "loss_fn_config", "args", "kwargs"})
-"""Mappings whose names are the client's own; another name in them is no unknown field."""
+"""Fields whose value is a mapping with names of the client's choice, so any name in it is known."""
 
 _LETTERS = "abcxyz_-. ☃𝄞\n\"'\\"
 
 
 def newer_json(rng: random.Random, tree: Any) -> Any:
-    """The tree with fields that no type has, in about half of its objects."""
+    """Return a copy of a tree with unknown fields in about half of its objects."""
     if isinstance(tree, list):
         return [newer_json(rng, item) for item in tree]
     if not isinstance(tree, dict):
@@ -32,7 +32,7 @@ def newer_json(rng: random.Random, tree: Any) -> Any:
 
 
 def _in_free(rng: random.Random, tree: Any) -> Any:
-    """Tensors lie in a mapping of the client's own; there are fields in them again."""
+    """Return the value of a field of `FREE`, with unknown fields in its tensors, if it holds tensors."""
     if isinstance(tree, dict) and all(
         isinstance(value, dict) and "dtype" in value for value in tree.values()
     ):
@@ -57,7 +57,7 @@ def _value(rng: random.Random, depth: int) -> Any:
 def newer_protobuf(
     rng: random.Random, data: bytes, table: Message = tables.FORWARD_BACKWARD_REQUEST
 ) -> bytes:
-    """The message with fields of unknown numbers, of any wire type, between its own and inside of them."""
+    """Return a message with fields of unknown numbers, of any wire type, between and within its fields."""
     view, at, parts = memoryview(data), 0, []
     while at < len(view):
         start = at

@@ -1,4 +1,4 @@
-"""Room for tests that hold more open files than most systems allow a program at first."""
+"""A higher limit of open files, for tests that need more than the system's usual limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OTHERS = 256
 
 @contextmanager
 def room_for(count: int) -> Iterator[None]:
-    """Let this process have that many files more, or skip the test where it may not."""
+    """Raise the limit of open files by `count` for the block, or skip the test if that is not allowed."""
     import resource  # not on Windows; such tests do not run there
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

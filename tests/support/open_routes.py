@@ -1,7 +1,8 @@
 """The routes of open servers beyond training and sampling, and the descriptions that they publish.
 
-Taken from their public code: a path that fits a route of another method is answered 405 with that route's
-methods in `Allow`, any other path 404 with the framework's own words.
+They are those of the servers' public code. A request whose path has a route for another method only gets a
+405, with the methods of that route in `Allow`. A request for any other path gets a 404 with the framework's
+text.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SKY_BODIES: dict[str, Any] = {
 
 
 def match(routes: Routes, method: str, name: str) -> Answer | None:
-    """Return the refusal of a request that no route takes, or None if one does."""
+    """Return the refusal of a request without a route, or None if it has one."""
     allowed = ""
     for way, template in routes:
         pattern = re.sub(r"\{(\w+)(:path)?\}", lambda slot: ".*" if slot[2] else "[^/]+", template)
@@ -96,7 +97,7 @@ def _object(fields: Any, name: str, schemas: dict[str, Any]) -> dict[str, Any]:
         if isinstance(inner, tuple):
             schemas[f"{name}.{key}"] = {"type": "object", "properties": {each: {} for each in inner}}
             reference = {"$ref": f"#/components/schemas/{name}.{key}"}
-            # A model that may be absent is one of two.
+            # A field that may be null has two forms in the schema.
             properties[key] = {"anyOf": [reference, {"type": "null"}]} if key == "lora_config" else reference
         else:
             properties[key] = {"title": key}

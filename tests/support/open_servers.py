@@ -1,8 +1,8 @@
-"""Doubles of open servers of the protocol, each with the ways of one that people run.
+"""Doubles of the open servers of the protocol that users run, each with the peculiarities of one server.
 
-They are kinds of the deterministic stub, so they can be scripted like it and give the same results; what they
-do otherwise is written down in their classes. Two inputs make work fail later: a checkpoint called `fails`,
-and the token 666 in a prompt.
+They are subclasses of the deterministic stub, so tests can script them, and their results are the same. The
+differences are documented in each class. Two inputs make a promise fail: a checkpoint called `fails`, and the
+token 666 in a prompt.
 
     with StubServer(TxLike()) as stub: ...
 """
@@ -36,7 +36,7 @@ _NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/
 
 
 class OpenServer(Stub):
-    """The common base: ids without structure, and results marked by the status of their retrieval."""
+    """The common base: ids have no structure, and the status of a poll reports the outcome of the work."""
 
     name = "open"
     offers_forward = True
@@ -57,27 +57,27 @@ class OpenServer(Stub):
     proto_bodies = False
     accepted_status = 200
     routes: ClassVar[open_routes.Routes] = ()
-    """Those beyond training and sampling."""
+    """The routes other than those for training and sampling."""
     bodies: ClassVar[dict[str, Any]] = {}
     """The fields of the bodies that have a published form."""
     publishes = True
     lists_models = ("stub/model",)
     context: int | None = None
-    """The context length of its models, where it gives one."""
+    """The context length of its models, if it reports one."""
 
     def __init__(self, **behaviour: Any) -> None:
         options: dict[str, Any] = {"sequence_ids": False, "proto_results": False, "hold_s": 300.0}
         super().__init__(Behaviour(config=self.config, dynamic_config=None, **{**options, **behaviour}))
         self.samplers: dict[str, str] = {}
-        """Sampler id to the path or model it samples from."""
+        """The path or the model that each sampler samples from, by the id of the sampler."""
         self.checkpoints: set[str] = set()
 
     def description(self) -> dict[str, Any]:
-        """The content of `/openapi.json`."""
+        """Return the content of `/openapi.json`."""
         return open_routes.describe(tuple(sorted(set(_POSTS) - self.missing())), self.routes, self.bodies)
 
     def missing(self) -> frozenset[str]:
-        """The routes for training and sampling that this server lacks."""
+        """Return the routes for training and sampling that this server lacks."""
         without_config = {"/client/config"} if self.config is None else set()
         return self.absent | without_config | (set() if self.offers_forward else {"/forward"})
 
@@ -105,10 +105,10 @@ class OpenServer(Stub):
             answer.status = self.accepted_status
         return answer
 
-    # ------------------------------------------------------------------------------- what they refuse
+    # ------------------------------------------------------------------------------- refusals
 
     def refusal(self, asked: Asked, name: str) -> Answer | None:
-        """The refusal of a request that this server does not take."""
+        """Return the refusal of a request that this server does not accept, else None."""
         if asked.headers.get("content-type", "").startswith(PROTO):
             return None if self.proto_bodies else self.refuse_proto(asked)
         if name == "/forward_backward" and not self.json_bodies:
@@ -126,7 +126,7 @@ class OpenServer(Stub):
         return model_id in self._models
 
     def refuse_proto(self, asked: Asked) -> Answer:
-        """As a server does that reads JSON and shows the body it could not read in its complaint."""
+        """Refuse a protobuf body like a server that reads JSON and quotes an unreadable body in its error."""
         try:
             asked.body.decode()
         except UnicodeDecodeError:
@@ -173,7 +173,7 @@ class OpenServer(Stub):
     def check_save_weights_for_sampler(self, body: dict[str, Any]) -> str | None:
         return self.check_save_weights(body)
 
-    # ------------------------------------------------------------------------------- what they make
+    # ------------------------------------------------------------------------------- results
 
     def new_model_id(self) -> str:
         return f"model_{self.count('model'):08x}"
@@ -209,7 +209,7 @@ class OpenServer(Stub):
         return f"tinker://{body['model_id']}/sampler_weights/{body['path']}"
 
     def ephemeral(self, body: dict[str, Any]) -> Any:
-        """Weights saved without a name."""
+        """Return the answer to a save without a name: the id of a new sampler."""
         made = {"sampling_session_id": self.new_sampler_id(body["model_id"]), "path": None}
         return self.promise("save_weights_for_sampler", made)
 
@@ -250,7 +250,7 @@ class OpenServer(Stub):
 
 
 def _without_first_logprob(stub: Stub, made: Any) -> Any:
-    """Prompt scores begin with the second token, for the first has none."""
+    """Remove the first prompt score, as these servers do, because the first token has none."""
     promise = stub._promises[made["request_id"]]
     if promise.content_type == JSON:
         payload = json.loads(promise.payload)
@@ -261,13 +261,13 @@ def _without_first_logprob(stub: Stub, made: Any) -> Any:
 
 
 class TxLike(OpenServer):
-    """JSON only, without settings; passes have fields and types of their own, and numbers mean nothing."""
+    """A server of JSON only, without settings. It ignores sequence numbers, and adds fields to passes."""
 
     name = "tx"
     routes = open_routes.TX
     bodies = open_routes.TX_BODIES
     pass_s = 0.0
-    """How long a pass takes."""
+    """The duration of a pass."""
 
     def __init__(self, **behaviour: Any) -> None:
         super().__init__(**behaviour)
@@ -291,7 +291,7 @@ class TxLike(OpenServer):
         return made
 
     def on_optim_step(self, asked: Asked) -> Any:
-        """Apply the gradients that are there. Passes that wait in the queue are passed by."""
+        """Apply the gradients of the passes that have ended, and ignore those of waiting passes."""
         now = asyncio.get_running_loop().time()
         ready = [end for end in self._ends if end <= now]
         self._ends = [end for end in self._ends if end > now]
@@ -303,7 +303,7 @@ class TxLike(OpenServer):
 
 
 class TxBehindSettings(TxLike):
-    """The same with a settings call that does not name the format; protobuf makes it stumble."""
+    """A `TxLike` with a settings call, which does not show the body format. It answers 500 to protobuf."""
 
     name = "tx with settings"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
@@ -313,7 +313,10 @@ class TxBehindSettings(TxLike):
 
 
 class SkyLike(OpenServer):
-    """Both formats, without a mark; a number stands for one body, and a model is loaded first or never."""
+    """A server of both formats, which its settings do not show.
+
+    It accepts one body under a number, and loads weights into a model only before any other call.
+    """
 
     name = "sky"
     routes = open_routes.SKY
@@ -376,7 +379,7 @@ class SkyLike(OpenServer):
 
 
 class SkyWithoutMetrics(SkyLike):
-    """The same with the results of its newest version, which have no metrics at all."""
+    """A `SkyLike` of the newest version, whose results have no metrics."""
 
     name = "sky without metrics"
 
@@ -388,7 +391,7 @@ class SkyWithoutMetrics(SkyLike):
 
 
 class TuftLike(OpenServer):
-    """The whole schema of version 0.25: protobuf only, keys, and 202 for what is accepted."""
+    """A server with the schema of version 0.25: protobuf only, keys, and 202 for accepted requests."""
 
     name = "tuft"
     routes = open_routes.TUFT
@@ -424,7 +427,10 @@ class TuftLike(OpenServer):
 
 
 class OpenRlLike(OpenServer):
-    """JSON only behind four settings; ids are UUIDs, sampler paths have one or two segments."""
+    """A server of JSON only with four settings.
+
+    Its ids are UUIDs, and sampler paths have one or two segments.
+    """
 
     name = "open-rl"
     routes = open_routes.OPEN_RL

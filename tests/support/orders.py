@@ -1,4 +1,4 @@
-"""Processes of the tests that read orders, one JSON object a line, and fork a child for each.
+"""Processes that read orders from a test, one JSON object a line, and fork a child for each order.
 
 The process loads its modules once, so that a child starts within milliseconds.
 """
@@ -64,7 +64,7 @@ class OrderedProcess:
 
 
 def fork(work: Callable[[int], object]) -> tuple[int, str]:
-    """Call `work` in a forked child, and return the child's id and what it wrote to the descriptor given.
+    """Call `work` in a forked child, with a descriptor. Return the child's id and the text written there.
 
     This returns when the child has closed the descriptor, or has died.
     """

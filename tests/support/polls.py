@@ -1,4 +1,4 @@
-"""A poller that a test answers by hand: nothing is sent, nothing waits."""
+"""A double of the poller whose requests a test answers. It sends nothing and never waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = Reply | SendFailed
 
 
 class Started:
-    """A request that a test will answer, or a timer that it will fire."""
+    """A request that a test answers, or a timer that a test fires."""
 
     def __init__(self, call: Call | None, action: Callable[..., object], delay_s: float = 0.0) -> None:
         self.call = call
@@ -51,7 +51,7 @@ class Started:
 
 
 class HandPoller:
-    """Stands in for `Poller`."""
+    """A double of `Poller`."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -71,7 +71,7 @@ class HandPoller:
     # ------------------------------------------------------------------------------------ for tests
 
     def next(self, path: str | None = None) -> Started:
-        """The oldest request that is not answered yet."""
+        """Return the oldest unanswered request."""
         for started in self.requests:
             if started.live and (path is None or started.path == path):
                 return started

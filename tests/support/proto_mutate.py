@@ -1,4 +1,4 @@
-"""Damaged bytes for decoders: cuts, flips, splices, and numbers blown up where lengths and counts stand."""
+"""Damaged bytes for decoders: cut, flipped, spliced, and with huge numbers as lengths and counts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _NUMBERS = (*_HOSTILE, -1, -4, -(2**31), -(2**63), 2**62, 4, 5, 8, 32)
 
 
 def hostile(rng: random.Random, table: Message, message: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a plain message with one to three values changed to others that their fields can carry."""
+    """Return a copy of a plain message with one to three values replaced by other values of their fields."""
     changed: dict[str, Any] = copy.deepcopy(message)
     for _ in range(rng.choice((1, 1, 2, 3))):
         _spoil(rng, table, changed)

@@ -1,4 +1,4 @@
-"""Random messages for the protobuf room, drawn from its tables, and a form in which two messages compare."""
+"""Random messages made from the tables of `wire.proto`, and a form in which two messages can be compared."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _REALS = (0.0, -0.0, 1.0, 0.1, -2.5, math.inf, -math.inf, math.nan, 5e-324, 1.7e
 
 
 def random_message(rng: random.Random, table: Message) -> dict[str, Any]:
-    """A message in the reader's normal form."""
+    """Return a random message in the form that the reader returns, see `normal`."""
     fields = rng.sample(table.fields, len(table.fields))
     return normal(table, {field.name: _random_field(rng, field) for field in fields if rng.random() < 0.7})
 
 
 def normal(table: Message, message: dict[str, Any]) -> dict[str, Any]:
-    """The message without what means the same as absent, and with the first given member of each oneof."""
+    """Return a message without fields that equal their default, and with one member of each oneof."""
     found: dict[str, Any] = {}
     for name, value in message.items():
         field = table.by_name[name]
@@ -79,7 +79,7 @@ def _text(rng: random.Random) -> str:
 
 
 def comparable(value: Any) -> Any:
-    """A message in which views are bytes and NaN equals NaN; 0.0 and -0.0 stay apart."""
+    """Return a form of a message in which views are bytes, NaN equals NaN, and 0.0 differs from -0.0."""
     if isinstance(value, Mapping):
         return {key: comparable(item) for key, item in value.items()}
     if isinstance(value, list):

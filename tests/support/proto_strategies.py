@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the messages of the protobuf room, made from its tables."""
+"""Hypothesis strategies for protobuf messages, made from the tables of `wire.proto`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCALARS: dict[str, st.SearchStrategy[Any]] = {
 
 @cache
 def messages(table: Message) -> st.SearchStrategy[dict[str, Any]]:
-    """Messages in the reader's normal form."""
+    """Return a strategy of messages in the form that the reader returns."""
     fields = {field.name: _field(field) for field in table.fields}
     return st.fixed_dictionaries({}, optional=fields).map(lambda drawn: normal(table, drawn))
 

@@ -1,6 +1,6 @@
-"""Random constructor arguments for models, drawn from what their fields are declared as.
+"""Random constructor arguments for models, drawn from the annotations of their fields.
 
-Everything is plain: mappings stand for nested models, so that the same arguments fit two implementations.
+All arguments are plain: nested models are mappings, so that the same arguments fit two implementations.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tinker_sync.types._model import Model
 from tinker_sync.types._structured import fields_of, tag_of
 
 ARRAYS = {"tensor_data", "model_input", "datum", "training", "sampling"}
-"""Modules whose models hold arrays; what they accept is theirs to test."""
+"""Modules whose models hold arrays. Their own tests cover the accepted values."""
 
 FAMILIES = ["muon", "adamw", "dimuon", "", "sgd ☃"]
 
 
 def exported_models() -> dict[str, type[Any]]:
-    """Every model class that `tinker_sync.types` offers, by name."""
+    """Return every model class of `tinker_sync.types`, by name."""
     found = {name: getattr(tinker_sync.types, name) for name in tinker_sync.types.__all__}
     return {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, Model)}
 
@@ -41,7 +41,7 @@ def flat_models() -> dict[str, type[Any]]:
 
 
 def random_arguments(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
-    """Arguments for a model's constructor; what has a default is left out now and then."""
+    """Return arguments for a model's constructor. Those with a default are sometimes missing."""
     if cls.__open__:
         return {"type": rng.choice(FAMILIES), **random_object(rng, depth=2)}
     arguments = {}
@@ -56,7 +56,7 @@ def _unconstrained(rng: random.Random, annotation: Any) -> Any:
     return random_value(rng, annotation)
 
 
-# What fields with a limit may hold.
+# Random values for the fields with a limit.
 _CONSTRAINED: dict[tuple[str, str], Any] = {
     ("DimuonParams", "learning_rate"): lambda rng, _: rng.choice([0, 0.5, 1e30]),
     ("DimuonParams", "beta1"): lambda rng, _: rng.choice([0, 0.5, 0.999]),
@@ -76,7 +76,7 @@ _CONSTRAINED: dict[tuple[str, str], Any] = {
 
 
 def random_value(rng: random.Random, annotation: Any) -> Any:
-    """A value for one annotation."""
+    """Return a random value for an annotation."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation](rng)
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -106,13 +106,13 @@ def _random_member(rng: random.Random, members: tuple[Any, ...]) -> Any:
 
 
 def random_text(rng: random.Random) -> str:
-    """Short text of letters, or awkward characters, or nothing."""
+    """Return a short text of letters or of unusual characters, or an empty one."""
     alphabet = rng.choice([string.ascii_lowercase, ' "\\\n\x00/ée☃𝄞'])
     return "".join(rng.choices(alphabet, k=rng.randint(0, 8)))
 
 
 def random_moment(rng: random.Random, *, aware: bool | None = None) -> datetime:
-    """A datetime in any year, with or without microseconds and a time zone."""
+    """Return a datetime in any year, with or without microseconds and a time zone."""
     moment = datetime(1, 1, 3) + timedelta(days=rng.randrange(3_652_000), seconds=rng.randrange(86400))  # noqa: DTZ001
     moment += timedelta(microseconds=rng.choice([0, 0, rng.randrange(1_000_000)]))
     if aware is False or (aware is None and rng.random() < 0.3):
@@ -122,12 +122,12 @@ def random_moment(rng: random.Random, *, aware: bool | None = None) -> datetime:
 
 
 def random_object(rng: random.Random, *, depth: int = 3) -> dict[str, Any]:
-    """A JSON object whose names are identifiers."""
+    """Return a JSON object whose names are identifiers."""
     return {f"{rng.choice('abcxyz')}_{n}": random_json(rng, depth - 1) for n in range(rng.randint(0, 3))}
 
 
 def random_json(rng: random.Random, depth: int = 3) -> Any:
-    """Any JSON value, nulls in it."""
+    """Return a random JSON value, which may contain nulls."""
     kind = rng.randrange(7 if depth > 0 else 5)
     if kind == 5:
         return [random_json(rng, depth - 1) for _ in range(rng.randint(0, 3))]
@@ -137,12 +137,12 @@ def random_json(rng: random.Random, depth: int = 3) -> Any:
 
 
 def random_whole(rng: random.Random) -> int:
-    """An int, of more than 64 bits now and then."""
+    """Return an int, sometimes of more than 64 bits."""
     return rng.choice([0, 1, -1, rng.randint(0, 1000), 2**53 + 1, -(2**63), 2**70])
 
 
 def random_real(rng: random.Random) -> float:
-    """A finite float, or an int for one."""
+    """Return a finite float, or an int in its place."""
     return rng.choice([0, 1, -0.0, 0.1, 1e-300, -1.5e300, rng.random(), rng.randint(-9, 9)])
 
 

@@ -1,4 +1,4 @@
-"""Scripts in interpreters of their own, for what only a process can show: how it ends."""
+"""Scripts that tests run in their own processes, such as tests of the end of a process."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ class Ended:
     out: list[str]
     err: str
     took_s: float
-    """From the last thing that was done to it."""
+    """The seconds from the test's last action on the script to its end."""
 
 
 class Script:
-    """A running script; killed at the end of the `with` block if it is still there.
+    """A running script, which is killed at the end of the `with` block if it still runs.
 
-    It runs after `PREAMBLE`: its `say` writes a line that `hear` of this class reads, and the reverse. With
-    `strict`, warnings are errors in it.
+    Its code runs after `PREAMBLE`, which defines `say` and `hear` for it: `say` writes a line that `hear` of
+    this class returns, and `hear` returns a line that `say` of this class writes. With `strict`, its warnings
+    are errors.
     """
 
     def __init__(self, text: str, *, strict: bool = True, **environment: str) -> None:
@@ -96,7 +97,7 @@ class Script:
             self._err_lines.put(line.rstrip("\n"))
 
     def err_line(self) -> str:
-        """The next line it writes to stderr."""
+        """Return the next line that the script writes to stderr."""
         return self._err_lines.get(timeout=PATIENCE_S)
 
     def hear(self) -> str:
@@ -108,7 +109,7 @@ class Script:
         return line
 
     def say(self, line: str = "") -> None:
-        """Write a line to it."""
+        """Write a line to its standard input."""
         assert self._process.stdin is not None
         self._since = time.monotonic()
         self._process.stdin.write(line + "\n")

@@ -1,4 +1,4 @@
-"""Parts and operations for send queues, and workers whose jobs a test runs by hand."""
+"""Doubles of requests for send queues, and of workers whose jobs a test runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakePart:
 
 
 def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
-    """An operation `name` of parts `name.1`, `name.2`...; one of a single part is called as its part."""
+    """Return an operation with the parts `name.1`, `name.2` and so on. A single part has the name `name`."""
     if count == 1:
         part = FakePart(name)
         return Operation(name, [part], part.future)
@@ -35,7 +35,7 @@ def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation
 
 
 def at_once(send: Callable[..., object]) -> Callable[..., object]:
-    """Return a function like `send` that passes the end of the send on: accepted unless `send` raises."""
+    """Return a function like `send` that reports the end of the sending: accepted unless `send` raises."""
 
     def sent(*arguments: Any) -> None:
         *given, ended = arguments
@@ -46,7 +46,7 @@ def at_once(send: Callable[..., object]) -> Callable[..., object]:
 
 
 class HandWorkers:
-    """Keeps jobs until the test runs them, in any order."""
+    """A double of the workers that keeps jobs until the test runs them, in any order."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], object]] = []

@@ -1,9 +1,9 @@
-"""Servers on loopback sockets that follow a script, hand-shake by events and are gone on exit.
+"""Servers on loopback sockets whose behaviour a test scripts.
 
-`ScriptedServer` runs one function for each connection: byte by byte, with resets, silences and lies.
-`AnsweringServer` runs one function for each request over kept-alive connections. `ProxyServer` forwards and
-tunnels, and may ask for a password. Each is a context manager: on exit its threads are joined, and what went
-wrong in them is raised.
+`ScriptedServer` runs a function for each connection, which sends any bytes, pauses, or resets the connection.
+`AnsweringServer` runs a function for each request, over kept-alive connections. `ProxyServer` forwards and
+tunnels, and may ask for a password. Each is a context manager, which joins its threads on exit and raises the
+first exception of its functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answer = Callable[["Seen"], bytes]
 
 
 class Seen:
-    """A request as it arrived."""
+    """A request that a server has received."""
 
     def __init__(self, head: bytes, body: bytes, connection: int) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -34,10 +34,10 @@ class Seen:
         self.pairs = [tuple(part.strip() for part in line.split(":", 1)) for line in lines]
         self.body = body
         self.connection = connection
-        """Which connection of the server it came over, from 0."""
+        """The number of the connection over which it came, from 0."""
 
     def header(self, name: str) -> str | None:
-        """The value of a header; an AssertionError when it came more than once."""
+        """Return the value of a header. Raise AssertionError if the request has it more than once."""
         values = [value for header, value in self.pairs if header.lower() == name.lower()]
         assert len(values) < 2, f"{name} came {len(values)} times"
         return values[0] if values else None
@@ -47,11 +47,11 @@ class Seen:
 
 
 class Gone(Exception):
-    """The client closed the connection."""
+    """The error for a connection that the client has closed."""
 
 
 class Peer:
-    """The server's end of one connection, for a script."""
+    """The server's end of one connection, which a script uses."""
 
     def __init__(self, sock: socket.socket, number: int, server: ScriptedServer) -> None:
         self.sock = sock
@@ -73,7 +73,7 @@ class Peer:
         return seen
 
     def read_head(self) -> Seen:
-        """The next request's head; its body stays unread."""
+        """Return the next request without its body, which stays unread."""
         while b"\r\n\r\n" not in self._buffer:
             self._receive()
         head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
@@ -82,7 +82,7 @@ class Peer:
         return seen
 
     def take_rest(self) -> bytes:
-        """What has arrived of the body after `read_head`."""
+        """Return the bytes of the body that have arrived after `read_head`."""
         rest, self._buffer = self._buffer, b""
         return rest
 
@@ -91,22 +91,22 @@ class Peer:
             self.sock.sendall(part)
 
     def close(self) -> None:
-        """An orderly end."""
+        """Close the connection in order."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def half_close(self) -> None:
-        """Nothing more will be sent; reading goes on."""
+        """Close the sending direction of the connection; reading goes on."""
         self.sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """A reset, as from a crashed server or an impatient balancer."""
+        """Reset the connection, as a crashed server does."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
     def wait_gone(self) -> None:
-        """Return when the client has closed the connection; what it still sends is dropped."""
+        """Return when the client has closed the connection. Drop the bytes that it sends until then."""
         with contextlib.suppress(OSError):
             while self.sock.recv(65536):
                 pass
@@ -122,7 +122,7 @@ class Peer:
 
 
 class ScriptedServer:
-    """Runs the n-th script on the n-th connection, the last one on all that follow.
+    """A server that runs the n-th script on the n-th connection, and the last script on all later ones.
 
     >>> with ScriptedServer(lambda peer: peer.send(answer(b"hi"))) as server:
     ...     with socket.create_connection(server.address) as client:
@@ -146,7 +146,7 @@ class ScriptedServer:
         self._threads: list[threading.Thread] = []  # guarded by _lock
         self._failures: list[BaseException] = []  # guarded by _lock
         self.stopping = threading.Event()
-        """Set when the test is over; scripts that wait should wait for it as well."""
+        """Set at the end of the test. A script that waits must also wait for this event."""
         self._listener = socket.create_server((host, 0), backlog=256)
         self.port: int = self._listener.getsockname()[1]
         self.address = (host, self.port)
@@ -157,7 +157,7 @@ class ScriptedServer:
 
     @property
     def seen(self) -> list[Seen]:
-        """The requests read so far, in order."""
+        """Return the requests read so far, in order."""
         with self._lock:
             return list(self._seen)
 
@@ -168,7 +168,7 @@ class ScriptedServer:
             return len(self._sockets)
 
     def await_seen(self, count: int) -> None:
-        """Return once `count` requests have been read."""
+        """Return when `count` requests have been read."""
         with self._lock:
             if not self._lock.wait_for(lambda: len(self._seen) >= count, PATIENCE_S):
                 raise AssertionError(f"{count} requests expected, {len(self._seen)} came")
@@ -206,7 +206,7 @@ class ScriptedServer:
                 raise failure
 
     def stop_listening(self) -> None:
-        """Refuse new connections from now on; those that are open go on."""
+        """Refuse new connections from now on. Open connections stay open."""
         self._wake_listener()
         self._accepting.join(PATIENCE_S)
         self._listener.close()
@@ -215,7 +215,7 @@ class ScriptedServer:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # Linux
         except OSError:
-            with contextlib.suppress(OSError):  # elsewhere a last visitor wakes it
+            with contextlib.suppress(OSError):  # on other systems a connection wakes the thread
                 socket.create_connection(self.address, timeout=1).close()
 
     def _accept(self) -> None:
@@ -245,7 +245,7 @@ class ScriptedServer:
                 wrapped = self._handshake(sock)
             script(Peer(wrapped, number, self))
         except (Gone, OSError):
-            pass  # the client went away, which is for the test to judge
+            pass  # the client closed the connection; the test decides if that is an error
         except BaseException as error:  # noqa: BLE001 - raised on exit, in the test's own thread
             with self._lock:
                 self._failures.append(error)
@@ -258,13 +258,13 @@ class ScriptedServer:
             place = self._sockets.index(sock)
         wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         with self._lock:
-            self._sockets[place] = wrapped  # wrapping has detached the plain one
+            self._sockets[place] = wrapped  # wrapping has detached the plain socket
         wrapped.do_handshake()
         return wrapped
 
 
 class AnsweringServer(ScriptedServer):
-    """Answers each request with the bytes a function makes of it, over kept-alive connections."""
+    """A server that answers each request with the bytes of a function, over kept-alive connections."""
 
     def __init__(self, respond: Answer, **options: Any) -> None:
         super().__init__(self._converse, **options)
@@ -279,9 +279,9 @@ class AnsweringServer(ScriptedServer):
 
 
 class ProxyServer(ScriptedServer):
-    """An HTTP proxy: tunnels on CONNECT, forwards whole addresses, asks for a password if given one.
+    """An HTTP proxy, which tunnels on CONNECT and forwards other requests. It may require a password.
 
-    `seen` holds what the proxy could read: for tunnels only the CONNECT requests.
+    `seen` has the requests that the proxy can read: of tunnels only the CONNECT requests.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ def answer(
     length: int | None = -1,
     version: str = "HTTP/1.1",
 ) -> bytes:
-    """The bytes of an answer. `length`: the length in its header, None for no header.
+    """Return the bytes of an answer. `length` is the content length in its head; None leaves it out.
 
     >>> answer(b"hi", status=404)
     b'HTTP/1.1 404 X\\r\\nContent-Length: 2\\r\\n\\r\\nhi'
@@ -352,12 +352,12 @@ def answer(
 
 
 def redirect(location: str, status: int = 307) -> bytes:
-    """The bytes of a redirect."""
+    """Return the bytes of a redirect."""
     return answer(b"moved", status=status, headers={"Location": location})
 
 
 def chunked(*chunks: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of an answer in chunks.
+    """Return the bytes of an answer in chunks.
 
     >>> chunked(b"ab", b"c")[-18:]
     b'2\\r\\nab\\r\\n1\\r\\nc\\r\\n0\\r\\n\\r\\n'
@@ -368,7 +368,7 @@ def chunked(*chunks: bytes, headers: Mapping[str, str] | None = None) -> bytes:
 
 @contextlib.contextmanager
 def unused_port() -> Iterator[int]:
-    """A port at which connections are refused."""
+    """Yield a port that refuses connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     yield port

@@ -1,4 +1,4 @@
-"""A server of long lists that change while they are read."""
+"""A server of long lists that change while a client reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Change = Callable[[list[Any]], object]
 
 
 class ListServer(Stub):
-    """Lists `entries`, newest first, under all three addresses; `then` runs after the n-th page, from 1."""
+    """A stub that lists `entries`, newest first, at all three addresses.
+
+    `then` runs after the n-th page, from 1.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class ListServer(Stub):
         self.pages = 0
 
     def asked_for(self) -> list[tuple[int, int]]:
-        """Size and offset of each page so far."""
+        """Return the size and the offset of each requested page."""
         pages = [asked.query for asked in list(self.log) if "limit" in asked.query]
         return [(int(query["limit"][0]), int(query["offset"][0])) for query in pages]
 

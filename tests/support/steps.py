@@ -1,4 +1,4 @@
-"""Blocks of several threads, run in the order a test writes down."""
+"""A fixed order for blocks of code in several threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.clock import PATIENCE_S
 
 
 class Steps:
-    """Forces one interleaving: `with steps("a"):` in any thread waits until all steps before "a" are over.
+    """An order of named steps: `with steps("a"):` in any thread waits until all steps before "a" have ended.
 
     A block that raises breaks the order, and fails all waits for later steps at once.
 
@@ -26,7 +26,7 @@ class Steps:
             raise ValueError("each step needs a name of its own")
         self._names = names
         self._turn = threading.Condition()
-        self._over = 0  # guarded by _turn; so many steps have ended
+        self._over = 0  # guarded by _turn; the number of steps that have ended
         self._broken: str | None = None  # guarded by _turn; the step that raised
 
     @contextmanager

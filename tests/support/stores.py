@@ -1,4 +1,4 @@
-"""Stores with something in them."""
+"""Stores and checkpoints for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = 1_770_000_000.0 - 1_770_000_000.0 % 3600
 
 
 def store_with_run(directory: Path, clock: Clock | None = None) -> Store:
-    """A store with session `s-1` and run `r-1`."""
+    """Return a store with session `s-1` and run `r-1`."""
     store = Store(directory, clock=clock or FakeClock(time_s=START))
     store.add_session("s-1", project_id="p-1")
     add_run(store, "r-1")
@@ -35,7 +35,7 @@ def add_run(store: Store, run_id: str, *, session_id: str = "s-1", project_id: s
 
 
 def adapter(seed: int = 0, rows: int = 6) -> dict[str, Any]:
-    """The arrays of a small adapter."""
+    """Return the arrays of a small adapter."""
     rng = np.random.default_rng(seed)
     return {
         "m.q_proj.lora_A": rng.standard_normal((2, 4)).astype(np.float32),
@@ -44,7 +44,7 @@ def adapter(seed: int = 0, rows: int = 6) -> dict[str, Any]:
 
 
 def with_optimizer(seed: int = 0, rows: int = 6) -> dict[str, Any]:
-    """The same with an optimizer's arrays."""
+    """Return the arrays of a small adapter and of its optimizer."""
     rng = np.random.default_rng(seed + 1000)
     moments = {f"optimizer.{name}": rng.standard_normal(8 + 2 * rows) for name in ("first", "second")}
     return {**adapter(seed, rows), **moments, "optimizer.steps": np.array(seed)}

@@ -1,4 +1,4 @@
-"""Tar archives written by hand, so that they may hold what no honest program writes."""
+"""Tar archives made byte by byte, so that they can be invalid or hostile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def member(
     checksum: int | None = None,
     raw_size: bytes | None = None,
 ) -> bytes:
-    """One entry: header, content, padding."""
+    """Return an entry: header, content, padding."""
     name, link = _bytes(name), _bytes(link)
     length = len(content) if size is None else size
     size_field = b"%011o\0" % length if length < 8**11 else b"\x80" + length.to_bytes(11, "big")
@@ -39,7 +39,7 @@ def member(
 
 
 def pax(records: dict[str, str] | bytes, *, kind: bytes = b"x") -> bytes:
-    """An extended header for the entry behind it."""
+    """Return an extended header for the next entry."""
     if isinstance(records, dict):
         records = b"".join(_record(key, value) for key, value in records.items())
     return member("pax", records, kind=kind)
@@ -54,7 +54,7 @@ def _record(key: str, value: str) -> bytes:
 
 
 def write(path: Path, *members: bytes, compress: bool = True, end: bytes = END) -> Path:
-    """An archive of these."""
+    """Write an archive of these entries, and return its path."""
     plain = b"".join(members) + end
     path.write_bytes(gzip.compress(plain, 6, mtime=0) if compress else plain)
     return path

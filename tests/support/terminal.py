@@ -75,7 +75,7 @@ def plain(text: str) -> str:
 
 
 def frames(text: str) -> list[str]:
-    """Return the line of the cursor each time before it is erased: the pictures of a progress bar."""
+    """Return the states of a progress bar: the line of the cursor, each time before it is erased."""
     shown: list[str] = []
     line = ""
     for match in _STEP.finditer(text):

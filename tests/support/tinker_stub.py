@@ -1,8 +1,8 @@
-"""A deterministic training server for tests, comparisons and benchmarks: the happy protocol, and scripts.
+"""A deterministic training server for tests, comparisons and benchmarks, whose answers a test can script.
 
-It speaks raw HTTP/1.1 on one asyncio loop, so that one core serves thousands of requests a second and the
-client under test, not the stub, is what a benchmark measures. Answers depend on what was asked alone: the
-same script run by two clients gets the same results. It writes its protobuf by hand, without the code under
+It uses raw HTTP/1.1 on one asyncio loop, so that one core serves thousands of requests a second and a
+benchmark measures the client, not the stub. An answer depends only on its request, so two clients that run
+the same script get the same results. The stub has its own code for protobuf, independent of the code under
 test.
 
 In a thread:     with StubServer() as stub: ...            stub.log, stub.script("/asample", Answer(429))
@@ -42,9 +42,9 @@ REASONS = {
 
 @dataclass
 class Answer:
-    """One answer; `abort` cuts the connection in its place, "before" or "after" the work was done.
+    """One answer. `abort` cuts the connection instead of answering, "before" or "after" the work is done.
 
-    `hang_up` closes the connection behind the answer, without announcing it in the answer.
+    `hang_up` closes the connection after the answer, without a header that announces it.
     """
 
     status: int = 200
@@ -55,11 +55,11 @@ class Answer:
     abort: str = ""
     hang_up: bool = False
     lasts_until_close: bool = False
-    """State no length, as servers of HTTP/1.0 do."""
+    """Send no content length, as servers of HTTP/1.0 do."""
     gate: threading.Event | None = None
-    """Answer once this is set."""
+    """The stub answers when this event is set."""
     usual: bool = False
-    """What is answered is what always is."""
+    """True: send the usual answer to the request in place of this one."""
 
     def octets(self) -> bytes:
         if self.body is None:
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass
 class Asked:
-    """One request as it arrived."""
+    """A request that the stub has received."""
 
     method: str
     path: str
@@ -97,20 +97,20 @@ Script = Answer | Callable[[Asked], Answer | None]
 
 @dataclass
 class Behaviour:
-    """The kind of server; the defaults are today's hosted service."""
+    """The properties of the server. The defaults are those of the current hosted service."""
 
     config: dict[str, Any] | None = field(default_factory=lambda: {"fwdbwd_max_chunk_len": 1024})
     dynamic_config: dict[str, Any] | None = field(default_factory=dict)
     proto_results: bool = True
     sequence_ids: bool = True
     latency_s: float = 0.0
-    """How long a sample takes; other promises are ready at once."""
+    """The duration of a sample. Other results are ready at once."""
     hold_s: float = 30.0
-    """How long a long poll is held before it expires."""
+    """The longest time for which a poll is held open."""
     metadata_over: int | None = None
-    """Answers larger than this are first announced by their size."""
+    """The size above which the stub first sends the size of a result."""
     key: str | None = None
-    """The one key that is let in; None lets all in."""
+    """The only valid key; None accepts any key."""
 
 
 _POSTS = (
@@ -123,13 +123,16 @@ _POSTS = (
 
 
 class Stub:
-    """The state behind the routes. Runs on the loop's thread; `log` may be read from others."""
+    """The state and the handlers of the stub.
+
+    They run on the thread of the loop; any thread may read `log`.
+    """
 
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
-        # The bytes that have just arrived on a connection of the loop, taken out at once.
+        # A buffer for arriving bytes, which all connections share: a connection takes its bytes out at once.
         self.scratch = memoryview(bytearray(256 * 1024))
         self._arrived = threading.Condition()
         self._watchers = 0  # guarded by _arrived
@@ -151,16 +154,19 @@ class Stub:
     # --------------------------------------------------------------------------------- for tests
 
     def script(self, path: str, *answers: Script) -> None:
-        """Answer the next requests of a path (such as "/asample") this way; then as usual."""
+        """Send these answers to the next requests of a path, such as "/asample".
+
+        Later requests are answered as usual.
+        """
         with self._lock:
             self._scripts[path].extend(answers)
 
     def asked(self, path: str) -> list[Asked]:
-        """The requests of one path so far, in order of arrival."""
+        """Return the requests of one path so far, in order of arrival."""
         return [asked for asked in list(self.log) if asked.path == API + path]
 
     def await_asked(self, path: str, count: int = 1, *, where: Callable[[Asked], Any] = bool) -> list[Asked]:
-        """The requests of one path (which fit), as soon as there are so many."""
+        """Wait until there are `count` requests of a path for which `where` is true, and return them."""
         found: list[Asked] = []
 
         def enough() -> bool:
@@ -220,7 +226,7 @@ class Stub:
         return made if isinstance(made, Answer) else Answer(body=made)
 
     def on_other(self, asked: Asked, name: str) -> Any:
-        """Paths with names in them, and what does not exist."""
+        """Answer requests whose paths contain ids, and refuse unknown paths."""
         parts = [unquote(part) for part in name.strip("/").split("/")]
         if parts[0] == "samplers" and len(parts) == 2:
             return {"sampler_id": parts[1], "base_model": "stub/model"}
@@ -251,7 +257,7 @@ class Stub:
         return {}
 
     def count(self, name: str) -> int:
-        """0, 1, 2 … for each name."""
+        """Return 0, 1, 2 and so on, counted for each name."""
         value = self._counters[name]
         self._counters[name] += 1
         return value
@@ -373,7 +379,7 @@ class Stub:
         return self._passed(asked.json()["forward_backward_input"]["data"])
 
     def _passed(self, data: list[Any]) -> Any:
-        """The log-probability of a token is minus a hundredth of its id, so that tests can check it."""
+        """Return the result of a pass. The log-probability of a token is minus a hundredth of its id."""
         rows, loss = [], 0.0
         for datum in data:
             inputs = datum["loss_fn_inputs"]
@@ -466,7 +472,7 @@ class Stub:
         return {"completions": completions, "cursor": cursor + len(fresh)}
 
 
-# ------------------------------------------------------------------------------------ protobuf by hand
+# ------------------------------------------------------------------------------------ protobuf
 
 
 def _varint(number: int) -> bytes:
@@ -536,7 +542,7 @@ def _read_varint(octets: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(octets: bytes) -> Iterator[tuple[int, Any]]:
-    """Every field of a message that holds varints, doubles and bytes."""
+    """Yield the number and value of each field of a message with varints, doubles and bytes."""
     at = 0
     while at < len(octets):
         tag, at = _read_varint(octets, at)
@@ -553,7 +559,7 @@ def _fields(octets: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _proto_data(body: bytes) -> Iterator[dict[str, Any]]:
-    """The data of a forward_backward request, as its JSON would show what the stub reads."""
+    """Yield the data of a forward_backward request in their JSON form, as far as the stub reads them."""
     for number, datum in _fields(body):
         if number == 3:
             inputs = dict(_proto_input(entry) for field_number, entry in _fields(datum) if field_number == 2)
@@ -583,7 +589,7 @@ def _plain_body(asked: Asked) -> bytes:
 class _Connection(asyncio.BufferedProtocol):
     """One keep-alive connection; requests are answered one after another.
 
-    A large body is received where it stays, so that an upload costs the client under test more than the stub.
+    The bytes of a large body are received directly into its own buffer, so that the stub takes little CPU.
     """
 
     _count = 0
@@ -592,8 +598,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._stub = stub
         self._tasks = tasks
         self._received = bytearray()
-        self._wanted = 0  # bytes of the request that is coming in, once its head is here
-        self._body: tuple[str, dict[str, str], bytearray] | None = None  # a large one, and what it belongs to
+        self._wanted = 0  # the size of the arriving request, when its head has arrived
+        self._body: tuple[str, dict[str, str], bytearray] | None = None  # a large body, with its request
         self._scratch = self._room = stub.scratch
         self._busy = False
         _Connection._count += 1
@@ -651,7 +657,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._asked(lines[0], headers, body)
 
     def _expect(self, first: str, headers: dict[str, str], beginning: bytes, length: int) -> None:
-        """Have the rest of a large body received in its place."""
+        """Receive the rest of a large body into its own buffer."""
         body = bytearray(length)
         body[: len(beginning)] = beginning
         self._body, self._room = (first, headers, body), memoryview(body)[len(beginning) :]
@@ -671,7 +677,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         if answer.status == 0:
-            return  # silence until the other side gives up
+            return  # send nothing until the client gives up
         octets = answer.octets()
         head = [
             f"HTTP/1.1 {answer.status} {REASONS.get(answer.status, 'Status')}",
@@ -688,7 +694,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class StubServer:
-    """A stub in a thread of its own, on a free loopback port, gone at the end of the `with` block."""
+    """A stub in its own thread, on a free loopback port, which stops at the end of the `with` block."""
 
     def __init__(self, stub: Stub | None = None, **behaviour: Any) -> None:
         self.stub = stub or Stub(Behaviour(**behaviour))
@@ -732,7 +738,7 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
     await stop.wait()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())
-    for _ in range(3):  # what was accepted just now needs the server for some turns
+    for _ in range(3):  # new connections need some turns of the loop before they can be closed
         await asyncio.sleep(0)
     server.close()
     stopping = list(tasks)

@@ -1,4 +1,4 @@
-"""Fifteen losses that can be traced, of different kinds, and data for them; of use with torch only."""
+"""Fifteen traceable losses with different operations, and data for them. They need torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 try:
     import torch
     import torch.nn.functional as F  # noqa: N812  # what everybody calls it
-except ImportError:  # the suite looks into this file for doctests
+except ImportError:  # pytest imports this file for doctests also without torch
     torch = F = None  # type: ignore[assignment]
 
 
@@ -54,7 +54,7 @@ def focal(logprobs: Any, weights: Any) -> Any:
 
 
 def distilled(logprobs: Any, teacher: Any) -> Any:
-    """Of rank 2: several candidates for each token."""
+    """Compute a loss with inputs of rank 2: several candidates for each token."""
     p = F.softmax(teacher, dim=-1)
     return -(p * logprobs).sum(dim=(0, 1)), {"custom/teacher_entropy:sum": torch.special.entr(p).sum()}
 
@@ -65,7 +65,7 @@ def smoothed(logprobs: Any) -> Any:
 
 
 def preference(logprobs: Any, reference: Any, sign: Any) -> Any:
-    """A scalar among the inputs."""
+    """Compute a loss with a scalar input."""
     margin = 0.1 * sign * (logprobs.sum() - reference.sum())
     return -F.logsigmoid(margin), {"custom/margin:mean": margin}
 
@@ -77,7 +77,7 @@ def masked(logprobs: Any, mask: Any) -> Any:
 
 
 def neighbours(logprobs: Any, weights: Any) -> Any:
-    """Slices, an ellipsis, and a tuple of tensors."""
+    """Compute a loss with slices, an ellipsis, and a tuple of tensors."""
     apart = logprobs[1:] - logprobs[:-1]
     both = torch.stack((apart, apart.flip(0)), dim=0)[..., ::2]
     loss = (both * both).mean() + 0.0 * weights.sum()
@@ -91,7 +91,7 @@ def sequence_level(logprobs: Any, old: Any, advantages: Any) -> Any:
 
 
 def rooted(logprobs: Any, weights: Any) -> Any:
-    """Python's own arithmetic, functions of math, and a type."""
+    """Compute a loss with Python arithmetic, functions of `math`, and a dtype."""
     scale = 1 / math.sqrt(logprobs.shape[0])
     total = (logprobs.to(torch.float64) * weights.to(dtype=torch.float64)).sum() * scale
     total += 1e-3 * logprobs.square().sum()
@@ -99,7 +99,7 @@ def rooted(logprobs: Any, weights: Any) -> Any:
 
 
 def limited(logprobs: Any, bound: Any) -> Any:
-    """An infinity and None among the arguments."""
+    """Compute a loss with an infinity and None as arguments."""
     held = torch.clamp(logprobs, min=None, max=-1e-3)
     held = torch.nan_to_num(held, nan=0.0, neginf=float("-inf"))
     over = F.relu(bound.reshape(-1, 1) - held.unsqueeze(0)).mean()
@@ -129,7 +129,7 @@ RANKS: dict[Callable[..., Any], dict[str, int]] = {
 
 
 def inputs_for(ranks: dict[str, int], length: int, seed: int, width: int = 3) -> dict[str, Any]:
-    """Arrays of these ranks, float32; log-probabilities below 0."""
+    """Return random float32 arrays of these ranks, with log-probabilities below 0."""
     rng = np.random.default_rng(seed)
     made = {}
     for name, rank in ranks.items():

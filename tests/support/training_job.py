@@ -1,4 +1,4 @@
-"""A small program that trains, samples and saves, with its numbers."""
+"""A small program that trains, samples and saves, and returns its numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(
         stepped.result(PATIENCE_S)
     sampling = training.save_weights_and_get_sampling_client()
     params = tinker_sync.SamplingParams(max_tokens=5, seed=seed)
-    # One after another, so that the sequence numbers do not depend on the order of threads.
+    # The samples run one after another, so that their sequence numbers do not depend on the order of threads.
     samples = [
         sampling.sample(tinker_sync.ModelInput.from_ints([1, number]), 1, params).result(PATIENCE_S)
         for number in range(3)

@@ -1,4 +1,4 @@
-"""Tokenizers of five kinds, trained on the spot, with the files beside them; and texts of every script."""
+"""Tokenizers of five kinds, which this module trains and writes to files, and texts of every script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 
-# First and last code point of blocks that writing systems and symbols live in.
+# The first and last code points of Unicode blocks.
 BLOCKS = {
     "ascii": (0x20, 0x7E),
     "controls": (0x00, 0x1F),
@@ -126,7 +126,7 @@ reward Größe façade naïve Привет мир добрый день γειά
 
 
 def text(rng: random.Random) -> str:
-    """One text: words, runs of one block, spaces and what looks like a special token, in any order."""
+    """Return a random text of words, characters of one block, spaces and lookalikes of special tokens."""
     made = []
     for _ in range(rng.randrange(0, 9)):
         kind = rng.random()
@@ -144,7 +144,7 @@ def text(rng: random.Random) -> str:
 
 
 def texts(count: int, seed: int = 6) -> list[str]:
-    """So many texts, at least one of each block among the first hundred."""
+    """Return random texts. The first hundred have characters of every block."""
     rng = random.Random(seed)
     whole = ["".join(map(chr, range(first, min(first + 64, last + 1)))) for first, last in BLOCKS.values()]
     return [*whole, *(text(rng) for _ in range(count - len(whole)))]
@@ -189,7 +189,7 @@ def _byte_level(special: list[str]) -> Tokenizer:
 
 
 def byte_level(folder: Path) -> Path:
-    """Byte-level BPE as newer models have it: a split by a pattern, tokens listed in the configuration."""
+    """Write a byte-level BPE tokenizer like those of newer models, with a split by a pattern."""
     backend = _byte_level(["<|endoftext|>"])
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
@@ -219,7 +219,7 @@ def byte_level(folder: Path) -> Path:
 
 
 def word_piece(folder: Path) -> Path:
-    """WordPiece: lower case, a frame of special tokens, spaces before marks that decoding takes away."""
+    """Write a WordPiece tokenizer in lower case, with special tokens around texts and clean-up of spaces."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -247,7 +247,7 @@ def word_piece(folder: Path) -> Path:
 
 
 def unigram(folder: Path) -> Path:
-    """Unigram: a prefix space that stands for a word's begin, an end token after every text, older files."""
+    """Write a Unigram tokenizer with a prefix space, an end token after every text, and legacy files."""
     backend = Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -276,7 +276,7 @@ def unigram(folder: Path) -> Path:
 
 
 def added_tokens(folder: Path) -> Path:
-    """Added tokens of every flag, some known to the configuration alone, some special only there."""
+    """Write a tokenizer with added tokens of every flag, some of them only in the configuration."""
     backend = _byte_level(["<s>", "</s>", "<unk>"])
     backend.add_tokens(
         [
@@ -396,7 +396,7 @@ PLAIN_TEMPLATE = """\
 
 
 def chat(folder: Path) -> Path:
-    """A chat template with tools in a file of its own, and a second one by name."""
+    """Write a tokenizer with a chat template with tools in a separate file, and a second, named template."""
     byte_level(folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     (folder / "additional_chat_templates").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The transport put together for tests."""
+"""Parts of the transport for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "tml-marked-0123456789"
 
 
 class Keys:
-    """Hands out keys that are easy to find again."""
+    """A double of the source of credentials, with keys that are easy to find in texts."""
 
     def __init__(self, key: str = KEY, long_lived: str = "tml-longlived-0123456789") -> None:
         self.asked = 0
@@ -36,7 +36,7 @@ class Keys:
 
 
 class Notebook:
-    """An observer that remembers. Thread-safe."""
+    """An observer that records events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,26 +59,26 @@ class Notebook:
 
 
 def settings_for(server: ScriptedServer | str, **options: Any) -> Settings:
-    """Settings for a server, with timeouts that only a hang can reach."""
+    """Return settings for a server, with timeouts that only a hang can reach."""
     options.setdefault("timeout", Timeout(connect=10, read=10))
     base_url = server if isinstance(server, str) else server.url
     return Settings.resolve(base_url=base_url, **options)
 
 
 def http_for(server: ScriptedServer | str, **options: Any) -> Http:
-    """An `Http` for a server."""
+    """Return an `Http` for a server."""
     parts = {name: options.pop(name) for name in ("clock", "journal", "keys", "max_idle") if name in options}
     parts.setdefault("keys", Keys())
     return Http(settings_for(server, **options), **parts)
 
 
 def post(path: str = "/api/v1/x", body: bytes = b"{}", **fields: Any) -> Call:
-    """A POST."""
+    """Return a POST call."""
     return Call(**{"method": "POST", "path": path, "body": body, **fields})
 
 
 def get(path: str = "/api/v1/x", **fields: Any) -> Call:
-    """A GET."""
+    """Return a GET call."""
     return Call(**{"method": "GET", "path": path, **fields})
 
 

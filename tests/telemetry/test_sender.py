@@ -31,7 +31,7 @@ ACCEPTED = Reply(200, {}, b'{"status": "accepted"}')
 
 
 class Post:
-    """A caller with scripted answers, which records its calls."""
+    """A double of the caller with scripted answers, which records its calls."""
 
     def __init__(self, *answers: Reply | Exception) -> None:
         self.answers = list(answers)

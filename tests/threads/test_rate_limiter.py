@@ -33,7 +33,7 @@ def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 class Crowd:
-    """Threads that want a permit each, and a count of those who got one."""
+    """Threads that each acquire a permit of the limiter, and the permits so far."""
 
     def __init__(self, size: int, gate: Gate) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Crowd:
         ]
 
     def start(self, clock: FakeClock) -> None:
-        """One after the other, so that the line is in the order of the numbers."""
+        """Start the threads one after the other, so that they wait in the order of their numbers."""
         for number, thread in enumerate(self._threads):
             thread.start()
             clock.await_waiters(number + 1)
@@ -63,7 +63,7 @@ class Crowd:
 
 def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(RateLimiter):
-        """One whose constructor waits until all threads have arrived."""
+        """A limiter whose constructor waits until all threads have arrived."""
 
         def __init__(self, **options: Any) -> None:
             let_others_run()
@@ -85,7 +85,7 @@ def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_few_go() -> None:
     clock.advance(0.2)
     until(lambda: len(crowd.permits) == FIRST_WINDOW)
     clock.await_waiters(2 * FIRST_WINDOW)
-    assert len(crowd.permits) == FIRST_WINDOW  # no herd
+    assert len(crowd.permits) == FIRST_WINDOW  # not all threads at once
     for _ in range(FIRST_WINDOW):
         gate.succeeded(crowd.permits.pop())  # type: ignore[arg-type]
     crowd.join()
@@ -108,7 +108,7 @@ def test_first_come_first_served() -> None:
 
 def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
     class Drowsy(FakeClock):
-        """A waiting thread notices nothing before it is nudged."""
+        """A clock whose waiting threads do not notice a change before the test sets `nudge`."""
 
         nudge = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """A thread that waits for a place watches no clock; a refusal must set the first one to watch it."""
+    """A thread that waits for a free place has no timeout. After a refusal, the first one must get one."""
     clock, limiter, gate = closed_limiter(1)
     limiter._window = 1
     clock.advance(1)
@@ -207,7 +207,7 @@ def test_a_close_wakes_those_of_its_gate_only() -> None:
 
 
 class PassingClock(FakeClock):
-    """Time passes at once for who waits for it; who waits for others really waits."""
+    """A clock on which a wait with a timeout ends at once. A wait without a timeout takes real time."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         if timeout_s < math.inf:
@@ -217,7 +217,7 @@ class PassingClock(FakeClock):
 
 
 class WatchedLimiter(RateLimiter):
-    """Notes how each permit came about."""
+    """A limiter that records the free places, and the time since its end of closing, at each permit."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
@@ -232,7 +232,7 @@ class WatchedLimiter(RateLimiter):
 
 
 def test_a_crowd_passes_without_exceeding_the_window() -> None:
-    """A server that takes `capacity` at once and refuses the rest, and 32 threads that do not give up."""
+    """32 threads retry at a server that accepts `capacity` requests at once and refuses the others."""
     limiter = WatchedLimiter(PassingClock())
     gate = limiter.gate()
     lock = threading.Lock()
@@ -265,7 +265,7 @@ def test_a_crowd_passes_without_exceeding_the_window() -> None:
             sent += send(draw)
         return sent
 
-    # Closed once, so that every permit from now on is counted.
+    # An open limiter does not count its permits, so close it once.
     limiter.close_for(1)
     assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [50] * 32
     assert refusals > 0
@@ -291,7 +291,10 @@ def test_opens_only_when_no_thread_waits() -> None:
 
 
 def test_closing_races_with_entering() -> None:
-    """In any order, no thread passes a closed gate and the line forgets no turn."""
+    """Closing and acquiring run concurrently.
+
+    No thread gets a permit of a closed limiter, and no thread waits forever.
+    """
     for _ in range(100):
         limiter = RateLimiter()
         gate = limiter.gate()

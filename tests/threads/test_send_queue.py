@@ -22,8 +22,8 @@ from tinker_sync.runtime.workers import Workers
 
 THREADS = 64
 CALLS = 50
-# Of each of the two kinds, with and without a call that cannot be sent. The full measure is 100.
-REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "3"))
+# The rounds of each test, with and without a call that cannot be sent. A thorough run has 100.
+REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "2"))
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def workers(max_threads: int = 4) -> Iterator[Workers]:
 
 
 class SteppedFuture(APIFuture[Any]):
-    """One whose beginning a test can stop just before and hold just after."""
+    """A future whose `begin` is a step in an order that the test chooses."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def stepped(name: str, steps: Steps) -> Operation[FakePart]:
 
 class TestForcedInterleavings:
     def test_w2_a_cancel_between_taking_an_operation_and_beginning_it(self) -> None:
-        """The queue has taken it, the user cancels, and only then sending would begin: no number is used."""
+        """A call that is cancelled after the queue has taken it, and before `begin`, uses no number."""
         steps = Steps("cancel", "begin")
         wire: list[tuple[int, str]] = []
         with workers() as pool:
@@ -106,7 +106,7 @@ class TestForcedInterleavings:
         assert wire == []
 
     def test_a_call_made_while_another_is_failing(self) -> None:
-        """Appended after the send has failed and before the queue knows: it must not be sent, nor hang."""
+        """A call that is appended after a failed send, before the queue notices it, fails and is not sent."""
         steps = Steps("fail", "append", "break")
         wire: list[int] = []
         queue: SendQueue[FakePart]
@@ -178,10 +178,10 @@ class TestForcedInterleavings:
 
 
 class Server:
-    """Takes requests as the real one does and holds its answers back, in an order of its own.
+    """A double of the server that accepts requests and answers them in random order.
 
-    Every request is parked until the server's thread gets to it, together with all others that have come
-    meanwhile, in random order; so sends end, and results arrive, in any order that is possible at all.
+    The thread of the server takes all requests that have arrived, and accepts them in random order. So sends
+    end, and results arrive, in every possible order.
     """
 
     def __init__(self, seed: int, *, refuses: str | None = None) -> None:
@@ -210,7 +210,7 @@ class Server:
         assert not self._thread.is_alive()
 
     def send(self, part: FakePart, number: int) -> None:
-        """Send like a worker: repeat under the same number until the server has it."""
+        """Send as a worker does: repeat the request under the same number until the server accepts it."""
         name = part.name.partition(".")[0]
         with self._lock:
             self._sending[name] += 1
@@ -264,7 +264,7 @@ class Server:
 
 
 class Caller:
-    """One thread's mixed calls."""
+    """The calls of one thread, of several kinds."""
 
     def __init__(self, thread: int, repetition: int, queue: SendQueue[FakePart]) -> None:
         self._draw = random.Random(repetition * THREADS + thread)
@@ -287,18 +287,18 @@ class Caller:
 
 
 def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQueue[FakePart], list[Caller]]:
-    """64 threads with 50 calls each; returns when every send has ended."""
+    """Let 64 threads make 50 calls each. Return when every send has ended."""
     with Server(repetition, refuses=refuses) as server, workers(6) as pool:
         queue: SendQueue[FakePart] = SendQueue(at_once(server.send), pool.run)
         callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
         together(*callers, patience_s=60)
-        # A queue with calls is idle for a moment between two of them.
+        # A queue with waiting calls may be idle for a moment, so wait until it is empty.
         until(lambda: repr(queue).startswith(("<SendQueue idle, 0 queued", "<SendQueue broken")))
     return server, queue, callers
 
 
 def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]) -> dict[str, int]:
-    """Numbers are dense, in order, and never shared; returns the number of each part."""
+    """Check that numbers are consecutive, in order, and unique. Return the number of each part."""
     assert server.problems == []
     numbers = [number for number, _ in server.wire]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
@@ -321,7 +321,7 @@ def answer_to(made: Operation[FakePart], number_of: dict[str, int]) -> Any:
 
 @pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
 def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
-    """Numbers dense and ordered, each future its own answer, cancelled ones without a trace."""
+    """Numbers are consecutive, each future gets its own answer, and cancelled calls are not sent."""
     for repetition in range(batch, REPETITIONS, 10):
         server, queue, callers = crowd(repetition)
         number_of = check_wire(server, queue, callers)
@@ -359,11 +359,14 @@ def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int
 
 @pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
 def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
-    """Every future ends; what was accepted before has its answer, the rest names the failure."""
+    """Every future ends.
+
+    Calls that were accepted before get their answers, and later ones name the failed call.
+    """
     for repetition in range(batch, REPETITIONS, 10):
         draw = random.Random(repetition)
         thread, call = draw.randrange(THREADS), draw.randrange(CALLS)
-        # A part that may or may not be there: chunk 2 exists for a fifth of the calls.
+        # The refused part may not exist: only a fifth of the calls have a chunk 2.
         refuses = f"{thread}-{call}" + draw.choice(["", ".1", ".2"])
         server, queue, callers = crowd(repetition, refuses=refuses)
         number_of = {name: number for number, name in server.wire}
@@ -373,7 +376,7 @@ def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> Non
             for made in caller.made:
                 outcome = outcome_of(made, refuses, number_of)
                 outcomes[outcome] += 1
-                assert not (broken and outcome == "answered")  # nothing is sent after it
+                assert not (broken and outcome == "answered")  # no later call is sent
                 broken = broken or outcome in ("failed", "refused")
         assert server.problems == []
         assert outcomes["failed"] <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
@@ -10,10 +11,17 @@ import pytest
 
 from benchmarks.tiny_model import tasks, words
 from benchmarks.tiny_model.corpus import documents, draw_story
-from benchmarks.tiny_model.page import END_OF_TURN, TURN, is_held_out
+from benchmarks.tiny_model.page import END_OF_TURN, TURN, Page, is_held_out
 
-PAGES = list(itertools.islice(documents(seed=3), 4000))
-TEXT = "\n".join(page.text for page in PAGES)
+
+@functools.cache
+def pages() -> list[Page]:
+    return list(itertools.islice(documents(seed=3), 4000))
+
+
+@functools.cache
+def text() -> str:
+    return "\n".join(page.text for page in pages())
 
 
 def test_equal_seeds_give_equal_documents() -> None:
@@ -22,7 +30,7 @@ def test_equal_seeds_give_equal_documents() -> None:
 
 
 def test_every_sum_is_right_and_below_a_hundred() -> None:
-    sums = re.findall(r"(\d+)([+-])(\d+)=(\d+)", TEXT)
+    sums = re.findall(r"(\d+)([+-])(\d+)=(\d+)", text())
     assert len(sums) > 2000
     for one, sign, two, result in sums:
         assert max(int(one), int(two)) < 100
@@ -30,7 +38,7 @@ def test_every_sum_is_right_and_below_a_hundred() -> None:
 
 
 def test_every_copy_and_reversal_is_right() -> None:
-    lines = re.findall(r"^(copy|reverse): (.+) -> (.+)$", TEXT, flags=re.MULTILINE)
+    lines = re.findall(r"^(copy|reverse): (.+) -> (.+)$", text(), flags=re.MULTILINE)
     assert len(lines) > 1000
     for kind, given, result in lines:
         items, got = (text.split(" ") if " " in text else list(text) for text in (given, result))
@@ -38,9 +46,9 @@ def test_every_copy_and_reversal_is_right() -> None:
 
 
 def test_held_out_problems_are_not_in_the_corpus() -> None:
-    read = {f"Q: {problem}=" for problem in re.findall(r"(\d+[+-]\d+)=", TEXT)}
-    read |= set(re.findall(r"^((?:copy|reverse): .+ ->)", TEXT, flags=re.MULTILINE))
-    asked = re.findall(r"^(Copy|Reverse): (.+)<\|im_end\|>$", TEXT, flags=re.MULTILINE)
+    read = {f"Q: {problem}=" for problem in re.findall(r"(\d+[+-]\d+)=", text())}
+    read |= set(re.findall(r"^((?:copy|reverse): .+ ->)", text(), flags=re.MULTILINE))
+    asked = re.findall(r"^(Copy|Reverse): (.+)<\|im_end\|>$", text(), flags=re.MULTILINE)
     assert len(asked) > 50
     read |= {f"{kind.lower()}: {items} ->" for kind, items in asked}
     assert len(read) > 2000
@@ -58,7 +66,7 @@ def test_one_sum_in_ten_is_held_out() -> None:
 def test_held_out_stories_are_not_in_the_corpus() -> None:
     stories = {draw_story(random.Random(seed), held_out=True).text for seed in range(200)}
     assert len(stories) > 150
-    assert not [story for story in stories if story in TEXT]
+    assert not [story for story in stories if story in text()]
 
 
 def test_a_story_contains_the_answers_to_its_questions() -> None:
@@ -74,7 +82,7 @@ def test_a_story_contains_the_answers_to_its_questions() -> None:
 
 
 def test_chats_are_complete() -> None:
-    chats = [page.text for page in PAGES if page.text.startswith(TURN)]
+    chats = [page.text for page in pages() if page.text.startswith(TURN)]
     assert len(chats) > 400
     turn = re.compile(rf"{re.escape(TURN)}(system|user|assistant)\n[^|]+?{re.escape(END_OF_TURN)}\n")
     for chat in chats:
@@ -93,7 +101,7 @@ def test_a_problem_is_the_same_in_a_chat() -> None:
 
 
 def test_random_spans_are_the_drawn_numbers() -> None:
-    page = next(page for page in PAGES if page.text.startswith("Q: ") and "+" in page.text)
+    page = next(page for page in pages() if page.text.startswith("Q: ") and "+" in page.text)
     drawn = [page.text[start:end] for start, end in page.random_spans]
     assert drawn == re.findall(r"\d+\+\d+", page.text)
 

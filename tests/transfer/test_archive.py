@@ -248,7 +248,7 @@ def test_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_archive_of_zeros_is_accepted(tmp_path: Path) -> None:
-    """Half of a fresh adapter and its whole optimizer state are zeros."""
+    """A checkpoint may compress well: half of a new adapter and its whole optimizer state are zeros."""
     archive = write(
         tmp_path / "a", member("zeros", ZEROS * 30), member("rest", random.Random(1).randbytes(9000))
     )

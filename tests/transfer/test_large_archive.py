@@ -1,6 +1,7 @@
 """A large archive over broken connections, from a server that dies, into a process that is killed.
 
-The default is 20 MB, cut every half. `DOWNLOAD_MB=2000` makes it 2 GB, cut every 50 MB. `-s` shows figures.
+By default it has 20 MB, with a cut every 0.5 MB. `DOWNLOAD_MB=2000`: 2 GB, a cut every 50 MB. `-s` shows
+figures.
 """
 
 from __future__ import annotations

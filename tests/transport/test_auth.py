@@ -1,4 +1,4 @@
-"""The credential of each call: every row of both tables, for the vendor's hosts and for others."""
+"""The credential of each call, for all sources of credentials, at the vendor's hosts and at others."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def outcome(found: Any) -> str | None:
     return found.reveal() if found else None
 
 
-# ------------------------------------------------------------------------ the table of long-lived ones
+# ------------------------------------------------------------------------ long-lived credentials
 
 PREFIX, REQUIRED, MISSING = "must start with 'tml-'", "requires dynamic credentials", "there is no API key"
 
 LONG_LIVED = [
-    # given, without an enforced command, with one
+    # the given credentials, the result without an enforced command, and the result with one
     ({"arg": JWT}, JWT, JWT),  # step 1
     ({"env": JWT}, JWT, JWT),
     ({"arg": JWT, "cmd": "c"}, JWT, JWT),
@@ -123,7 +123,7 @@ def test_the_time_limit_goes_with_the_command() -> None:
     assert (source.command, source.time_limit_s) == (Secret("c"), 3.0)
 
 
-# ------------------------------------------------------------------------- the table of ordinary calls
+# ------------------------------------------------------------------------- ordinary calls
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def token(number: int, clock: FakeClock, **claims: Any) -> Secret:
 
 
 class Server:
-    """A token exchange that notes which credential bought each token."""
+    """A token exchange that records the credential for each token."""
 
     def __init__(self, ring: KeyRing, clock: FakeClock, **claims: Any) -> None:
         self.ring, self.clock, self.claims = ring, clock, claims

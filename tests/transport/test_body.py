@@ -1,4 +1,4 @@
-"""Large bodies in pieces: the bytes on the wire, a second try, and arrays that change in between."""
+"""Large bodies in pieces: the sent bytes, retries, and arrays that change between tries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def random_pieces(seed: int) -> list[bytes | memoryview]:
-    """Pieces of many sizes, empty ones among them; more than one system call takes."""
+    """Return pieces of many sizes, also empty ones, that need more than one system call."""
     draw = random.Random(seed)
     sizes = [draw.choice((0, 1, 7, 30, 5120, 5121)) for _ in range(1500)] + [draw.randrange(900_000)]
     draw.shuffle(sizes)
@@ -136,7 +136,7 @@ def test_an_array_that_changes_before_a_second_try_is_named() -> None:
         failed = trainer.forward_backward([datum], "cross_entropy")
         with pytest.raises(InvalidInputError, match="an array has changed"):
             failed.result(timeout=60)
-        # The server has refused the first try, so the next call takes the place.
+        # The server has refused the call, so the next call gets its number.
         again = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         trainer.forward_backward([again], "cross_entropy").result(timeout=60)
 

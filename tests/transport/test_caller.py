@@ -37,7 +37,7 @@ def status(code: int, **headers: str) -> Reply:
 
 
 class ScriptedHttp:
-    """Gives the outcomes of a list, the last one for ever, and remembers the calls."""
+    """A double of `Http` that returns the outcomes of a list, repeats the last one, and records calls."""
 
     def __init__(self, *outcomes: Outcome, takes_s: float = 0.0, clock: FakeClock | None = None) -> None:
         self._outcomes = list(outcomes)
@@ -62,7 +62,7 @@ def caller_for(http: ScriptedHttp, clock: FakeClock | None = None, **options: An
 
 
 def waits_of(*outcomes: Outcome, call: Call | None = None, **options: Any) -> Sequence[float]:
-    """The pauses of a call that ends well."""
+    """Return the pauses of a call that succeeds in the end."""
     clock = FakeClock()
     reply = caller_for(ScriptedHttp(*outcomes), clock, **options).call(call or post())
     assert reply.status == 200
@@ -160,7 +160,7 @@ def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
     http = Down(OK)
     assert caller_for(http, clock).call(post(patient=True, deadline_s=7200.0)) is OK
     assert len(http.calls) > 11
-    with pytest.raises(APIConnectionError):  # the caller did not ask for patience here
+    with pytest.raises(APIConnectionError):  # this call has no longer time for retries
         caller_for(ScriptedHttp(REFUSED)).call(post(deadline_s=7200.0))
 
 
@@ -209,7 +209,7 @@ def test_ten_chosen_retries_are_ten() -> None:
         http = ScriptedHttp(REFUSED)
         with pytest.raises(APIConnectionError):
             Caller(http, nobody_chose, clock=FakeClock(), draw=lambda: 1.0).call(post(patient=True))
-        assert len(http.calls) > 11  # five minutes of them
+        assert len(http.calls) > 11  # retries go on for five minutes
         assert "max_retries=10," in repr(nobody_chose)
 
 
@@ -237,7 +237,7 @@ def test_a_deadline_is_handed_on_and_kept() -> None:
     began = clock.now()
     with pytest.raises(errors.InternalServerError):
         caller_for(http, clock, deadline_s=100.0).call(post(deadline_s=10.0))
-    assert clock.now() - began <= 10 + 2  # the last try would have been cut by a real connection
+    assert clock.now() - began <= 10 + 2  # a real connection would have ended the last try at the deadline
     assert [call.deadline_s for call in http.calls] == [10.0, 7.5, 4.5, 0.5]
     http = ScriptedHttp(OK)
     caller_for(http, deadline_s=100.0).call(post())
@@ -394,7 +394,7 @@ def test_many_threads_share_it() -> None:
 
 
 def test_over_real_sockets() -> None:
-    """503 with a wish, then a reset, then silence without a word, then an answer."""
+    """The server answers 503 with a `Retry-After`, then resets a connection, closes one, and answers."""
 
     def busy(peer: Peer) -> None:
         peer.read_request()

@@ -1,4 +1,4 @@
-"""A 401: when the server rejects a token as invalid, and the one request more that follows."""
+"""A 401 with a rejected token, and the one repetition of the request with a new token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_nonsense_rejects_no_token(header: str | None) -> None:
 
 
 class Rotating(Keys):
-    """Hands out one key after the other, as they are rejected."""
+    """A double of the source of credentials that returns the next key after each rejection."""
 
     def __init__(self) -> None:
         super().__init__("key-1")
@@ -32,7 +32,7 @@ class Rotating(Keys):
 
 
 def refuses(*keys: str, challenge: str = 'Bearer error="invalid_token"') -> Any:
-    """Answer 401 to these keys."""
+    """Return a function that answers 401 to requests with these keys."""
 
     def respond(seen: Seen) -> bytes:
         if seen.header("x-api-key") in keys:

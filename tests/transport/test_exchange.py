@@ -1,4 +1,4 @@
-"""The seam for a poller: many exchanges in flight, read as they become readable."""
+"""`Exchange`: many exchanges under way in one thread, each read when its socket is readable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 def poll(selector: selectors.BaseSelector, exchanges: list[Exchange]) -> dict[int, Reply]:
-    """A poller in a few lines, as the module's text describes it."""
+    """Read the answers of all exchanges with a minimal poller. Return them by the number of the exchange."""
     replies: dict[int, Reply] = {}
     for number, exchange in enumerate(exchanges):
         selector.register(exchange.fileno(), selectors.EVENT_READ, number)
@@ -50,7 +50,7 @@ def test_one_thread_reads_many_answers(selector: selectors.BaseSelector) -> None
     gate = threading.Barrier(50)
 
     def respond(seen: object) -> bytes:
-        gate.wait(PATIENCE_S)  # no answer comes before all have asked
+        gate.wait(PATIENCE_S)  # the server answers when all requests have arrived
         return answer(seen.body)  # type: ignore[attr-defined]
 
     with AnsweringServer(respond) as server:
@@ -87,14 +87,14 @@ def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> Non
 
 
 def test_tls_tickets_do_not_block_it(tmp_path: Path, selector: selectors.BaseSelector) -> None:
-    """TLS 1.3 servers send tickets after the handshake: readable, and yet no answer."""
+    """TLS 1.3 servers send tickets after the handshake. They make the socket readable, and are no answer."""
     on = threading.Event()
     authority = Authority(tmp_path)
 
     def late(peer: Peer) -> None:
         peer.read_request()
         assert on.wait(PATIENCE_S)
-        peer.send(answer(b"x" * 70_000))  # several records
+        peer.send(answer(b"x" * 70_000))  # several TLS records
         peer.wait_gone()
 
     with ScriptedServer(late, tls=authority.server_context()) as server, requests.Session() as session:

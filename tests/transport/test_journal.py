@@ -1,4 +1,4 @@
-"""Log and observer receive every event, and neither can do harm."""
+"""The log and the observer get every event, and their failures have no effect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_debug_nothing_is_formatted(caplog: pytest.LogCaptureFixture) ->
 
     caplog.set_level(logging.INFO, "tinker_sync")
     everything(Journal(secrets=never))
-    assert len(caplog.records) == 1  # credentials stayed behind: worth knowing
+    assert len(caplog.records) == 1  # a warning, because the request was redirected without its credentials
 
 
 def test_an_observer_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:

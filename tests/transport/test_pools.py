@@ -1,4 +1,4 @@
-"""Keeping connections: taking, giving back, ageing, forking, closing."""
+"""Pools of connections: taking, giving back, expiry, forks, closing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_last_used_comes_first(pools: Pools, opened: Callable[..., Connectio
 def test_routes_do_not_mix(pools: Pools, opened: Callable[..., Connection], server: ScriptedServer) -> None:
     connection = opened()
     pools.give_back(connection)
-    assert pools.take(Route(Origin.of(server.url))) is None  # another route, even to the same place
+    assert pools.take(Route(Origin.of(server.url))) is None  # another route to the same server
     assert pools.take(connection.route) is connection
     pools.discard(connection)
 
@@ -69,7 +69,7 @@ def test_what_is_old_is_closed(pools: Pools, opened: Callable[..., Connection], 
     pools.give_back(first)
     clock.advance(MAX_IDLE_S + 1)
     assert pools.take(first.route) is None
-    pools.give_back(second)  # takes the opportunity to sweep
+    pools.give_back(second)  # also closes expired connections
     assert repr(pools) == "<Pools open, 1 idle, 0 busy>"
     assert first.sock.fileno() == -1
 
@@ -81,7 +81,7 @@ def test_only_a_young_one_on_demand(
     pools.give_back(connection)
     clock.advance(3)
     assert pools.take(connection.route, max_idle_s=2) is None
-    assert pools.take(connection.route) is connection  # and it is still there for others
+    assert pools.take(connection.route) is connection  # the connection stays in the pool
     pools.discard(connection)
 
 
@@ -116,7 +116,7 @@ def test_closing(pools: Pools, opened: Callable[..., Connection]) -> None:
     pools.close()
     pools.close()
     assert idle.sock.fileno() == -1
-    assert busy.sock.recv(1) == b""  # interrupted, and still the business of who took it
+    assert busy.sock.recv(1) == b""  # interrupted, and still owned by the thread that took it
     pools.discard(busy)
     pools.give_back(late)
     assert late.sock.fileno() == -1
@@ -130,11 +130,11 @@ def test_a_child_process_closes_its_copies_and_forgets(
 ) -> None:
     idle, busy = opened(), opened()
     pools.give_back(idle)
-    pools._lock.acquire()  # as a thread of the parent's would leave it
+    pools._lock.acquire()  # as if a thread of the parent held it at the fork
     pools.renew_after_fork()
     assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
     assert (idle.sock.fileno(), busy.sock.fileno()) == (-1, -1)
-    pools.give_back(busy)  # by a thread that still holds it
+    pools.give_back(busy)  # a thread returns a connection after the close
     assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
 
 

@@ -1,4 +1,4 @@
-"""TLS, proxies, cookies and the rest of what a session carries: the key is seen only by the right host."""
+"""TLS, proxies, cookies and other properties of a session. Only the right host gets the key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fails(http: Http, call: Call) -> SendFailed:
 
 
 def all_bytes(server: Any) -> str:
-    """Everything a server has been sent, as text."""
+    """Return all bytes that a server has received, as text."""
     return repr([(seen.target, seen.pairs, seen.body) for seen in server.seen])
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_authority_is_final_and_sees_nothing(
 
 
 def puzzled(peer: Peer) -> None:
-    """As HTTP servers answer a greeting in TLS."""
+    """Answer a TLS handshake as HTTP servers do."""
     peer.send(answer(b"Invalid HTTP request", status=400))
     peer.wait_gone()
 
@@ -89,7 +89,7 @@ def test_a_port_without_tls_is_reported_at_once(session: requests.Session) -> No
 
 
 def alert(peer: Peer) -> None:
-    """As some TLS servers answer plain text."""
+    """Answer plain HTTP with a TLS alert, as some TLS servers do."""
     peer.send(bytes([21, 3, 1, 0, 2, 2, 70]))
 
 
@@ -191,7 +191,7 @@ def test_trusted_authorities_from_the_environment(
 
 
 def test_w32_the_key_stays_with_its_host(authority: Authority, session: requests.Session) -> None:
-    """Two TLS servers of one authority, one sending its callers to the other."""
+    """One TLS server redirects to another one, which gets no secrets."""
     session.verify = authority.ca_file
     session.headers["X-Gateway"] = "marked-gateway"
     session.auth = ("me", "marked-password")
@@ -218,7 +218,7 @@ def test_w32_the_key_stays_with_its_host(authority: Authority, session: requests
     ):
         assert at_api.header(name), name
     assert "marked" not in all_bytes(storage)
-    assert at_storage.header("authorization") is None  # there it would be in base64
+    assert at_storage.header("authorization") is None  # this header would hold the password in base64
     assert (at_storage.method, at_storage.body) == ("POST", b'{"a": 1}')
     assert at_storage.header("host") == f"localhost:{storage.port}"
 
@@ -299,7 +299,7 @@ def test_no_password_of_a_proxy_shows(authority: Authority) -> None:
         failed = fails(http_for("https://127.0.0.1:9", session=mine), post())
     shown = "".join(traceback.format_exception(failed))
     assert "marked" not in shown
-    assert "dXNlcjpwQHNz" not in shown  # the beginning of it in base64
+    assert "dXNlcjpwQHNz" not in shown  # the beginning of the password in base64
 
 
 def test_plain_http_is_forwarded(session: requests.Session) -> None:
@@ -385,7 +385,7 @@ def test_headers_of_the_session(session: requests.Session) -> None:
     first, second = server.seen
     assert (first.header("x-team"), second.header("x-team")) == ("blue", "red")
     assert first.header("user-agent") == "mine/1"
-    assert first.header("accept") == "application/json"  # the session does not decide what a call needs
+    assert first.header("accept") == "application/json"  # the session does not override this header of a call
     assert first.header("x-api-key") == KEY
 
 

@@ -1,4 +1,4 @@
-"""Targets of redirects, and the headers that go along."""
+"""Targets of redirects, and the headers that redirected requests keep."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def port_that_answers(answer: bytes | None) -> Iterator[int]:
-    """A port that answers the first bytes with others, or resets the connection."""
+    """Yield a port that answers the first bytes with the given ones, or resets the connection for None."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""The state of one request on one connection, with a socket that tests drive by hand."""
+"""The state of one request on one connection, with a double of the socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = b"POST / HTTP/1.1\r\n\r\n"
 
 
 class HandSocket:
-    """Gives what it was given, takes its time, and remembers the timeouts it was set to."""
+    """A double of a socket that returns given bytes, takes time to send, and records its timeouts."""
 
     def __init__(
         self, clock: FakeClock, arrivals: list[bytes | Exception], send_takes_s: float, room: int
@@ -37,7 +37,7 @@ class HandSocket:
         return self.timeouts[-1] if self.timeouts else None
 
     def send(self, data: Any) -> int:
-        """At once, as much as there is room for."""
+        """Send as many bytes as there is room for, at once."""
         assert self.gettimeout() == 0
         taken = bytes(data)[: self.room]
         self.sent += taken
@@ -93,10 +93,10 @@ def test_w30_each_piece_of_an_upload_has_the_timeout_for_itself() -> None:
     made, connection, clock = line(answer(b"ok"), send_takes_s=9.0)
     body = bytes(3_000_000)
     made.send(HEAD, body)
-    assert clock.now() > 100  # far more than the timeout of 10 s in all
+    assert clock.now() > 100  # in all, far more than the timeout of 10 s
     assert connection.sock.sent == HEAD + body
     assert set(connection.sock.timeouts) == {0, 10.0}
-    assert made.finish().body == b"ok"
+    assert made.finish().body() == b"ok"
 
 
 def test_a_small_body_shares_a_packet_with_its_head() -> None:
@@ -146,7 +146,7 @@ def test_step_gives_the_answer_once_it_is_whole() -> None:
     assert made.step() is None
     reply = made.step()
     assert reply is not None
-    assert reply.body == b"hello"
+    assert reply.body() == b"hello"
     assert set(connection.sock.timeouts) == {0}
     assert connection.requests == 1
     assert not connection.closed
@@ -157,7 +157,7 @@ def test_step_and_finish_may_be_mixed() -> None:
     made, _, _ = line(raw[:-2], BlockingIOError(), raw[-2:])
     made.send(HEAD, None)
     assert made.step() is None
-    assert made.finish().body == b"hello"
+    assert made.finish().body() == b"hello"
 
 
 @pytest.mark.parametrize(

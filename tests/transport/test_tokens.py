@@ -1,4 +1,4 @@
-"""The lifetime and renewal of tokens, with a clock that tests turn."""
+"""The lifetime and renewal of tokens, with a fake clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jwt(mark: str = MARK, **claims: Any) -> str:
 
 
 class Exchange:
-    """A scripted token exchange: each fetch does the next thing of the script, the last one for ever."""
+    """A scripted token exchange: each fetch takes the next step of the script, or repeats the last one."""
 
     def __init__(self, clock: FakeClock, *script: float | Exception | Callable[[], Any]) -> None:
         self.clock = clock
@@ -63,7 +63,7 @@ def cache(*script: float | Exception | Callable[[], Any]) -> tuple[TokenCache, E
 
 
 def waiting(tokens: TokenCache) -> int:
-    """Return how many threads wait for the fetch under way, from the inside of its event."""
+    """Return the number of threads that wait for the fetch under way."""
     flight = tokens._flight
     return 0 if flight is None else len(flight.over._cond._waiters)  # type: ignore[attr-defined]
 
@@ -97,20 +97,20 @@ def test_claims_nested_deeper_than_the_stack() -> None:
     [
         ({"exp": NOW_S + 3600, "iat": NOW_S}, None, 3600),
         ({"exp": NOW_S + 3600}, None, 3600),
-        # The server handed out a token it had made half an hour ago, and our clock agrees.
+        # The server sends a token that it made half an hour ago, and the local clock agrees.
         ({"exp": NOW_S + 1800, "iat": NOW_S - 1800}, None, 1800),
         # The local clock is a day behind, or ahead: the lifetime in the token counts.
         ({"exp": NOW_S + 86400 + 600, "iat": NOW_S + 86400}, None, 600),
         ({"exp": NOW_S - 86400 + 600, "iat": NOW_S - 86400}, None, 600),
-        # The server's clock is known: then only that counts.
+        # If the server's clock is known, only that clock counts.
         ({"exp": NOW_S + 86400 + 600, "iat": NOW_S + 86400 - 3000}, NOW_S + 86400, 600),
         ({"exp": NOW_S - 86400 + 600}, NOW_S - 86400, 600),
-        # A Date from some proxy that cannot be right.
+        # The `Date` header of a proxy cannot be right.
         ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S - 86400, 600),
         ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S + 86400, 600),
-        # A second of rounding is no reason for doubt.
+        # A difference of a second may come from rounding.
         ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S - 1, 601),
-        # Over already: used once all the same.
+        # An expired token is used once anyway.
         ({"exp": NOW_S - 5}, None, 1),
         ({"exp": NOW_S - 5, "iat": NOW_S - 5}, None, 1),
         # Tokens without a lifetime.
@@ -209,7 +209,7 @@ def test_the_moment_of_a_renewal_is_drawn(draw: float, at_s: float) -> None:
 @pytest.mark.parametrize(("lifetime", "exchanges"), [(60.0, 1), (45.0, 1), (2.0, 2)])
 def test_short_lived_tokens_are_not_exchanged_for_every_request(lifetime: float, exchanges: int) -> None:
     tokens, exchange, clock = cache(lifetime)
-    for _ in range(10):  # in two seconds
+    for _ in range(10):  # ten calls in two seconds
         tokens.get()
         clock.advance(0.2)
     assert exchange.count == exchanges
@@ -278,7 +278,7 @@ def test_w28_short_lives_leave_pauses(lifetime: float) -> None:
 @pytest.mark.parametrize(("lifetime", "at_most"), [(0.0, 1200), (10.0, 120), (100.0, 12)])
 def test_busy_callers_do_not_fetch_more_than_short_lives_need(lifetime: float, at_most: int) -> None:
     tokens, exchange, clock = cache(lifetime)
-    for _ in range(10_000):  # 1000 s, a call every tenth of a second
+    for _ in range(10_000):  # a call every 0.1 s for 1000 s
         tokens.get()
         clock.advance(0.1)
     assert exchange.count <= at_most
@@ -357,7 +357,7 @@ def test_failed_steps_are_logged_and_come_back_with_pauses(caplog: pytest.LogCap
 def test_a_suspended_machine_wakes_with_an_old_token() -> None:
     tokens, _, clock = cache(3600.0)
     tokens.get()
-    clock._time_s += 7200  # the wall clock went on, the monotonic one stood still
+    clock._time_s += 7200  # the wall clock advances, and the monotonic clock does not
     assert tokens.next_step_in_s() == 0
     assert number(tokens.get()) == 2
 
@@ -436,7 +436,7 @@ def test_no_caller_waits_while_the_old_token_is_good() -> None:
     with ThreadPoolExecutor(1) as pool:
         renewing = pool.submit(tokens.get)
         assert entered.wait(PATIENCE_S)
-        assert number(tokens.get()) == 1  # would hang here if it waited
+        assert number(tokens.get()) == 1  # a wait would hang here
         assert tokens.next_step_in_s() == 5.0
         tokens.step()
         release.set()
@@ -540,7 +540,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_fetch() -> None:
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(tokens.get)
         assert entered.wait(PATIENCE_S)
-        # As the child would find it: a fetch under way that belongs to another process.
+        # The state in a forked child: a fetch is under way that belongs to the parent.
         assert tokens._flight is not None
         tokens._flight.process = os.getpid() + 1
         assert number(tokens.get()) == 2

@@ -1,4 +1,4 @@
-"""The table: what every status and failure means."""
+"""The decision after every status and failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_redirect_is_an_answer_only_when_not_to_be_followed() -> None:
     assert isinstance(judged(304), Fatal)
 
 
-# status: (for a call that may be repeated, for one that may not)
+# For each status, the decision for a call that may be repeated, and for one that may not.
 TABLE = {
     400: (Fatal, Fatal),
     401: (Fatal, Fatal),
@@ -185,7 +185,7 @@ def test_no_secret_of_a_message_gets_into_the_error() -> None:
         ({"retry-after": "Thu, 01 Jan 1970 00:17:00 GMT"}, 20.0),
         ({"retry-after": "Thu, 01 Jan 1970 00:16:00 GMT"}, None),
         ({"retry-after": "Thu, 99 Jan 1970 00:16:00 GMT"}, None),
-        # The server's clock is an hour ahead; what counts is its own date.
+        # The server's clock is an hour ahead, so its `Date` header counts.
         (
             {"retry-after": "Thu, 01 Jan 1970 01:17:00 GMT", "date": "Thu, 01 Jan 1970 01:16:45 GMT"},
             15.0,

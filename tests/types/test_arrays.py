@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.each import for_each
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
@@ -37,7 +38,7 @@ FLOATS = [np.float16, np.float32, np.float64, np.longdouble]
 
 
 class ShowsAnArray:
-    """An object with `__array__`, as those of jax, pandas and xarray."""
+    """An object with `__array__`, like those of jax, pandas and xarray."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -379,7 +380,7 @@ NUMBERS = st.one_of(
 
 
 def exactly(value: Any) -> fractions.Fraction | None:
-    """Return the exact value of a cell; None for values other than finite numbers."""
+    """Return the exact value of a cell, or None for values other than finite numbers."""
     try:
         if isinstance(value, np.generic):
             value = value.item()
@@ -504,7 +505,7 @@ def test_arrays_of_the_target_dtype_are_returned() -> None:
 # --------------------------------------------------------------------------------------------------- tokens
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tokens",
     [
         [5, 6],
@@ -524,7 +525,6 @@ def test_arrays_of_the_target_dtype_are_returned() -> None:
         Indexed(5, 6),
         *[np.array([5, 6], dtype=dtype) for dtype in INTS + FLOATS],
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_tokens_are_accepted_in_every_container(tokens: Any) -> None:
     array = tokens_as_int32(tokens, "x")

@@ -1,4 +1,4 @@
-"""Text in and out of the types: `from_chat`, `text`, `trained_tokens`."""
+"""Conversions of types from and to text: `from_chat`, `text`, `trained_tokens`."""
 
 from __future__ import annotations
 

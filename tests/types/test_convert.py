@@ -18,6 +18,7 @@ from typing import Any, Literal, Union
 import numpy as np
 import pytest
 from cattrs.errors import IterableValidationError
+from support.each import for_each
 
 import tinker_sync
 from tinker_sync.errors import InvalidInputError
@@ -52,7 +53,7 @@ def refusal(annotation: Any, value: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("annotation", "value", "expected"),
     [
         (str, "a", "a"),
@@ -141,7 +142,7 @@ def test_equivalents_are_exact_and_of_the_annotated_type(annotation: Any, value:
     assert type(converted) is type(expected)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("annotation", "value"),
     [
         *[(str, value) for value in (1, None, Number.ONE, b"\xff", ["a"], 1.5)],

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.each import for_each
 from support.listing import long_lists
 
 from tinker_sync.errors import InvalidInputError
@@ -48,10 +49,8 @@ def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
 # --------------------------------------------------------------------------------------- into tensors
 
 
-@pytest.mark.parametrize("name", PER_TOKEN)
-@pytest.mark.parametrize(
-    "value", [[0, 1, 1], (0, 1, 1), range(3), deque([0, 1]), [True, False], [0.5, 1], ["1", 2]]
-)
+@for_each("name", PER_TOKEN)
+@for_each("value", [[0, 1, 1], (0, 1, 1), range(3), deque([0, 1]), [True, False], [0.5, 1], ["1", 2]])
 def test_lists_under_known_names_become_floats(name: str, value: Any) -> None:
     found = tensor(name, value)
     assert (found.dtype, found.shape) == ("float32", [len(value)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
+from support.each import for_each
 from support.random_models import flat_models, random_arguments
 
 import tinker_sync.types
@@ -20,7 +21,7 @@ MODELS = flat_models()
 OPEN = {"OptimParamsBase", "OptimizerConfigBase"}
 INSTANCES = 20
 
-every_model = pytest.mark.parametrize("cls", MODELS.values(), ids=MODELS)
+every_model = for_each("cls", MODELS.values())
 
 
 def instances(cls: type[Any]) -> list[Any]:

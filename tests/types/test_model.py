@@ -44,7 +44,7 @@ class Twig(Leaf):
 
 
 class Sprout(Leaf):
-    """As scripts extend a model: without the decorator, with a constructor of their own."""
+    """A subclass of a model, as scripts define them: without the decorator, and with its own constructor."""
 
     def __init__(self, size: int, **fields: Any) -> None:
         super().__init__(size=size, **{"name": "sprout", **fields})
@@ -145,7 +145,7 @@ class Drawing(Model):
 
 @model
 class Holder(Model):
-    """Holds an array, as some models do."""
+    """A model with an array, like some models of the API."""
 
     values: Any = None
     other: Any = attrs.field(default=None, converter=lambda value: value)
@@ -162,7 +162,7 @@ def test_fields_are_converted_and_checked_once_made() -> None:
     assert tree.best == Leaf(size=1)
     assert tree.colour is Colour.RED
     assert tree.planted == datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
-    assert type(tree.ratio) is float  # the default 1 too
+    assert type(tree.ratio) is float  # the default 1 is converted too
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_the_signature_shows_what_is_declared() -> None:
 
 @model
 class Early(Model):
-    """Its annotation names a class that does not exist yet."""
+    """A model whose annotation names a class that is defined later."""
 
     later: Late | None = None
     many: list[Late] = attrs.field(factory=list)

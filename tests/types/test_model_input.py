@@ -104,6 +104,22 @@ def test_a_list_is_copied() -> None:
     assert isinstance(prompt.chunks[0].tokens, list)
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_list_is_packed_and_read_when_asked_for(read: bool) -> None:
+    given = [5, 6]
+    chunk = text(given)
+    given.append(7)
+    if read:
+        assert chunk.tokens == [5, 6]
+        assert chunk.tokens is chunk.tokens
+    for copied in (pickle.loads(pickle.dumps(chunk)), copy.deepcopy(chunk), chunk.model_copy()):
+        assert copied == chunk
+        assert copied.tokens == copied.listed() == [5, 6]
+        assert copied.length == 2
+    with pytest.raises(AttributeError):
+        chunk.logprobs  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("tokens", "kept"), [([True, np.int8(2)], [1, 2]), (("3", 4.0), (3, 4)), (deque([1]), [1])]
 )
@@ -136,7 +152,7 @@ def test_an_array_is_shared_without_lists() -> None:
         True,
     )
     assert number == hash(ModelInput.from_ints(ids))
-    assert peak < 3_000_000  # the booleans of the comparison, no list
+    assert peak < 3_000_000  # enough for the booleans of the comparison, and too little for a list
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,68 @@ def test_all_problems_are_reported_at_once() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
+NAN = float("nan")
+ODD_VALUES = [
+    ({"tokens": -1}, ".model_input.chunks[0].tokens[1]: expected 0 or more, got -1"),
+    (
+        {"target_tokens": -2},
+        (
+            ".loss_fn_inputs['target_tokens'][1]: expected 0 or more, got -2; "
+            "weights of 0 leave tokens out of the loss"
+        ),
+    ),
+    ({"weights": NAN}, ".loss_fn_inputs['weights'][1]: expected a finite number, got nan"),
+    ({"logprobs": -np.inf}, ".loss_fn_inputs['logprobs'][1]: expected a finite number, got -inf"),
+    ({"advantages": NAN}, ".loss_fn_inputs['advantages'][1]: expected a finite number, got nan"),
+]
+
+
+def sampled(length: int, odd: dict[str, float], container: Any = np.asarray) -> Datum:
+    arrays: dict[str, Any] = {
+        "tokens": np.full(length, 5, dtype=np.int32),
+        "target_tokens": np.full(length, 6),
+        **{name: np.full(length, 0.5, dtype=np.float32) for name in ("weights", "logprobs", "advantages")},
+    }
+    for name, value in odd.items():
+        arrays[name][1] = value
+    tokens = ModelInput.from_ints(container(arrays.pop("tokens")))
+    return Datum(tokens, arrays)
+
+
+@pytest.mark.parametrize("container", [np.asarray, list, tuple])
+@pytest.mark.parametrize(("length", "at"), [(3, 0), (3, 40), (1200, 69)])
+@pytest.mark.parametrize(("odd", "problem"), ODD_VALUES)
+def test_one_odd_value_among_many_data_is_named(
+    odd: dict[str, float], problem: str, length: int, at: int, container: Any
+) -> None:
+    good, bad = sampled(length, {}, container), sampled(length, odd, container)
+    data = [bad if index == at else good for index in range(70)]
+    with pytest.raises(InvalidInputError) as caught:
+        ForwardBackwardInput(data, "ppo").validate()
+    assert list(caught.value.problems) == [f"data[{at}]{problem}"]
+
+
+def test_a_missing_input_among_many_data_is_named() -> None:
+    data = [sampled(3, {}) for _ in range(20)]
+    del data[11].loss_fn_inputs["logprobs"]
+    with pytest.raises(InvalidInputError) as caught:
+        ForwardBackwardInput(data, "ppo").validate()
+    assert list(caught.value.problems) == ["data[11].loss_fn_inputs['logprobs']: is missing; ppo needs it"]
+
+
+def test_masked_targets_pass_beside_usual_data() -> None:
+    masked = datum(1, 2, target_tokens=[-100, 3], weights=[0, 1])
+    untrained = datum(1, 2)
+    assert ForwardBackwardInput([GOOD, masked, GOOD], "cross_entropy").validate() is None
+    assert ForwardBackwardInput([masked, untrained], "a loss of the server's own").validate() is None
+    counted = datum(1, 2, target_tokens=[3, -100], weights=[0, 1])
+    with pytest.raises(InvalidInputError) as caught:
+        ForwardBackwardInput([masked, counted, GOOD], "cross_entropy").validate()
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "data[1].loss_fn_inputs['target_tokens'][1]"
+    ]
+
+
 def test_a_single_datum_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got a single one; write \[datum\]$"):
         ForwardBackwardInput(GOOD, "ppo")

@@ -1,4 +1,4 @@
-"""Types behind the lazy front doors. mypy reads this file; nothing runs it."""
+"""Types of the names that packages load on first use. mypy reads this file; nothing runs it."""
 
 from __future__ import annotations
 

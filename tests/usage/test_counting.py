@@ -17,7 +17,7 @@ from tinker_sync.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, S
 from tinker_sync.usage import PriceTable, TokenCounts
 
 TABLE = PriceTable.of({"stub/model": {"trained": 1e6, "prompt": 1e6, "sampled": 2e6}})
-"""A dollar for each token, two for a sampled one."""
+"""A dollar for each token, and two for a sampled token."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Requests bent for older servers, and refused where bending would lose something."""
+"""Requests are converted for older servers, and refused if the conversion would lose something."""
 
 from __future__ import annotations
 

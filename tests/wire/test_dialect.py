@@ -1,4 +1,4 @@
-"""Deciding by recorded answers what a server speaks, and what follows from it."""
+"""The dialect of a server is decided from its recorded answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinker_sync.wire.dialect import (
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, Repeat
 
-# Settings as servers of each kind answer them.
+# The settings that servers of each kind send.
 FOUR_FLAGS = {
     "pjwt_auth_enabled": False,
     "credential_default_source": "api_key",
@@ -89,7 +89,7 @@ def test_settings_without_an_age_ask_for_a_probe(config: object) -> None:
 
 
 def test_a_probed_server_is_never_asked_to_train_by_mistake() -> None:
-    # One that knows protobuf but not `forward_only` would accumulate gradients on a forward pass.
+    # A server with protobuf and without `forward_only` would accumulate gradients in a forward pass.
     assert decided(200, FOUR_FLAGS, probe="protobuf").forward_only is False
 
 

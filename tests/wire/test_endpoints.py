@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.each import for_each
 
 from tinker_sync import types
 from tinker_sync.types._model import Model
@@ -23,7 +24,7 @@ def filled(endpoint: Endpoint) -> str:
     return endpoint.path_for(**{name: IDS[name] for name in endpoint.path.names})
 
 
-@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+@for_each("endpoint", ROWS)
 def test_every_named_type_exists(endpoint: Endpoint) -> None:
     for name, found in [
         (endpoint.request, endpoint.request_type),
@@ -37,7 +38,7 @@ def test_every_named_type_exists(endpoint: Endpoint) -> None:
             assert issubclass(found, Model)
 
 
-@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+@for_each("endpoint", ROWS)
 def test_rows_are_consistent(endpoint: Endpoint) -> None:
     assert endpoint.path.text.startswith("/api/v1/")
     assert endpoint.reason
@@ -48,7 +49,7 @@ def test_rows_are_consistent(endpoint: Endpoint) -> None:
     assert (endpoint.repeat is Repeat.NUMBERED) <= (endpoint.method == "POST")
 
 
-@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+@for_each("endpoint", ROWS)
 def test_a_filled_path_is_matched(endpoint: Endpoint) -> None:
     ids = {name: IDS[name] for name in endpoint.path.names}
     assert find(endpoint.method, filled(endpoint)) == (endpoint, ids)

@@ -97,7 +97,7 @@ def test_agrees_with_the_standard_library() -> None:
 
     for raw in ANSWERS.values():
         if b"103" in raw[:40]:
-            continue  # http.client takes 103 for the answer itself
+            continue  # http.client returns a 103 as the answer
         response = http.client.HTTPResponse(FakeSocket(raw), method="GET")  # type: ignore[arg-type]
         response.begin()
         ours = parsed(raw)

@@ -1,4 +1,4 @@
-"""Reading requests in any pieces."""
+"""The parser reads requests that arrive in any pieces."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.each import for_each
 from support.json_cases import BACKENDS, answer_kinds, both_backends, random_answer
 
 from tinker_sync import types
@@ -306,7 +307,7 @@ NO_JSON = [
 
 
 @both_backends
-@pytest.mark.parametrize(("data", "text"), NO_JSON, ids=[repr(data[:12]) for data, _ in NO_JSON])
+@for_each(("data", "text"), NO_JSON)
 def test_bytes_that_are_no_json(data: bytes, text: str, backend: Backend) -> None:
     error = refusal(data, types.Cursor, backend)
     assert str(error).startswith(text.removesuffix("('…'11111111111111111111x'')"))
@@ -323,7 +324,7 @@ def test_depth_is_bounded(backend: Backend) -> None:
         assert loads(body(MAX_DEPTH, inner), backend=backend)
         with pytest.raises(WireError, match="more than 100 deep"):
             loads(body(MAX_DEPTH + 1, inner), backend=backend)
-    # Nor does a text that ends in a backslash hide what comes after it.
+    # A text that ends in a backslash does not hide the brackets after it.
     with pytest.raises(WireError, match="more than 100 deep"):
         loads(rb'["\\",' + body(MAX_DEPTH, "1") + rb',"\\"]', backend=backend)
     wide = json.dumps([[[1, 2]] * 1000, {"a": [{"b": "]"}]}] * 50).encode()
@@ -468,7 +469,7 @@ LEAKS: list[tuple[Any, bytes]] = [
 
 
 @both_backends
-@pytest.mark.parametrize(("cls", "data"), LEAKS, ids=[repr(data[:24]) for _, data in LEAKS])
+@for_each(("cls", "data"), LEAKS)
 def test_no_error_repeats_a_token(cls: Any, data: bytes, backend: Backend) -> None:
     error = refusal(data, cls, backend)
     shown = [str(error), repr(error), repr(error.args), repr(vars(error)), repr(pickle.dumps(error))]
@@ -478,7 +479,7 @@ def test_no_error_repeats_a_token(cls: Any, data: bytes, backend: Backend) -> No
 
 
 def test_ordinary_excerpts_are_shown() -> None:
-    """So that the test above proves something."""
+    """Excerpts of answers without secrets are shown, so the test above would notice secrets."""
     assert "'not json'" in str(refusal(b"not json", types.AuthTokenResponse, BACKENDS[0]))
     assert "got 'soon' (str)" in str(
         refusal({"cursor": "soon", "completions": []}, types.FuturesRetrieveResponse, BACKENDS[0])

@@ -1,4 +1,4 @@
-"""Tensors and samples as JSON: what older servers answer, and what an embedded server does."""
+"""Tensors and samples as JSON, in the answers of older servers and of an embedded server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.each import for_each
 from support.json_cases import both_backends, random_answer
 
 from tinker_sync import types
@@ -136,7 +137,7 @@ BAD_TENSORS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @both_backends
-@pytest.mark.parametrize(("change", "place", "reason"), BAD_TENSORS, ids=[str(row[0]) for row in BAD_TENSORS])
+@for_each(("change", "place", "reason"), BAD_TENSORS)
 def test_tensors_that_are_none(change: dict[str, Any], place: str, reason: str, backend: Backend) -> None:
     tensor = {"data": [0.5, 1.0], "dtype": "float32", **change}
     body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"a b": tensor}]}
@@ -263,7 +264,7 @@ BAD_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @both_backends
-@pytest.mark.parametrize(("change", "place", "reason"), BAD_SAMPLES, ids=[str(row[0]) for row in BAD_SAMPLES])
+@for_each(("change", "place", "reason"), BAD_SAMPLES)
 def test_samples_that_are_none(change: dict[str, Any], place: str, reason: str, backend: Backend) -> None:
     error = refusal({"sequences": [{"stop_reason": "stop", **change}]}, SampleResponse, backend)
     assert error.path == f"$.sequences[0]{place}"

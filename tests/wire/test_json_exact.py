@@ -1,4 +1,4 @@
-"""The short way of values that need no conversion ends where the converters of cattrs would."""
+"""Values that need no conversion skip the converters of cattrs, with the same results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 20
 
 
 def outcome(convert: Any, *arguments: Any) -> Any:
-    """What a conversion returns, or the error it raises, as something to compare."""
+    """Return the result or the error of a conversion, in a form that can be compared."""
     try:
         return convert(*arguments)
     except NotExact:

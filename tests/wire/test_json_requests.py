@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.each import for_each
 from support.json_cases import BACKENDS, both_backends
 
 from tinker_sync import types
@@ -38,7 +39,7 @@ def session(**metadata: Any) -> types.CreateSessionRequest:
 
 
 def metadata_of(backend: Backend, **metadata: Any) -> str:
-    """The text of free-form values in a request."""
+    """Return the JSON text of free-form values in a request."""
     text = encode(session(**metadata), backend=backend).decode()
     return text.partition('"user_metadata":')[2].partition(',"sdk_version"')[0]
 
@@ -150,7 +151,7 @@ def test_provenance_is_not_dropped_silently(backend: Backend) -> None:
 
 
 class OwnDatum(types.Datum):
-    """As scripts extend a model."""
+    """A subclass of a model, as scripts define them."""
 
     __slots__ = ()
 
@@ -251,7 +252,7 @@ WRITTEN = [
 
 
 @both_backends
-@pytest.mark.parametrize(("value", "text"), WRITTEN, ids=[text for _, text in WRITTEN])
+@for_each(("value", "text"), WRITTEN)
 def test_values_are_written_as_what_they_are(value: Any, text: str, backend: Backend) -> None:
     assert metadata_of(backend, a=value) == f'{{"a":{text}}}'
     assert metadata_of(backend, a=[value]) == f'{{"a":[{text}]}}'
@@ -288,7 +289,7 @@ KEYS = [
 
 
 @both_backends
-@pytest.mark.parametrize(("key", "text"), KEYS, ids=[text for _, text in KEYS])
+@for_each(("key", "text"), KEYS)
 def test_keys_are_what_the_standard_library_makes_of_them(key: Any, text: str, backend: Backend) -> None:
     assert dumps({"a": {key: 1}}, backend=backend) == f'{{"a":{{"{text}":1}}}}'.encode()
     if type(key) in (bool, type(None), int, float):
@@ -302,7 +303,7 @@ def test_keys_that_would_become_the_same(backend: Backend) -> None:
 
 class Sneaky:
     def __repr__(self) -> str:
-        return "Sneaky()"  # without an address, which would be another in each process
+        return "Sneaky()"  # without an address, which differs in each process
 
 
 REFUSED = [
@@ -327,7 +328,7 @@ REFUSED = [
 
 
 @both_backends
-@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[repr(value)[:20] for value, _ in REFUSED])
+@for_each(("value", "reason"), REFUSED)
 def test_what_json_has_not_is_refused_with_its_place(value: Any, reason: str, backend: Backend) -> None:
     (problem,) = problems_of(session(a={"b c": [0, value]}), backend)
     assert problem.startswith(f"$.user_metadata.a['b c'][1]: {reason}")
@@ -476,7 +477,7 @@ def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
 def test_an_array_prompt_never_becomes_a_list(kind: Any) -> None:
     request = prompt_request(np.arange(100_000, 132_768, dtype=kind))
     assert calls_of_tolist(BACKENDS[1], request) == 0
-    assert calls_of_tolist(STANDARD_LIBRARY, request) == 1  # the watch sees it where it happens
+    assert calls_of_tolist(STANDARD_LIBRARY, request) == 1  # the count includes real calls
 
     encoded = encode(request, backend=BACKENDS[1])
     assert json.loads(encoded)["prompt"]["chunks"][0]["tokens"] == list(range(100_000, 132_768))

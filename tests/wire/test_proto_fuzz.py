@@ -49,7 +49,7 @@ from tinker_sync.wire.proto.requests import decode_forward_backward_request, enc
 from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 BATCH = 5_000
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "1500"))
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "500"))
 
 MEMORY_FLOOR = 32_768
 """The memory of a decoder and its error, without the message."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.each import for_each
 from support.proto_random import comparable
 
 from tinker_sync.types import (
@@ -48,20 +49,20 @@ def test_golden_files_cover_every_top_level_message() -> None:
     assert kinds == {"ForwardBackwardRequest", "ForwardBackwardOutput", "SampleResponse"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_golden_bytes_are_read(name: str) -> None:
     table, content = golden_content(name)
     assert comparable(read_message(table, golden_bytes(name))) == comparable(content)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_golden_bytes_are_written(name: str) -> None:
     table, content = golden_content(name)
     assert write_message(table, content).join().hex() == golden_bytes(name).hex()
 
 
-@pytest.mark.parametrize("buffer", [bytearray, memoryview, lambda data: memoryview(bytearray(data))])
-@pytest.mark.parametrize("name", NAMES)
+@for_each("buffer", [bytearray, memoryview, lambda data: memoryview(bytearray(data))])
+@for_each("name", NAMES)
 def test_golden_bytes_are_read_from_every_kind_of_buffer(name: str, buffer: Any) -> None:
     table, content = golden_content(name)
     assert comparable(read_message(table, buffer(golden_bytes(name)))) == comparable(content)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.each import for_each
 
 from tinker_sync.errors import WireError
 from tinker_sync.types import ForwardBackwardOutput, TensorData
@@ -49,7 +50,7 @@ def fault(*batches: dict[str, Any]) -> WireError:
 ONES = np.ones(4, dtype="<f4").tobytes()
 
 
-# ------------------------------------------------------------------------------------------ in
+# ------------------------------------------------------------------------------------------ decoding
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_bytes_outside_of_the_offsets_are_ignored() -> None:
     assert record["x"].data == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "where"),
     [
         (batch(x=column(ONES, int64s(0, 16), 0)), "fields['x'].dtype"),
@@ -219,7 +220,7 @@ def test_a_false_count_of_data_costs_no_memory() -> None:
         tracemalloc.stop()
 
 
-# ------------------------------------------------------------------------------------------ out
+# ------------------------------------------------------------------------------------------ encoding
 
 
 def output(*records: dict[str, TensorData]) -> ForwardBackwardOutput:

@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.proto_mutate import varint
 from support.proto_random import comparable, random_message
@@ -247,7 +247,6 @@ def test_a_refusal_by_a_type_becomes_a_wire_error() -> None:
 
 
 @pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
-@settings(max_examples=50)
 @given(data=st.data())
 def test_written_messages_are_read_back(table: Message, data: st.DataObject) -> None:
     message = data.draw(messages(table))

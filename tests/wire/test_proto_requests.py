@@ -61,7 +61,7 @@ def wire_fault(plain: dict[str, Any]) -> WireError:
     return caught.value
 
 
-# ------------------------------------------------------------------------------------------ out
+# ------------------------------------------------------------------------------------------ encoding
 
 
 def test_forward_only_and_sequence_number_are_encoded() -> None:
@@ -204,7 +204,7 @@ def test_other_layouts_become_row_major_little_endian(array: np.ndarray) -> None
     assert plain["model_input"] == [{"encoded_text": {"tokens": array.astype("<i4").tobytes()}}]
 
 
-# ------------------------------------------------------------------------------------------ in
+# ------------------------------------------------------------------------------------------ decoding
 
 
 def test_a_request_round_trips() -> None:

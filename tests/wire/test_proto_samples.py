@@ -39,7 +39,7 @@ def topk(length: int, k: int, cells: int | None = None) -> dict[str, Any]:
     return {"token_ids": bytes(4 * cells), "logprobs": bytes(4 * cells), "k": k, "length": length}
 
 
-# ------------------------------------------------------------------------------------------ responses in
+# ------------------------------------------------------------------------------------------ decoding
 
 
 def test_presence_of_logprobs_is_kept() -> None:
@@ -178,7 +178,7 @@ def test_prompt_fields_are_checked() -> None:
     assert fault(prompt_alt_tokens={}).path == "prompt_alt_tokens.tokens.dtype"
 
 
-# ------------------------------------------------------------------------------------------ responses out
+# ------------------------------------------------------------------------------------------ encoding
 
 
 def test_responses_round_trip() -> None:

@@ -38,7 +38,7 @@ ADAM = {"properties": {"learning_rate": {}}}
         ({"properties": {"adam_params": {"anyOf": [reference("Adam"), {"type": "null"}]}}}, True),
         ({"properties": {}}, True),
         ({"properties": {"adam_params": {"properties": {"grad_clip_norm": {}}}}}, False),
-        ({"properties": {"adam_params": {**ADAM, "additionalProperties": False}}}, False),  # it refuses aloud
+        ({"properties": {"adam_params": {**ADAM, "additionalProperties": False}}}, False),  # it refuses
         ({"properties": {"adam_params": {"anyOf": [reference("Adam"), {"type": "string"}]}}}, False),
         ({"type": "object", "additionalProperties": True}, False),
         (reference("Itself"), False),

@@ -5,7 +5,8 @@ one `write` to a file that is open for appending, so lines of several threads do
 leaves at most one incomplete line, the last; the next run removes it. On systems with file locks, two
 processes cannot write the file at once.
 
-Threads: one thread opens, reads and closes; any thread may add. The last user closes the descriptor.
+Threads: one thread opens, reads and closes; any thread may add. The descriptor stays open until `close` and
+the last pending `add`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = logging.getLogger("tinker_sync.batch")
 
 
 def key_of(request: SampleRequest) -> str:
-    """Return a hash of the prompt and parameters of a request, without its sampler and numbers.
+    """Return a hash of the prompt and parameters of a request, without its model, session and number.
 
     >>> from tinker_sync.types import ModelInput, SamplingParams
     >>> prompt, params = ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=4)
@@ -126,12 +127,12 @@ class ResultsFile:
         return wire_json.from_plain(tree, SampleResponse)
 
     def hold(self) -> None:
-        """Keep the file open until one more `add` or `release`."""
+        """Register a pending response: the file stays open until its `add` or `release`."""
         with self._lock:
             self._holders += 1
 
     def add(self, index: int, key: str, response: SampleResponse, more: Mapping[str, Any]) -> None:
-        """Append a response, then release the file.
+        """Append a pending response, then `release`.
 
         Args:
             index: the position of the prompt.
@@ -151,7 +152,7 @@ class ResultsFile:
             self.release()
 
     def release(self) -> None:
-        """Release one hold. The last one closes the file."""
+        """End one `hold`, or that of `close`. The last one closes the file."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0

@@ -83,7 +83,7 @@ class Order:
         return self.tokenizer
 
     def key(self, prompt: ModelInput) -> str:
-        """Return the key of a prompt in the file."""
+        """Return the key of a prompt in the results file, see `key_of`."""
         asked = dict(self.options)
         asked.pop("deadline", None)
         asked["prompt_logprobs"] = asked.pop("include_prompt_logprobs", False)

@@ -22,7 +22,7 @@ EXIT_CODES: Final = {
 
 
 class CliError(Exception):
-    """A command cannot continue.
+    """An error that ends a command, with advice for the user.
 
     Args:
         message: what happened.

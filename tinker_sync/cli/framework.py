@@ -120,7 +120,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands by name: the module of each, and its short help."""
+    """A group of commands, with the module and the short help of each command by name."""
 
     def __init__(self, name: str | None, help: str, table: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002
         super().__init__(name, help=help, params=_common_options(), context_settings={**CONTEXT})
@@ -141,7 +141,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name; for a mistyped one, suggest what may be meant."""
+        """Return the command that the arguments name. The error for an unknown name suggests similar ones."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             raise click.UsageError(self._explain_unknown(ctx, name), ctx)

@@ -62,7 +62,7 @@ def connect() -> Any:
         CliError: huggingface_hub is missing, no user is logged in, or the hub cannot be reached.
     """
     try:
-        library = importlib.import_module("huggingface_hub")  # tokenizers brings it
+        library = importlib.import_module("huggingface_hub")  # installed as a dependency of tokenizers
     except ImportError as error:
         raise CliError("huggingface_hub is not installed", "pip install huggingface_hub") from error
     api = library.HfApi()
@@ -96,7 +96,7 @@ def check_adapter(folder: Path) -> None:
     """Check that a folder holds a PEFT adapter.
 
     Raises:
-        CliError: it does not.
+        CliError: the folder has no adapter.
     """
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in _WEIGHTS):
         raise CliError(
@@ -120,7 +120,7 @@ def name_base_model(folder: Path, about: CheckpointFacts) -> None:
 def choose_target(
     about: CheckpointFacts, repo_id: str | None, revision: str | None, *, create_pr: bool
 ) -> HubTarget:
-    """Choose the repository and the branch: the user's, or names made of model, run and checkpoint.
+    """Choose the repository and the branch: those given, or names made of model, run and checkpoint.
 
     The hub opens pull requests to main only, so a pull request gets no branch.
     """
@@ -147,7 +147,7 @@ def make_repository(api: Any, target: HubTarget, *, private: bool) -> HubTarget:
     """Create the repository if it is missing; return the target with the name of its owner.
 
     Raises:
-        CliError: the hub refuses.
+        CliError: the hub refuses to create it.
     """
     with _translate_errors():
         made = api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
@@ -203,7 +203,7 @@ def upload(
     """Upload the files, and create the branch if it is missing.
 
     Raises:
-        CliError: the branch holds another checkpoint, or the hub refuses.
+        CliError: the branch holds another checkpoint, or the hub refuses the upload.
     """
     other = _find_checkpoint(api, target)
     if other is not None and other != about.path:

@@ -74,7 +74,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stderr.write("\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; the interpreter must not flush the rest of the buffer at exit.
+        # The reader of the pipe has closed it. Without this, the interpreter would flush the rest at exit and
+        # print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # no error may end as a bare traceback

@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class Sink:
-    """Prints the results and messages of a command. Not thread-safe, except for the bars of `progress`.
+    """The output of a command: its results and messages. Not thread-safe, except for the bars of `progress`.
 
     Args:
-        form: the form of data.
+        form: the format of results.
         quiet: print no messages and no bars, but data, questions and errors.
         bar_after_s: the delay before a bar shows.
     """
@@ -297,7 +297,7 @@ def _make_bar() -> Any:
 
 
 class _WarningLines(logging.Handler):
-    """Prints what the package warns of as messages for people, each once."""
+    """A log handler that prints each warning of this package once, as a message for people."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

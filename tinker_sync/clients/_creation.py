@@ -1,8 +1,8 @@
 """Clients that are created in the background. A client is also the future of its own creation.
 
-The caller's thread checks the arguments, draws the number and returns the object. A worker sends the
-requests. `HeldCalls` holds the calls that are made meanwhile; they start when the client is ready, or fail
-with its creation.
+The caller's thread checks the arguments, takes the next number of the session and returns the object. A
+worker sends the requests. `HeldCalls` holds the calls that are made meanwhile; they start when the client is
+ready, or fail with its creation.
 
 The error of a failed creation keeps its class; its message names the line that asked for the client. If the
 program never reads that error, it is logged when the client is collected or the process ends.
@@ -57,7 +57,7 @@ def check_path(core: Core, path: object, call: str) -> None:
     if not isinstance(path, str) or not path:
         raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
     if path.startswith("tinker://"):
-        # The check stops here: some servers use other folders for checkpoints, or no folder.
+        # Nothing else is checked, because some servers use other folders for checkpoints, or no folder.
         parts = path.removeprefix("tinker://").split("/")
         if len(parts) < 2 or {"", ".", ".."} & set(parts):
             raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
@@ -227,7 +227,7 @@ class _Unread:
 
 
 def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
-    """Run `work` on a worker; it creates the server's part of the client and may block.
+    """Run `work`, which creates the model or sampler at the server, on a worker. The work may block.
 
     Raises:
         ClientClosedError: the service client is closed.
@@ -237,21 +237,21 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
-    """Run `work` on a worker with the result of a call; it creates the server's part of the client."""
+    """Run `work` on a worker with the result of a call. The work creates the sampler of the client."""
     _expect(client)
     client.when_done(lambda ended: call.cancel() if ended.cancelled() else None)
     call.when_done(partial(_go_on, client, carried(work)))
 
 
 def ready(client: ClientFuture[Any]) -> None:
-    """Mark a client as ready that needs no request."""
+    """Mark a client as ready at once, because it needs no request."""
     client._become_ready()
 
 
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
     client.holder.end_with_this(client)
-    client.when_done(_end)  # the last: the others read the failure too, but only the user's reading counts
+    client.when_done(_end)  # added last: only reads of the failure by the user count
 
 
 def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:
@@ -266,7 +266,7 @@ def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFutu
 
 
 def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
-    """Run the work on a worker, and settle the client."""
+    """Run the work on a worker, and resolve or fail the client."""
     if not client.begin():
         return
     client.mark_sending()

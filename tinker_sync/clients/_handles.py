@@ -50,7 +50,7 @@ def encode_handle(
     include_api_key: bool,
     base_model: str = "",
 ) -> str:
-    """Return the handle of a sampler."""
+    """Return the handle of a sampler: text from which another process makes a client."""
     settings, facts = core.settings, core.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None

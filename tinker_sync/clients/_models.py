@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @frozen
 class NewModel:
-    """An order for a new model. Its number is drawn before the request, so the request may be repeated.
+    """An order for a new model. It has the model's number in the session, so the request may be repeated.
 
     Attributes:
         request: complete except for the session.
@@ -63,7 +63,7 @@ class NewModel:
         optimizer: OptimizerConfig | None,
         deadline_at: float,
     ) -> NewModel:
-        """Check the arguments and draw the number.
+        """Check the arguments, and take the next model number of the session.
 
         Raises:
             InvalidInputError: the request cannot be sent.
@@ -90,7 +90,7 @@ class NewModel:
         return self.request.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
-        """Make the model and set its id in the line. Blocks."""
+        """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
         if line.record is not None:
             from tinker_sync.clients._recorded import make_recorded
 
@@ -120,7 +120,7 @@ class LoadedModel:
     def of(
         cls, core: Core, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
     ) -> LoadedModel:
-        """Check the arguments and draw the number.
+        """Check the arguments, and take the next model number of the session.
 
         Args:
             core: the core of the client.
@@ -140,7 +140,7 @@ class LoadedModel:
         return cls(request, number, deadline_at)
 
     def make(self, line: TrainingLine) -> None:
-        """Make the model and set its id in the line. Blocks."""
+        """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
         if line.record is not None:
             from tinker_sync.clients._recorded import make_recorded
 
@@ -149,7 +149,7 @@ class LoadedModel:
             self.load(line)
 
     def load(self, line: TrainingLine) -> str:
-        """Make the model without the journal. Return the id of the request that made it. Blocks."""
+        """Create the model, unrecorded in the journal. Return the id of the request that made it. Blocks."""
         core = line.core
         line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
@@ -218,7 +218,7 @@ class LoadedModel:
 
 
 def refuse_unsendable(request: Any) -> None:
-    """Check that a request has a JSON form, while the caller's method still runs.
+    """Check that a request has a JSON form, so that the user's call raises the error and not a worker.
 
     Raises:
         InvalidInputError: a value in the request has no JSON form.

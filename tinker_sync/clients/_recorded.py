@@ -56,11 +56,11 @@ class Asked(Protocol):
 
 
 def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine], str]) -> None:
-    """Set the model of a line to that of the journal, or make a model and record it. Blocks.
+    """Give a training client the model that its journal records, or make a model and record it. Blocks.
 
     Args:
-        line: the line that sends the client's calls.
-        asked: the order of the script.
+        line: the `TrainingLine` of the client.
+        asked: the order for the model that the script makes.
         make: makes the model and returns the id of the request that made it.
     """
     record = _record_of(line)
@@ -79,7 +79,7 @@ def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine
 
 @frozen
 class RecordedModel:
-    """A model of the journal, for a program that does not repeat its calls.
+    """An order for a model that a journal records, for `ServiceClient.attach`, which runs without the script.
 
     Attributes:
         model_seq_id: its number in the session.
@@ -95,7 +95,10 @@ class RecordedModel:
         return LoadWeightsRequest(path="", optimizer=True)
 
     def make(self, line: TrainingLine) -> None:
-        """Take the model from the journal or restore it, and settle requests of unknown fate. Blocks."""
+        """Take the model from the journal or restore it. Blocks.
+
+        For requests without a recorded answer, also determine if they reached the server.
+        """
         record = _record_of(line)
         line.core.session_id(self.deadline_at)
         history = record.open(None)
@@ -158,7 +161,7 @@ def _reader_of(sent: Sent) -> Callable[[Any, Any], Any]:
 
 
 def _take(line: TrainingLine, history: ModelHistory) -> None:
-    """Set the model of a line, and the state that `TrainingClient.recover` loads, to those of the journal."""
+    """Set the model of a client, and the state that `recover` loads, to those of the journal."""
     assert history.model_id is not None  # noqa: S101  # the callers have checked this
     line.model_id = history.model_id
     if history.last_path is not None:

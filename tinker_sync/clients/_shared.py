@@ -10,7 +10,7 @@ from tinker_sync.runtime.once import Shared
 
 
 class SharedCores:
-    """A table with one open core for each place. A forked child makes its own cores. Thread-safe.
+    """A table with one open core for each place, which is a key such as address and API key. Thread-safe.
 
     Args:
         cores: the mapping that holds the cores; a dictionary keeps them, and a weak mapping drops those that

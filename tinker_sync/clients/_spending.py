@@ -30,14 +30,14 @@ class Spending:
         core.listen(self._meter)
 
     def usage(self, prices: PriceTable | None) -> Usage:
-        """Return the usage so far."""
+        """Return the tokens used so far, by model, with their prices."""
         from tinker_sync.usage import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
         return Usage.of(self._meter.by_model(), table, self._core.known_session_id)
 
     def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
-        """Return a limit that is not in force yet."""
+        """Return a limit, which is not in force until the user enters it with `with`."""
         from tinker_sync.usage import Budget, PriceTable
 
         return Budget(
@@ -65,9 +65,10 @@ class Spending:
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
-    """Yield windows that a bill may cover, for the whole hours around a span of time.
+    """Yield windows of time, each no longer than one bill may cover, that cover a span of time.
 
-    An hour is added on both sides, because the clocks of client and server differ.
+    The windows begin and end at whole hours. An hour is added on both sides, because the clocks of client and
+    server differ.
 
     >>> [(begin.hour, end.hour) for begin, end in windows(3 * 3600 + 5, 4 * 3600 + 5)]
     [(2, 6)]

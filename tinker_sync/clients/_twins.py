@@ -1,4 +1,4 @@
-"""The `…_async` twins of the clients' methods, for scripts that mix both kinds.
+"""The `…_async` twins of the clients' methods, for scripts that use both blocking and `async` code.
 
 A twin repeats no logic: it calls the method of the same name without the ending, so overriding that one in a
 subclass changes both. The package runs no event loop; a twin runs in the loop of its caller.
@@ -46,7 +46,7 @@ def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
 def blocking_twin(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Return the twin of a method that blocks. The method runs on a thread of the client.
+    """Return the `_async` twin of a method that blocks. The method runs on a thread of the client.
 
     It does not run on a thread of the loop: the interpreter joins those at exit, so Ctrl-C would wait for
     the server.
@@ -70,7 +70,10 @@ def blocking_twin(
 def result_twin(
     method: Callable[Concatenate[S, P], Future[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Return the twin of a method whose future the twin awaits, as the reference client does."""
+    """Return the `_async` twin of a method that returns a future.
+
+    The twin awaits this future, as the reference client does.
+    """
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -86,7 +89,9 @@ def result_twin(
 def future_twin(
     method: Callable[Concatenate[S, P], APIFuture[T]], *, waits_with: str = ""
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
-    """Return the twin of a method whose future the caller awaits in a second `await`.
+    """Return the `_async` twin of a method that returns a future.
+
+    Awaiting the twin gives the future, which the caller awaits in turn.
 
     Args:
         method: the method.

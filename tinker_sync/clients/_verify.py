@@ -1,4 +1,4 @@
-"""The verification that a checkpoint restores what was saved: the weights and the state of the optimizer.
+"""The verification that a checkpoint restores the saved weights and the saved state of the optimizer.
 
 The loss of a small fixed batch, the probe, stands for the weights. It is computed before the save, and again
 in a copy that the server restores from the checkpoint. If they are equal, the weights came back.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinker_sync.types import OptimParams, SaveWeightsResponse
 
 TOLERANCE: Final = 1e-3
-"""The part of a loss by which servers may differ between two computations of the same pass."""
+"""The relative difference that is allowed between two computations of the same loss."""
 _LENGTH: Final = 16
 _LOSS: Final = "cross_entropy"
 # Far above usual rates, so that a step by the mean of earlier gradients shows in the loss. The copy is lost
@@ -53,10 +53,10 @@ def _probe(weight: float) -> list[Datum]:
 
 @frozen
 class Measured:
-    """The facts about a model before its save.
+    """The loss and the optimizer settings of a model before its save.
 
     Attributes:
-        loss: the loss of the probe.
+        loss: the loss of a small fixed batch, the probe.
         step: the settings of a step that the server accepts; None if the model has taken no step with
             gradients, so that its optimizer may be new.
         tolerance: the allowed difference of losses.
@@ -67,7 +67,7 @@ class Measured:
     tolerance: float = TOLERANCE
 
     def metadata(self) -> dict[str, str]:
-        """Return these facts as metadata of a checkpoint.
+        """Return these values as metadata of a checkpoint.
 
         >>> Measured(2.5, None).metadata()
         {'tinker_sync_probe': '2.5 new'}
@@ -76,7 +76,7 @@ class Measured:
 
     @classmethod
     def of(cls, metadata: Mapping[str, str] | None, tolerance: float) -> Measured | None:
-        """Return the facts in the metadata of a checkpoint, or None if it has none.
+        """Return the values in the metadata of a checkpoint, or None if it has none.
 
         >>> Measured.of({"tinker_sync_probe": "2.5 trained"}, 0.1).loss, Measured.of({}, 0.1)
         (2.5, None)
@@ -111,10 +111,10 @@ class VerifiedModel:
         return self.asked.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
-        """Verify the checkpoint, make the model and set its id in the line. Blocks.
+        """Verify the checkpoint, then create the model and set its id in `line`. Blocks.
 
         Raises:
-            VerificationError: the server does not restore what was saved.
+            VerificationError: the server does not restore the saved weights or optimizer state.
         """
         measured = recorded(line.core, self.request.path, self.tolerance)
         prove(line.core, self.request, measured, self.asked.deadline_at)
@@ -139,7 +139,7 @@ def tolerance_of(verify: object, call: str) -> float:
 def measure(
     training: TrainingClient, step: OptimParams | None, tolerance: float, deadline: float | None
 ) -> Measured:
-    """Return the facts about a model that is about to be saved. Blocks until the server has answered.
+    """Return the loss and the settings of a model that is about to be saved. Blocks.
 
     Raises:
         UnsupportedByServerError: the server computes no loss; nothing was saved.
@@ -154,7 +154,7 @@ def follow(
     measured: Measured,
     deadline_at: float,
 ) -> APIFuture[SaveWeightsResponse]:
-    """Return a future that has the result of a save once the checkpoint is verified."""
+    """Return a future that gets the result of a save when the checkpoint has been verified."""
     core = training.holder
     verified: APIFuture[SaveWeightsResponse] = core.future()
 
@@ -182,10 +182,10 @@ def follow(
 
 
 def recorded(core: Core, path: str, tolerance: float) -> Measured:
-    """Return the facts that a verified save has stored with its checkpoint. Blocks.
+    """Return the loss and settings that a verified save has stored with its checkpoint. Blocks.
 
     Raises:
-        VerificationError: the checkpoint has none.
+        VerificationError: the checkpoint has no such metadata.
     """
     from tinker_sync.clients.rest import RestClient
 
@@ -201,7 +201,7 @@ def recorded(core: Core, path: str, tolerance: float) -> Measured:
 
 
 def prove(core: Core, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
-    """Restore a copy from a checkpoint and compare it with what was saved. Blocks.
+    """Restore a copy from a checkpoint and compare it with the model at its save. Blocks.
 
     Raises:
         VerificationError: the copy has other weights, or a new optimizer.
@@ -212,7 +212,10 @@ def prove(core: Core, load: LoadWeightsRequest, measured: Measured, deadline_at:
 def with_copy(
     core: Core, load: LoadWeightsRequest, deadline_at: float, work: Callable[[TrainingClient], Any]
 ) -> None:
-    """Do some work with a copy of a model, which no journal records, and unload the copy. Blocks."""
+    """Restore a checkpoint into a new model, call `work` with its client, and unload the model. Blocks.
+
+    No journal records the model.
+    """
     from tinker_sync.clients.training import TrainingClient
 
     number = core.session.next_side_model_seq_id()
@@ -253,7 +256,7 @@ def _compare(path: str, measured: Measured, copy: TrainingClient) -> None:
 
 
 def _fast(step: OptimParams) -> OptimParams:
-    """Return settings of a step like the one given, which moves weights visibly."""
+    """Return settings for a step that changes the weights enough to change the loss."""
     return AdamParams(learning_rate=_RATE) if isinstance(step, AdamParams) else step
 
 

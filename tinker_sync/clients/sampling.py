@@ -74,6 +74,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         self._line = SampleLine(core, self._retry_config.attempts, copied=copied)
         super().__init__(core, self._line.held)
         self._record_stability_info = record_stability_info
+        # The arguments of the last sample but its prompt, and its request; replaced as a whole.
+        self._last: tuple[Any, SampleRequest | None] = (None, None)
         self._described: Once[GetSamplerResponseInternal] = Once()
         # From the arguments or from a handle; "" or None if it is not known.
         self._base_model = self._line.base_model = base_model
@@ -100,7 +102,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record_stability_info: let the server keep the data of each sample that stable training needs.
 
         Raises:
-            InvalidInputError: none of the three is given, or the path is not valid.
+            InvalidInputError: neither weights, a base model nor a sampling session is given, or the path is
+                not valid.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -196,19 +199,38 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         """
         self._goes_ahead()
         check_sample(prompt, num_samples, sampling_params)
-        request = SampleRequest(
-            num_samples=num_samples,
-            prompt=prompt,
-            sampling_params=sampling_params,
-            sampling_session_id=self._line.sampling_session_id,
-            prompt_logprobs=include_prompt_logprobs,
-            topk_prompt_logprobs=topk_prompt_logprobs,
-            topk_sample_logprobs=topk_sample_logprobs,
-            target_prompt_logprobs=target_prompt_logprobs,
-            prompt_alt_tokens_k=prompt_alt_tokens_k,
-            prompt_logprobs_last_n=prompt_logprobs_last_n,
-            record_stability_info=self._record_stability_info,
+        asked = (
+            self._line.sampling_session_id,
+            num_samples,
+            id(sampling_params),  # the kept request holds them, so that no others have their id
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_sample_logprobs,
+            id(target_prompt_logprobs),
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
         )
+        kept, request = self._last
+        if kept == asked and request is not None and type(prompt) is type(request.prompt):
+            # Most samples differ from the last one by their prompt alone.
+            request = request._with(prompt=prompt)
+        else:
+            request = SampleRequest(
+                num_samples=num_samples,
+                prompt=prompt,
+                sampling_params=sampling_params,
+                sampling_session_id=self._line.sampling_session_id,
+                prompt_logprobs=include_prompt_logprobs,
+                topk_prompt_logprobs=topk_prompt_logprobs,
+                topk_sample_logprobs=topk_sample_logprobs,
+                target_prompt_logprobs=target_prompt_logprobs,
+                prompt_alt_tokens_k=prompt_alt_tokens_k,
+                prompt_logprobs_last_n=prompt_logprobs_last_n,
+                record_stability_info=self._record_stability_info,
+            )
+            unchanged = request.sampling_params is sampling_params
+            if unchanged and request.target_prompt_logprobs is target_prompt_logprobs:
+                self._last = asked, request
         return self._line.submit(request, self._until(deadline), may_forbid_retries=True)
 
     def map(
@@ -486,7 +508,10 @@ def _retry_config_of(carried: Carried) -> RetryConfig | None:
 
 
 def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
-    """Return the copy of this process. All pickles of a client share it, with its numbers and answers."""
+    """Return the client of this process for a pickled client.
+
+    All pickles of a client give the same object, which keeps its sample numbers and the server's answers.
+    """
     from tinker_sync.clients._handles import core_of_handle
 
     core, carried = core_of_handle(handle, None)

@@ -307,7 +307,7 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Create a new LoRA model. Return the client that trains it at once.
+        """Create a new LoRA model, and return at once the client that trains it.
 
         `result()` and `await` wait until the model exists. Errors of the server are raised at the first use.
 

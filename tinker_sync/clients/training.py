@@ -218,7 +218,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """Texts about requests whose fate the journal had not recorded; see `ServiceClient.attach`.
+        """Texts that state if requests without a recorded answer reached the server; see `attach`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

@@ -65,7 +65,7 @@ def _find_problem(url: Secret) -> str:
 
 
 def _advice(text: str) -> str:
-    """Return what was probably meant by an address without a scheme; nothing where it may hold a secret."""
+    """Return a suggestion for an address without a scheme, or "" if the text may hold a secret."""
     if find_closest(text, ["local"], cutoff=0.8, loosely=False):
         return "; did you mean 'local', the embedded server?"
     if "@" in text or "//" in text:
@@ -75,7 +75,7 @@ def _advice(text: str) -> str:
 
 
 def _split(url: Secret) -> SplitResult | None:
-    """Split the address, or return None for an invalid one, without the cause, which quotes the address."""
+    """Split the address, or return None for an invalid one. The parser's error is dropped: it quotes it."""
     if any(character <= " " or character == "\x7f" for character in url.reveal().strip()):
         return None
     try:

@@ -125,7 +125,7 @@ class CredentialsFile:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], str]:
-    """Read and check the file. Return its tree, with keys masked in reprs, and the problem or ""."""
+    """Read and check the file. Return its content, with keys masked in reprs, and the problem or ""."""
     try:
         tree = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:

@@ -17,10 +17,10 @@ _lock = threading.Lock()
 
 
 class _Console(logging.Handler):
-    """Writes this package's records to stderr in programs without their own logging.
+    """A log handler that prints this package's records on stderr in programs without their own logging.
 
-    Each record checks the root logger, because a program may configure logging after its first client, and
-    must not print each line twice. It also looks up `sys.stderr`, because programs replace it.
+    `emit` checks the root logger each time: a program may configure logging after its first client, and then
+    each line would be printed twice. It also looks up `sys.stderr` each time, because programs replace it.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -42,9 +42,9 @@ class DefaultInt(int):
     """
 
 
-# The protocol level this package implements; hosted servers hand out features by it.
+# The protocol version that this package implements. Hosted servers enable features by the declared version.
 SDK_VERSION: Final = "0.38.0"
-# Results of one chunk stay far below; it only keeps a broken or hostile server from filling the memory.
+# Results of one chunk are far smaller. The limit keeps a broken or hostile server from filling the memory.
 MAX_BODY_BYTES: Final = 1 << 30
 MAX_RETRIES: Final = DefaultInt(10)
 COMMAND_TIME_LIMIT_S: Final = 30.0
@@ -57,7 +57,7 @@ _DIALECTS: Final = ("auto", "proto", "json")
 
 
 class _Environment:
-    """Environment variables behind a repr that does not list them."""
+    """The environment variables, in an object whose repr does not show them."""
 
     __slots__ = ("_values",)
 
@@ -217,11 +217,11 @@ class Settings:
             max_retries: how often a failed request is repeated. By default, requests that a script depends
                 on are repeated for at least five minutes.
             max_body_bytes: a larger response is an error.
-            sdk_version: the protocol level to declare.
+            sdk_version: the protocol version to declare.
             dialect: the dialect of the server: auto, proto, json or a `Dialect`.
             deadline_s: the limit for one call with all its retries; None sets no limit.
-            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; tests of programs that meet
-                failures use a hundredth.
+            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; a test of a program that
+                provokes failures may set 0.01.
             environ: variables to read instead of `os.environ`.
             credentials_file: file to read instead of `~/.tinker/credentials.json`.
 
@@ -283,7 +283,7 @@ class Settings:
 
 
 def _revive(shown: dict[str, Any]) -> Settings:
-    """Load a pickle, with secrets from the environment and credentials file of this process."""
+    """Restore pickled settings, with secrets from the environment and credentials file of this process."""
     here = Settings.resolve(base_url=shown["base_url"])
     return evolve(here, **{**shown, "default_headers": HeaderMap(shown["default_headers"])})
 
@@ -373,7 +373,7 @@ def _read_log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | 
 
 
 def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
-    """Copy the user's headers. Return them and the problem, or "", without their values."""
+    """Return a copy of the user's headers, and the problem or "". The problem quotes no header value."""
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             return HeaderMap(), f"default_headers[{name!r}] is {type(value).__name__}, not str"
@@ -386,7 +386,7 @@ def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
 
 
 def _find_session_secrets(session: requests.Session | None) -> list[Secret]:
-    """Return the passwords in the user's session: of proxies, basic authentication and headers."""
+    """Return the passwords in the user's session: those of proxies, basic authentication and headers."""
     found: list[str | bytes | None] = []
     with suppress(Exception):  # the user's object may have any class, and this only helps masking
         for proxy in session.proxies.values() if session else ():

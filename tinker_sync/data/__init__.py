@@ -6,7 +6,7 @@ This package shifts each example by one position, once: position i of `model_inp
     completion   from_completion     a prompt and its completion
     chats        from_chat           a chat, trained on the assistant's tokens
     samples      from_sample(s)      samples with log-probabilities and advantages
-    shift        the shift itself
+    shift        the shift: input and targets from one row of tokens
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _find_logprob_problems(logprobs: npt.NDArray[Any], count: int) -> Iterator[s
 
 
 def _add_spans(datum: Datum, shifted: Shifted, sequence_id: str) -> Datum:
-    """Mark every position of input and targets as the prompt's or the sample's."""
+    """Mark each position of input and targets as part of the prompt or of the sample."""
     length = len(shifted.targets)
     prompt = shifted.first + 1
     return datum.with_provenance(

@@ -145,7 +145,7 @@ class _Course:
             f"(exit code {interrupted.exit_code})"
         )
         training = self._service.create_training_client_from_state_with_optimizer(interrupted.checkpoint)
-        student = Student(training, self._seed, in_turn=self.embedded)
+        student = Student(training, self._seed, examples=EXAMPLES, in_turn=self.embedded)
         losses = list(interrupted.losses)
         with screen.progress("resumed", total - len(losses)) as advance:
             for step in range(len(losses), total):
@@ -167,6 +167,7 @@ class _Course:
             "model": self._model,
             "rank": RANK,
             "seed": self._seed,
+            "examples": EXAMPLES,
             "rates": [self._choose_rate(step) for step in range(self._steps.supervised)],
             "save_after": half,
         }
@@ -180,7 +181,7 @@ class _Course:
 
     def _new_student(self) -> Student:
         training = self._service.create_lora_training_client(self._model, rank=RANK, seed=self._seed)
-        return Student(training, self._seed, in_turn=self.embedded)
+        return Student(training, self._seed, examples=EXAMPLES, in_turn=self.embedded)
 
     def _show_sorting(self, sorting: _SortingOutcome) -> None:
         self._screen.curve("loss per token", sorting.losses)
@@ -232,7 +233,7 @@ def _check_png(path: Path) -> None:
 
 
 def _write_png(path: str | Path, result: DemoResult) -> None:
-    # The class, not pyplot: there is no window and no global state.
+    # `Figure` instead of pyplot, which keeps global state and may open a window.
     figure: Any = importlib.import_module("matplotlib.figure").Figure(
         figsize=(6.4, 6.0), layout="constrained"
     )

@@ -83,8 +83,8 @@ def main(orders: dict[str, Any]) -> None:
     """Learn to sort, save once on the way, and report each step, until the process is killed.
 
     Args:
-        orders: "base_url", "model", "rank", "seed", "rates" (a learning rate for each step) and "save_after"
-            (the number of steps before the checkpoint).
+        orders: "base_url", "model", "rank", "seed", "examples" (problems in a step), "rates" (a learning rate
+            for each step) and "save_after" (the number of steps before the checkpoint).
     """
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.demo.student import Student
@@ -97,7 +97,7 @@ def main(orders: dict[str, Any]) -> None:
         training = service.create_lora_training_client(
             orders["model"], rank=orders["rank"], seed=orders["seed"]
         )
-        student = Student(training, orders["seed"], in_turn=True)
+        student = Student(training, orders["seed"], examples=orders["examples"], in_turn=True)
         for step, rate in enumerate(orders["rates"]):
             if step == orders["save_after"]:
                 report(checkpoint=training.save_state("sorting").result().path)

@@ -1,7 +1,8 @@
 """The two tasks of the demo, which are not in the training data of the built-in model.
 
-Examples teach to sort: the continuation of ``sort: 5203 ->`` is `` 0235``. Rewards alone teach to write a
-story about the animal of the prompt: the model can already write stories, but about anything.
+In the first, the model learns from examples to sort digits: it continues ``sort: 5203 ->`` with `` 0235``. In
+the second, it learns from rewards alone to write a story about the animal that the prompt names. Before, it
+writes stories about any animal.
 
 Pure functions of seeds, and `RECIPE`, the same lessons as a program for users.
 """
@@ -43,7 +44,7 @@ def make_problem(rng: random.Random) -> SortingProblem:
 
 
 def make_batch(seed: int, step: int, size: int) -> list[SortingProblem]:
-    """Return the problems of one training step, without the problems of the exam."""
+    """Return the problems of one training step, without those of `make_exam`."""
     rng, exam = make_generator(seed, step), set(make_exam())
     found: list[SortingProblem] = []
     while len(found) < size:
@@ -54,7 +55,7 @@ def make_batch(seed: int, step: int, size: int) -> list[SortingProblem]:
 
 
 def make_exam(size: int = 40) -> list[SortingProblem]:
-    """Return the problems of the exam: five digits each, the same in every run."""
+    """Return the problems that test the model before and after: five digits each, the same in every run."""
     rng = make_generator(0, _EXAM)
     found: list[SortingProblem] = []
     while len(found) < size:

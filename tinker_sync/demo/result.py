@@ -54,8 +54,8 @@ class DemoResult:
         resumed_at: the number of steps before it.
         lost: the losses of the steps after the checkpoint in the killed process.
         lost_exactly: True if repeating these steps must give the same numbers.
-        sorted_before, sorted_after: the share of right answers in the exam.
-        stories_before, stories_after: a story about each of some animals.
+        sorted_before, sorted_after: the share of right answers to `make_exam`.
+        stories_before, stories_after: sampled stories, one about each of some animals.
         seconds: the duration of the demo.
     """
 

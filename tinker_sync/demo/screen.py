@@ -25,7 +25,7 @@ _WIDEST: Final = 60
 
 
 class Screen:
-    """Writes to a text stream. Not thread-safe."""
+    """A writer of headings, tables, curves and progress to a text stream. Not thread-safe."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -141,7 +141,7 @@ def can_encode_blocks(encoding: str | None) -> bool:
 
 
 def average_columns(values: Sequence[float], width: int) -> list[float]:
-    """Reduce values to a number of columns by means of neighbours.
+    """Reduce values to at most `width` columns, each the mean of neighbouring values.
 
     >>> average_columns([1.0, 3.0, 5.0, 7.0], 2)
     [2.0, 6.0]

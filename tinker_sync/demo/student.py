@@ -45,13 +45,15 @@ class Student:
     Args:
         training: the client of the model.
         seed: decides the lessons and all samples.
+        examples: the number of problems in a step of supervised learning.
         in_turn: submit one sample request at a time. Rounding depends on the requests that the server
             computes together, so equal seeds give equal curves only this way.
     """
 
-    def __init__(self, training: TrainingClient, seed: int, *, in_turn: bool) -> None:
+    def __init__(self, training: TrainingClient, seed: int, *, examples: int, in_turn: bool) -> None:
         self.training = training
         self._seed = seed
+        self._examples = examples
         self._in_turn = in_turn
         self._tokenizer: Any = training.get_tokenizer()
 
@@ -59,7 +61,7 @@ class Student:
 
     def learn_sorting(self, step: int, rate: float) -> float:
         """Take one step of supervised learning; return the loss per token of the answers."""
-        problems = make_batch(self._seed, step, EXAMPLES)
+        problems = make_batch(self._seed, step, self._examples)
         data = [from_completion(one.prompt, f"{one.answer}\n", self._tokenizer) for one in problems]
         passed = self.training.forward_backward(data, "cross_entropy")
         stepped = self.training.optim_step(AdamParams(learning_rate=rate))

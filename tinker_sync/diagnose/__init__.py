@@ -1,4 +1,4 @@
-"""Reports about a server and about the way to it.
+"""Reports about a server and about the connection to it.
 
     probe.py    the calls and features that a server has; harmless to run anywhere
     doctor.py   checks of the key, the address, the proxy, the clocks and the versions

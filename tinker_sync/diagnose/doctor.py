@@ -1,6 +1,6 @@
 """`examine`: checks of everything between this program and a server, each with advice.
 
-It changes nothing and tries nothing twice. A finding never contains the key.
+It changes nothing and repeats no request. A finding never contains the key.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
     findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
     http = Http(settings, KeyRing(settings))
     try:
-        http.start_server()  # the port of an embedded server does not listen before
+        http.start_server()  # an embedded server does not listen before this call
         findings += _way(settings)
         reply, reached = _reached(http)
         findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
@@ -217,11 +217,11 @@ def _proxy(settings: Settings) -> Finding:
     return Finding(name="proxy", state="ok", what=what, advice="it sees all traffic that is not https")
 
 
-# ------------------------------------------------------------------------------------------ the way there
+# ------------------------------------------------------------------------------------------ the connection
 
 
 def _way(settings: Settings) -> Iterator[Finding]:
-    """Check the name and the connection, unless a proxy does both."""
+    """Resolve the name of the server and connect to it, unless a proxy does both."""
     if _proxy(settings).what != "none for this server":
         yield Finding(name="name", state="skipped", what="the proxy resolves it")
         return
@@ -306,7 +306,7 @@ def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Fi
         answer = http.send(Call(method="GET", path="/api/v1/healthz", read_s=_REACH_S, deadline_s=_REACH_S))
         ignored = json.loads(answer.body).get("ignored_fields", [])
     except (SendFailed, TinkerError, ValueError, AttributeError):
-        return  # the findings above name the reason
+        return  # an earlier finding names the reason
     if ignored:
         what = f"this server ignored fields of requests that it does not know: {', '.join(ignored)}"
         advice = "update tinker-sync where the server runs if their effect matters"

@@ -1,9 +1,9 @@
 """`probe`: the calls and features that a server has.
 
-It is harmless. Where an open server publishes its routes, they are the answer. Other servers get only GET
-requests for things named "probe", which do not exist. For a POST call, a server that has it answers that the
-method is not allowed, and names those that are. The client's own start sends POST requests as
-always: `client/config`, and, if the settings are not conclusive, a forward pass for a missing model.
+It is harmless. If an open server publishes its routes, the report lists those. Other servers get only GET
+requests for things named "probe", which do not exist. A server that has a POST call answers such a request
+with status 405, and its header `Allow` names POST. The start of the client sends POST requests as for any
+client: `client/config`, and, if the settings are not conclusive, a forward pass for a missing model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallFound:
     """The result for one call.
 
     Attributes:
-        there: "yes" if the server has the call, by its answer.
+        there: "yes" or "no" if the answer shows that the server has the call or lacks it, else "unknown".
         expected: True if servers of this version have the call; the client relies on that.
         status: the status of the answer; None without an answer.
         legacy: True for a call of older servers.
@@ -146,10 +146,10 @@ def _probe_call(
         return ("yes" if api.offers(row) else "no"), None
     path = row.path_for(**{name.lstrip("*"): _NAME for name in row.path.names})
     if row.method != "GET" and find("GET", path) is not None:
-        return "unknown", None  # another call would answer
+        return "unknown", None  # a GET request to this path is another call
     reply = _send_get(core, path)
     if row.name == "unpublish_checkpoint" and reply is not None and "allow" in reply.headers:
-        return "unknown", reply.status  # many servers take the path for that of a checkpoint to delete
+        return "unknown", reply.status  # many servers match this path to the call that deletes a checkpoint
     return judge_reply(reply, nowhere, path, row.method), None if reply is None else reply.status
 
 
@@ -176,7 +176,7 @@ def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str, method: s
         # Some servers repeat the path in their error.
         same = _remove_path(reply, path) == _remove_path(nowhere, _NOWHERE)
         return "yes" if not same else "no" if nowhere.status in NO_SUCH_CALL else "unknown"
-    if reply.status == 405:  # the path has a route, maybe of another call
+    if reply.status == 405:  # the path has a route, but it may belong to another call
         if method == "GET":
             return "no"
         allowed = [each.strip().upper() for each in reply.headers.get("allow", method).split(",")]

@@ -5,8 +5,8 @@
     progress   a future with its state, a client with its curve
     page       escaped HTML in the look that all displays share
 
-A display never waits, sends nothing and shows no credential. Colours come from the page around it, so that
-light and dark themes both work. Any thread.
+A display never waits, sends nothing and shows no credential. It inherits the colours of the notebook, so that
+light and dark themes both work. Any thread may call this package.
 
 >>> import tinker_sync
 >>> "2 tokens" in html_of(tinker_sync.SampledSequence("stop", None, [20, 21], [-0.1, -2.0]))
@@ -23,7 +23,7 @@ from tinker_sync.display.tokens import shade
 
 __all__ = ["frame_of", "html_of", "shade"]
 
-# Where the display of a class is, by its name: looking classes up would load their modules.
+# The module and function that display a class, by the class's name: the class itself would need an import.
 _DISPLAYS: Final[dict[str, tuple[str, str]]] = {
     "SampledSequence": ("tokens", "sequence_html"),
     "SampleResponse": ("tokens", "response_html"),

@@ -83,7 +83,7 @@ def seconds(duration_s: float) -> str:
 
 
 def curve(values: Sequence[float], label: str, width: int = 420, height: int = 120) -> str:
-    """Return a line through values as SVG, with the first, the least and the last of them in words.
+    """Return values as a line chart in SVG, with a caption that lists the first, the least and the last one.
 
     >>> curve([3.0, 1.0], "loss").count("<polyline")
     1

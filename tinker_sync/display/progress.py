@@ -27,7 +27,7 @@ _WORDS: Final = {
 
 
 def future_html(future: APIFuture[Any]) -> str:
-    """Return where a call is, what the server reported last, and its result once it is there."""
+    """Return the state of a call, the server's last report, and the result if it has arrived, as HTML."""
     from tinker_sync.display import html_of
 
     parts = [_state(future)]
@@ -37,12 +37,12 @@ def future_html(future: APIFuture[Any]) -> str:
 
 
 def client_html(client: Any) -> str:
-    """Return a client and how far its creation is."""
+    """Return a client, and the state of its creation until it is ready, as HTML."""
     return page.lines([f"<code>{escape(repr(client))}</code>", "" if _is_ready(client) else _state(client)])
 
 
 def training_html(client: Any) -> str:
-    """Return a training client with the curve of its passes."""
+    """Return a training client with the curve of the losses of its passes, as HTML."""
     return client_html(client) + page.curve([loss for _, loss in client.curve], "loss")
 
 

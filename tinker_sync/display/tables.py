@@ -52,7 +52,7 @@ def _flat(entry: Any) -> dict[str, Any]:
 
 
 def list_html(listed: Any) -> str:
-    """Return runs, checkpoints or models."""
+    """Return a list of runs, checkpoints or models as an HTML table."""
     name = next(name for name in _ENTRIES if hasattr(listed, name))
     entries, cursor = getattr(listed, name), getattr(listed, "cursor", None)
     plural = name.replace("_", " ")
@@ -98,18 +98,18 @@ def _words(metadata: dict[str, str] | None) -> str:
 
 
 def entry_html(entry: Any) -> str:
-    """Return one run or checkpoint."""
+    """Return one run or checkpoint as an HTML table."""
     return page.pairs({name.replace("_", " "): value for name, value in _shown(entry).items()})
 
 
 def pass_html(output: ForwardBackwardOutput) -> str:
-    """Return the metrics of a pass."""
+    """Return the metrics of a pass as an HTML table."""
     count = len(output.loss_fn_outputs)
     return _metrics(output.metrics, f"a pass over {count} {'example' if count == 1 else 'examples'}")
 
 
 def step_html(response: OptimStepResponse) -> str:
-    """Return the metrics of an optimizer step."""
+    """Return the metrics of an optimizer step as an HTML table."""
     return _metrics(response.metrics or {}, "an optimizer step")
 
 
@@ -122,7 +122,7 @@ def _metrics(metrics: dict[str, Any], caption: str) -> str:
 
 
 def usage_html(usage: Usage) -> str:
-    """Return what was used, by model."""
+    """Return the tokens used, by model, as an HTML table."""
     rows = [
         {
             "base_model": row.base_model or "unknown",

@@ -12,15 +12,15 @@ from tinker_sync.display import page
 if TYPE_CHECKING:
     from tinker_sync.types import SampledSequence, SampleResponse
 
-# A token of one chance in 400 or less has the darkest shade.
+# A token with a log-probability of -6 (a probability of 1/400) or less has the darkest shade.
 _DARKEST: Final = 6.0
 _MOST_TOKENS: Final = 2000
-# So many tokens before one decide how it is written.
+# The number of earlier tokens that are decoded together with a token, because they can change its text.
 _CONTEXT: Final = 6
 
 
 class Shaded:
-    """A display that was asked for, with a tokenizer of the caller's choice."""
+    """The result of `shade`: a value that a notebook displays as HTML."""
 
     def __init__(self, html: str) -> None:
         self._html = html
@@ -30,9 +30,9 @@ class Shaded:
 
 
 def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
-    """Return a sample as a display, decoded with a tokenizer.
+    """Return a value that a notebook displays as the text of a sample, decoded with the given tokenizer.
 
-    Without this, a sample is decoded where the process has loaded one tokenizer, and shown as ids elsewhere.
+    A notebook displays a sample itself as text if the process has loaded exactly one tokenizer, else as ids.
 
     >>> from tinker_sync import SampledSequence, get_tokenizer
     >>> from tinker_sync.local import tiny
@@ -47,12 +47,12 @@ def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
 
 
 def sequence_html(sequence: SampledSequence) -> str:
-    """Return one sampled sequence."""
+    """Return one sampled sequence as HTML."""
     return _shaded(sequence, _known_tokenizer())
 
 
 def response_html(response: SampleResponse) -> str:
-    """Return all sequences of a response."""
+    """Return the sequences of a response, at most 20, as HTML."""
     tokenizer = _known_tokenizer()
     parts = [_shaded(sequence, tokenizer) for sequence in response.sequences[:20]]
     more = len(response.sequences) - len(parts)
@@ -72,7 +72,7 @@ def pieces(tokens: Sequence[int], tokenizer: Any) -> list[str]:
         begin = max(0, at - _CONTEXT)
         before = tokenizer.decode(tokens[begin:at]) if at > begin else ""
         through = tokenizer.decode(tokens[begin : at + 1])
-        # Bytes of one character come in several tokens; the last of them shows it.
+        # Several tokens may hold the bytes of one character; the last of these tokens gets the character.
         complete = not through.endswith("\ufffd")
         found.append(through[len(before.rstrip("\ufffd")) :] if complete else "")
     return found
@@ -111,7 +111,7 @@ def _span(text: str, token: int, logprob: float | None) -> str:
     visible = escape(text).replace("\n", "↵\n")
     if logprob is None or logprob != logprob:
         return f'<span title="token {token}">{visible}</span>'
-    # The root keeps a chance of one half visible, also on a dark page.
+    # The square root keeps a token of probability one half visibly shaded, also on a dark page.
     shade_of_it = math.sqrt(min(1.0, max(0.0, -logprob / _DARKEST))) * 0.6
     chance = 2.718281828 ** min(logprob, 0.0)
     title = f"token {token}: log-probability {logprob:.3f}, probability {chance:.2%}"

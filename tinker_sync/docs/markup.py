@@ -1,4 +1,4 @@
-"""The house's docstrings as HTML: paragraphs, sections such as `Args:`, lists, code and examples. Pure."""
+"""Conversion of this package's docstrings to HTML: paragraphs, sections, lists, code and examples. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _entries(lines: list[str]) -> str:
 
 
 def _example(lines: list[str]) -> str:
-    """Return an example with its prompts apart, so that copying leaves them out."""
+    """Return an example as HTML, with each `>>>` in its own element, so that copying can leave it out."""
     shown = []
     for line in lines:
         text = line.removesuffix("  # doctest: +ELLIPSIS").removesuffix("  # doctest: +NORMALIZE_WHITESPACE")

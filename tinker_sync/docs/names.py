@@ -1,4 +1,4 @@
-"""The public names: what modules offer, with signatures, descriptions, and the methods of classes."""
+"""The public names of the modules, with signatures, descriptions, and the methods of classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES: Final = {
     "tinker_sync.diagnose": "What is wrong between here and the server",
     "tinker_sync.demo": "The demo",
 }
-# Names of a module that has no list of them.
+# The public names of a module without `__all__`.
 _LISTED: Final = {"tinker_sync.insight.recording": ("Recording",)}
 _CLIENTS_FIRST: Final = (
     "ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient", "APIFuture",
@@ -37,7 +37,7 @@ _CLIENTS_FIRST: Final = (
 
 @frozen
 class NameEntry:
-    """A name of the reference."""
+    """A public name, with its description and members."""
 
     module: str
     name: str
@@ -50,12 +50,12 @@ class NameEntry:
 
     @property
     def anchor(self) -> str:
-        """Where it is on the page."""
+        """The id of its HTML element on the page."""
         return f"{self.module}.{self.name}"
 
 
 def modules() -> Iterator[tuple[str, str, str, list[NameEntry]]]:
-    """Yield each module with its title, its description and its names; a name comes once."""
+    """Yield each module's path, title, description and names. A name that two modules export comes once."""
     seen: set[int] = set()
     for path, title in MODULES.items():
         module = importlib.import_module(path)
@@ -85,7 +85,7 @@ def _is_own(module: ModuleType, name: str, value: Any) -> bool:
 
 
 def entry_of(module: str, name: str, value: Any) -> NameEntry:
-    """Return the entry of a value."""
+    """Return the `NameEntry` of a value."""
     if inspect.isclass(value):
         return NameEntry(
             module, name, "class", signature_of(value), own_doc(value), tuple(_members(module, name, value))
@@ -122,7 +122,11 @@ def _owner(kind: type, member: str) -> type:
 
 
 def _hidden(kind: type) -> frozenset[str]:
-    """Return methods that the runtime calls, and those of futures in clients, which have their own entry."""
+    """Return the methods of a class that the page leaves out.
+
+    These are the methods of futures that only the runtime calls, and, for clients that are futures, the
+    inherited methods, because `APIFuture` has its own entry.
+    """
     from tinker_sync.runtime import futures
 
     if not issubclass(kind, futures.APIFuture):
@@ -132,7 +136,7 @@ def _hidden(kind: type) -> frozenset[str]:
 
 
 def _is_common(kind: type, member: str) -> bool:
-    """Return whether every value of the API has the method."""
+    """Return True for a method that all values of the API inherit."""
     from tinker_sync.types._model import Model
 
     return issubclass(kind, Model) and hasattr(Model, member)
@@ -145,7 +149,7 @@ def own_doc(kind: type) -> str:
 
 
 def signature_of(value: Any) -> str:
-    """Return the parameters as text, without what is only noise.
+    """Return the parameters as text, without `self`, internal parameters and the modules of types.
 
     >>> def sample(self, count: int = 1, *, seed: tinker_sync.types.Seed | None = None) -> int: ...
     >>> signature_of(sample)

@@ -1,4 +1,4 @@
-"""The page of the reference: one file without anything to load, searchable, in light and dark."""
+"""The HTML page of the reference: one searchable file that loads no other file, in light and dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section about many processes: how far one goes, when to use more, what limits them all."""
+"""The section about many processes: the capacity of one, when to use more, and the limits of them all."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ TITLE: Final = "One process, and many"
 
 
 class Rate(NamedTuple):
-    """What some processes did in `python benchmarks/bench_cluster.py scale`."""
+    """The measured rate of some processes in `python benchmarks/bench_cluster.py scale`."""
 
     processes: int
     samples_s: float
     cpu_ms: float
-    """CPU of a sample, in the process of the client."""
+    """The CPU time of a sample in the process of the client."""
 
 
-# Two slow cores, which the stub server shares; a sample takes a second there; 256 in flight in each process.
+# The conditions: two slow cores, which the stub server shares; a sample takes a second at the server; each
+# process has 256 samples in flight.
 LATENCY_S: Final = 1.0
 WINDOW: Final = 256
 CORES: Final = 2
 MEASURED: Final = (
-    Rate(1, 229, 0.94),
-    Rate(2, 451, 1.14),
-    Rate(4, 416, 1.04),
-    Rate(8, 1454, 0.89),
+    Rate(1, 217, 0.71),
+    Rate(2, 410, 0.72),
+    Rate(4, 706, 0.75),
+    Rate(8, 1048, 0.82),
 )
 
 ONE: Final = """
@@ -70,7 +71,7 @@ as measured, that the service answers in the same time however many ask, and tha
 network between machines, because each process has its own connections to the service. Ray adds to each
 machine its own processes; the actor with the shared limit gets two small messages from each process every
 ten seconds. `SamplerPool` and `map` also send every prompt and every response through the process of the
-caller, which costs that one about a fifth of the CPU of a sample; use the map stage of Ray Data or tasks of
+caller, which costs that one about a seventh of the CPU of a sample; use the map stage of Ray Data or tasks of
 your own for more than five workers that are busy all the time.
 """
 
@@ -118,7 +119,7 @@ def section() -> str:
 
 
 def project(processes: int, cpu_ms: float, in_flight: int, latency_s: float) -> float:
-    """Return the samples a second of processes with a core each.
+    """Return the samples a second of some processes, each with its own core.
 
     >>> project(100, cpu_ms=1.0, in_flight=256, latency_s=1.0), project(100, 1.0, 2000, 1.0)
     (25600.0, 100000.0)
@@ -130,7 +131,7 @@ _CONDITIONS: Final = (
     f"Each worker of Ray has {WINDOW} samples in flight. A sample takes {LATENCY_S:g} s at a stub server, "
     f"which shares the {CORES} cores with the workers. The outlines show the last column. More processes are "
     "faster until the cores are busy; then the CPU of a sample decides. Other programs used the cores during "
-    "these runs, most of all during the one with 4 processes, so the rates are lower bounds."
+    "these runs, so the rates are lower bounds."
 )
 
 
@@ -149,7 +150,7 @@ def _projection() -> str:
 
 
 def _figure() -> str:
-    """Return bars of the measured rates, with their ceilings as outlines."""
+    """Return an SVG with bars of the measured rates, and the highest possible rates as outlines."""
     full, left, row = 460, 110, 26
     most = max(_ceiling(each.processes) for each in MEASURED)
     scale = full / most

@@ -12,8 +12,8 @@ from tinker_sync.wire.dialect import _SINCE, _UNTIL, FEATURES, Dialect
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-# Per token: p is the model's log-probability of the target, q that of the sampler, A the advantage, w the
-# weight, r = exp(p - q).
+# For each token, p is the model's log-probability of the target, q that of the sampler, A the advantage, w
+# the weight, and r = exp(p - q).
 FORMULAS: Final = {
     "cross_entropy": "`-sum(w * p)`; several weighted targets for a token are two-dimensional",
     "importance_sampling": "`-sum(r * A)`",
@@ -100,7 +100,7 @@ MIGRATION: Final = [
 
 
 def losses() -> Table:
-    """Return the losses of `forward_backward` with their inputs and settings."""
+    """Return the table of the losses of `forward_backward`, with their inputs and settings."""
     rows: list[tuple[str, ...]] = []
     for name, rule in LOSSES.items():
         needs = ", ".join(f"`{each}`" for each in rule.needs)
@@ -115,7 +115,7 @@ def losses() -> Table:
 
 
 def error_rows() -> Table:
-    """Return the errors with what they mean and what to do."""
+    """Return the table of the errors, with their meanings and remedies."""
     rows: list[tuple[str, ...]] = []
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -132,12 +132,12 @@ def error_rows() -> Table:
 
 
 def variables() -> Table:
-    """Return the environment variables."""
+    """Return the table of the environment variables."""
     return ("variable", "meaning"), [(f"`{name}`", text) for name, text in VARIABLES.items()]
 
 
 def servers() -> Table:
-    """Return what servers offer, as the client knows it: what they lack is refused before it is sent."""
+    """Return the table of the calls and features of servers. The client refuses to send missing ones."""
     kinds = {
         "hosted, 0.38": Dialect(version=(0, 38), protobuf=True, forward_only=True, vendor=True),
         "hosted, 0.36": Dialect(version=(0, 36), protobuf=True, forward_only=True, vendor=True),
@@ -164,5 +164,5 @@ def _mark(offered: bool) -> str:
 
 
 def migration() -> Table:
-    """Return what changes for scripts of the reference client."""
+    """Return the table of the changes for scripts of the reference client."""
     return ("with tinker 0.36 or 0.38", "here", "note"), [tuple(row) for row in MIGRATION]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
 
-# A record takes some hundred bytes; later records are only counted.
+# A record takes some hundred bytes of memory. Records beyond this number are counted and dropped.
 MOST_RECORDS: Final = 200_000
 
 
@@ -32,7 +32,7 @@ MOST_RECORDS: Final = 200_000
 class CallRecord:
     """One ended call of the user, with the times of the clock between its phases.
 
-    A time is None if the call did not come to that phase, or if the recording does not know the time.
+    A time is None if the call did not reach that phase, or if the recording does not know the time.
     """
 
     method: str
@@ -100,7 +100,7 @@ class Recording:
 
     @property
     def ended_s(self) -> float:
-        """The time of its end, or the present time while it is running."""
+        """The time at which the recording ended, or the present time while it is running."""
         return self._core.clock.now() if self._ended_s is None else self._ended_s
 
     # ---------------------------------------------------------------------------------- for users
@@ -178,7 +178,7 @@ class Recording:
             )
 
     def _catch_up(self) -> None:
-        """Add the requests whose results the user may have before `_on_ended` is called."""
+        """Add the requests that have ended, but whose `_on_ended` has not been called yet."""
         for future in [each for each in list(self._under_way) if each.done()]:
             self._on_ended(future)
 
@@ -188,7 +188,7 @@ class Recording:
             self._add_call(*begun, future)
 
     def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
-        """Add a request, in the thread that ended it or in one that asks for the report."""
+        """Add a request. Runs in the thread that ended it, or in a thread that prints the recording."""
         if self._ended_s is not None:
             return
         if len(self.calls) >= MOST_RECORDS:

@@ -32,9 +32,9 @@ checkpoint of both models.
 call that may not have reached the server. A harmless request with the same number shows if the call arrived,
 and `training.settled` has the outcome.
 
-    file       lines of JSON, each written with one system call before the event that it announces
-    history    the state that the lines describe
-    record     decisions about calls, and their records
+    file       the file, to which each line of JSON is appended with one system call
+    history    the sessions, models and requests that the lines describe
+    record     decides for each call if it is sent, and writes the lines
 
 The lines name sessions, models, numbers, digests, request ids and checkpoints. They hold no data, key or
 token. A written line survives a crash of the process. Lines that name sessions, models and checkpoints are

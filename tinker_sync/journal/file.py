@@ -20,8 +20,8 @@ Line = dict[str, Any]
 class JournalFile:
     """The open file of a journal.
 
-    An incomplete last line is removed: its process ended while it wrote the line, before the announced event.
-    A damaged line before the last one is an error.
+    An incomplete last line is removed: the process ended while it wrote the line, so it had not yet done what
+    follows the line, such as sending a request. A damaged line before the last one is an error.
 
     Args:
         path: the file; it is created if missing, readable only by its owner.
@@ -60,7 +60,8 @@ class JournalFile:
             raise JournalError("a forked process cannot write the journal of its parent")
         with self._lock:
             try:
-                # One call, so a crash comes before or after it. A partial write means a full disk.
+                # One system call writes all or nothing when the process crashes. A partial write means a full
+                # disk.
                 written = os.write(self._descriptor, octets)
                 if sync:
                     os.fsync(self._descriptor)
@@ -77,7 +78,7 @@ class JournalFile:
             os.close(descriptor)
 
     def renew_after_fork(self) -> None:
-        """Close the copy of a forked child, which would hold the lock when the parent is dead."""
+        """Close the child's copy of the descriptor, which would hold the lock after the parent's end."""
         self._lock = threading.Lock()
         self.close()
 

@@ -41,10 +41,11 @@ class ModelHistory:
         digest: the digest of the arguments of its creation.
         model_id: the server's id of the model; None if the journal has no answer.
         request_id: the id of the request that made it.
-        made_with: the number of numbered requests that belong to its creation.
+        made_with: how many sequence numbers its creation used, for example one to load a checkpoint. The
+            script's own calls are numbered after these.
         start: the checkpoint from which it was restored, and the first step after it.
-        after: the number of the model in whose place `TrainingClient.recover` made it; None if a script or
-            `attach` asked for it.
+        after: the number of the model that it replaces, if `TrainingClient.recover` made it; else None.
+        sent: its requests by sequence number, without refused ones.
         refused: the numbers and digests of the requests that the server refused.
     """
 
@@ -65,7 +66,7 @@ class ModelHistory:
 
     @property
     def last_step(self) -> int | None:
-        """The step that was under way."""
+        """The largest step of the requests; None if no request belongs to a step."""
         return max((one.step for one in self.sent.values() if one.step is not None), default=None)
 
     @property
@@ -118,12 +119,14 @@ class SessionHistory:
         return sorted(self.models.keys() - replaced)
 
     def origin_of(self, number: int) -> int:
-        """Return the number of the model that a script asked for and that a model replaces."""
+        """Return the number of the first model in the chain of replaced models that ends with this one."""
         after = self.models[number].after if number in self.models else None
         return number if after is None else self.origin_of(after)
 
     def latest_of(self, number: int) -> ModelHistory:
-        """Return the last model that replaces a model and knows its step, or the model itself.
+        """Return the last model that replaces this one, directly or not, or the model itself.
+
+        Models that the server has not made, or that began without a checkpoint, do not count.
 
         >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
         >>> SessionHistory("s", "url", models=models).latest_of(0).start
@@ -166,7 +169,7 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         del model.sent[line["refused"]]
         model.refused.add((line["refused"], line["digest"]))
     elif "settled" in line:
-        # The number is used: by the harmless request, or by the original one.
+        # The number is used up, either by the original request or by the harmless one of `attach`.
         model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)
     elif "arrived" in line:
         one = model.sent[line["arrived"]]

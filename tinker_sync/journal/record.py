@@ -120,7 +120,7 @@ class RunJournal:
         self._file.close()
 
     def renew_after_fork(self) -> None:
-        """Leave the file to the parent, in a forked child."""
+        """In a forked child, close the file, which belongs to the parent."""
         self._file.renew_after_fork()
 
     def record_of(self, model_seq_id: int) -> TrainingRecord:
@@ -136,7 +136,7 @@ class RunJournal:
         return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
 
     def origin_of(self, model_seq_id: int) -> int:
-        """Return the number of the model that the script asked for, for a model that may replace it."""
+        """Return the number of the model that the script created and that this one replaces, or its own."""
         return model_seq_id if self.last is None else self.last.origin_of(model_seq_id)
 
     def latest_of(self, model_seq_id: int) -> ModelHistory:
@@ -149,7 +149,7 @@ class RunJournal:
 
 
 def find_session(path: Path) -> SessionHistory:
-    """Return the session of a journal that can be continued. Does not change its records.
+    """Return the session of a journal, if it can be continued. Does not change the records.
 
     Raises:
         JournalError: there is no such session, or no journal.
@@ -180,7 +180,7 @@ class TrainingRecord:
         self._last_step: int | None = None
         self._resumed: int | None = None
         self._before = 0
-        """The number before the first request of the step that is resumed."""
+        """The sequence number of the last request before the step that is resumed."""
         self._stepped: int | None = None
         """The step of the last `optim_step`."""
         self.checkpoint: tuple[str, int] | None = None
@@ -192,12 +192,12 @@ class TrainingRecord:
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
         """The futures of the calls before the first step that the runtime or the user still holds."""
         self.settled: tuple[str, ...] = ()
-        """Texts about requests whose fate the journal had not recorded."""
+        """A text for each request that `settle` has found to have reached the server or not."""
 
     # -------------------------------------------------------------------------------------- the model
 
     def replace(self, other: TrainingRecord, path: str) -> None:
-        """Record this model as the one that replaces another, restored from a checkpoint of it."""
+        """Record that this model replaces another one, and that it was restored from `path`."""
         self.after = other.model_seq_id
         if other.checkpoint is not None and other.checkpoint[0] == path:
             self._history = ModelHistory(start=other.checkpoint)
@@ -229,7 +229,7 @@ class TrainingRecord:
             self._tell_repeated(latest)
         self.checkpoint = self._history.checkpoint
         self._resumed = self._history.last_step
-        # Not the smallest number of the step: in a group of requests the first one is sent last.
+        # The smallest recorded number of the step does not do: in a group of requests the first is sent last.
         others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
         self._before = max(others, default=0)
         self._shift = self._history.made_with
@@ -277,7 +277,12 @@ class TrainingRecord:
         return [number for number in range(1, max(sent, default=0) + 1) if number not in known]
 
     def settle(self, number: int, *, arrived: bool) -> None:
-        """Record the fate of a request."""
+        """Record if a request reached the server that may not have reached it.
+
+        Args:
+            number: its sequence number.
+            arrived: True if the server has received it.
+        """
         sent = self._history.sent.pop(number, None)
         call = "a request" if sent is None else sent.call
         fate = "had reached the server; its result is lost" if arrived else "had not reached the server"
@@ -317,8 +322,9 @@ class TrainingRecord:
         """Return a function like `send` that records each request and does not repeat accepted ones.
 
         Args:
-            send: sends a request under a number, or fetches the result of a known request. It passes the end
-                of the send to a function: None if the server has accepted the request, else the failure.
+            send: sends a request under a number, or fetches the result of a known request. When the sending
+                has ended, it calls its last argument, with None if the server accepted the request, else with
+                the failure.
             not_taken: the failure of a request that the server certainly does not have.
         """
 

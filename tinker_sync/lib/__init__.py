@@ -1,6 +1,7 @@
 """Module paths from which scripts written for the reference client import. No class or function lives here.
 
-Every path is a name of this module or of `public_interfaces`, and offers each name that scripts look for.
+Each such path is another name of this package or of `public_interfaces`, so every public name can be imported
+from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that the reference client gives to things that have another name, or no name of their own, here."""
+"""Names of the reference client for objects that have another name, or no separate name, in this package."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The embedded server. It knows the wire and the types, and no client.
+"""The embedded server. It uses `tinker_sync.wire` and `tinker_sync.types`, and imports no client.
 
 engine   training and sampling in numpy;  tiny     the built-in base model
 host     the computing threads;           store    the durable state
-server   the HTTP service;                process  how it starts and ends
+server   the HTTP service;                process  the start and the end of a server
 """
 
 from __future__ import annotations
 
 from tinker_sync._lazy import lazy_names
 
-# Importing the engine alone must not load the server.
+# Loaded on first use, because an import of the engine alone must not load the server.
 __getattr__, __dir__, __all__ = lazy_names(__name__, {"tinker_sync.local.process.serving": "serve"})

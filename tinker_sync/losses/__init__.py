@@ -2,11 +2,11 @@
 
 Ready-made losses work in numpy and return their gradients. Each is a callable for `forward_backward_custom`.
 
-    CrossEntropy, ImportanceSampling, PPO      the server's losses, for sums with others
-    DPO                                        pairs of answers, see dpo_pairs
-    KLToReference, EntropyBonus                regularizers of a policy; with_reference adds the reference
-    LabelSmoothing                             several targets for a token
-    WeightedSum                                any of these and custom losses
+    CrossEntropy, ImportanceSampling, PPO      the server's losses, to be summed with other losses
+    DPO                                        preferences between answers; dpo_pairs arranges the data
+    KLToReference, EntropyBonus                regularizers; with_reference adds the data of a reference model
+    LabelSmoothing                             cross-entropy over several targets for a token
+    WeightedSum                                the sum of any of these and of custom losses
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ Metrics: TypeAlias = "Mapping[str, Any]"
 NumpyLossFn: TypeAlias = Callable[
     [list[Datum], list[FloatArray]], tuple[Any, Metrics, Sequence[npt.ArrayLike]]
 ]
-"""Takes the data and the log-probabilities of each datum's target tokens, float64 arrays of their shapes.
-Returns the loss, metrics, and the derivative of the loss by each log-probability."""
+"""A function of the data and of the log-probabilities of each datum's target tokens, as float64 arrays. It
+returns the loss, metrics, and the derivatives of the loss by the log-probabilities, in the same shapes."""
 
 TorchLossFn: TypeAlias = "Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, Metrics]]"
-"""Takes the data and the log-probabilities as torch tensors. Returns the loss, which torch differentiates,
-and metrics."""
+"""A function of the data and the log-probabilities as torch tensors. It returns the loss, which torch
+differentiates, and metrics."""
 
 LossT = TypeVar("LossT", bound=Callable[..., Any])
 

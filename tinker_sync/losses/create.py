@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
 
 _lock = threading.Lock()
-# The losses of each session. A server keeps a loss for the life of the session, so a second one is refused.
+# The keys of each session's losses. The server keeps a loss until the session ends, so `create` refuses to
+# create the same loss twice.
 _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # guarded by _lock
 
 
@@ -46,7 +47,7 @@ def create(
     try:
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
-            # Drawn once, because a retry must send the same request.
+            # Taken here, before the first attempt, because a retry must send the same request.
             custom_loss_seq_id=core.session.next_custom_loss_seq_id(),
             name=handle.name,
             inputs=list(handle.inputs),
@@ -74,7 +75,7 @@ def _remember(core: Core, handle: LossHandle) -> None:
 
 
 def _forget_failed(core_ref: weakref.ref[Core], key: str, future: APIFuture[LossHandle]) -> None:
-    """Let the user create a loss again after a failure."""
+    """Remove a failed loss from `_made`, so that the user can create it again."""
     core = core_ref()
     if core is not None and (future.cancelled() or future.failure is not None):
         with _lock:

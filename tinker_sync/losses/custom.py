@@ -1,4 +1,4 @@
-"""`forward_backward_custom` for a function of this process, or for the handle of a loss."""
+"""The calls of `forward_backward_custom` and `forward_custom`, with a function or with a `LossHandle`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CustomLossFn: TypeAlias = "NumpyLossFn | TorchLossFn | LossHandle"
 
 
 def check_loss_type_input(given: Any) -> None:
-    """Accept an argument of older scripts with a warning.
+    """Warn of the argument `loss_type_input` of older scripts, which has no effect.
 
     Raises:
-        InvalidInputError: no version had this value.
+        InvalidInputError: the value was never valid.
     """
     if given is None:
         return
@@ -36,7 +36,7 @@ def check_loss_type_input(given: Any) -> None:
 
 
 def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
-    """Return the call behind `TrainingClient.forward_backward_custom`; arguments and errors are its own."""
+    """Return the call of `TrainingClient.forward_backward_custom`, which documents arguments and errors."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
         check_session(loss_fn, line.core)
@@ -48,7 +48,7 @@ def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadlin
 
 
 def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
-    """Return the call behind `TrainingClient.forward_custom`; this process computes the loss."""
+    """Return the call of `TrainingClient.forward_custom`; this process computes the loss."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
         check_session(loss_fn, line.core)
@@ -57,7 +57,7 @@ def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline
 
 
 def check_session(handle: LossHandle, core: Core) -> None:
-    """Refuse a handle of another session, where its id may belong to another loss."""
+    """Refuse a handle of another session: in this session its id may belong to another loss."""
     if handle.session_id != core.known_session_id:
         raise InvalidInputError(
             f"the loss {handle.name} was made in session {handle.session_id}, not in "

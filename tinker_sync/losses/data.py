@@ -124,7 +124,7 @@ def with_reference(
 
 
 def without_reference(data: Sequence[Datum]) -> list[Datum]:
-    """Return data without the reference, which belongs to losses of this process: servers refuse the name."""
+    """Return data without the input `REFERENCE`, which servers refuse; losses in this process read it."""
     return [
         datum
         if REFERENCE not in datum.loss_fn_inputs
@@ -156,7 +156,10 @@ def read_input(datum: Datum, index: int, name: str, shape: tuple[int, ...], hint
 
 
 def read_weights(datum: Datum, index: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return the weights of the log-probabilities: `weights`, else 1, or 0 where sparse targets omit one."""
+    """Return the weights of the log-probabilities: `weights`, or 1 without that input.
+
+    Positions that sparse targets omit have the weight 0.
+    """
     if "weights" in datum.loss_fn_inputs:
         return read_input(datum, index, "weights", shape)
     targets = datum.loss_fn_inputs["target_tokens"]

@@ -1,4 +1,4 @@
-"""Evaluation of a custom loss, with checks of its result. Runs on a worker; knows no client.
+"""Evaluation of a custom loss, with checks of its result. It runs on a worker and uses no client.
 
 Each error names the loss, the problem, its place, and the remedy.
 """
@@ -36,7 +36,7 @@ Evaluate: TypeAlias = "Callable[[list[Datum], list[FloatArray]], Evaluated]"
 
 
 def make_evaluator(loss_fn: Any) -> Evaluate:
-    """Return the function that evaluates a loss of its kind.
+    """Return a function that evaluates a loss, which works in numpy or in torch.
 
     Raises:
         MissingExtraError: the loss works in torch, which is not installed.
@@ -125,7 +125,7 @@ def _check_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -
     where = f"{name}: gradients[{index}]"
     try:
         array = np.asarray(given)
-    except ValueError:  # ragged
+    except ValueError:  # rows of different lengths
         raise InvalidInputError(f"{where}: expected an array of numbers, got {_kind_of(given)}") from None
     if array.dtype.kind not in "fiu":
         raise InvalidInputError(

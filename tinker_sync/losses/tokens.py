@@ -25,7 +25,7 @@ _REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 
 
 class Cells(NamedTuple):
-    """Weighted values for each log-probability: its part of the loss, the derivative, and the metric."""
+    """Three weighted values for each log-probability: its part of the loss, the derivative, the metric."""
 
     loss: FloatArray
     slope: FloatArray
@@ -65,7 +65,7 @@ def _weigh(weights: FloatArray, each: FloatArray, slope: FloatArray) -> Cells:
 
 @frozen
 class CrossEntropy(TokenLoss):
-    """`-sum(w * p)`, the server's loss of the same name, for sums with other losses.
+    """The loss `-sum(w * p)`, the server's `cross_entropy`, to be summed with other losses.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]})
@@ -81,7 +81,7 @@ class CrossEntropy(TokenLoss):
 
 @frozen
 class ImportanceSampling(TokenLoss):
-    """`-sum(w * exp(p - q) * A)` with the sampler's `logprobs` q and the `advantages` A.
+    """The loss `-sum(w * exp(p - q) * A)` with the sampler's `logprobs` q and the `advantages` A.
 
     >>> from tinker_sync.types import ModelInput
     >>> inputs = {"target_tokens": [2], "logprobs": [-1.0], "advantages": [3.0]}

@@ -38,7 +38,7 @@ _TO_PYTHON: Final = frozenset({"item", "numpy", "tolist"})
 
 
 def trace(fn: Callable[..., Any], input_ranks: Mapping[str, int], session_id: str) -> LossHandle:
-    """Trace a function, and return its handle, without an id of the server.
+    """Trace a function, and return its handle with `loss_id=None`.
 
     Raises:
         InvalidInputError: the function or the ranks break a rule.
@@ -111,7 +111,7 @@ def _find_parameter_problem(parameter: inspect.Parameter) -> str | None:
 
 
 class _Recorder:
-    """Records the graph of one function, and the source line of each node."""
+    """A recorder of the graph of one function, with the source line of each node."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -266,9 +266,9 @@ def _show_line(code: CodeType, line: int) -> str:
 
 
 def encode_graph(name: str, graph: torch.fx.GraphModule) -> CustomLossGraph:
-    """Encode the graph of a loss of this name, node for node.
+    """Encode the graph of a loss as a value of the API, node for node.
 
-    The server decides which operations it supports.
+    This function does not check the operations, because the server decides which ones it supports.
 
     Raises:
         InvalidInputError: an argument in the graph has no encoding.

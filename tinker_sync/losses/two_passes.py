@@ -1,14 +1,13 @@
 """A loss computed in this process: a forward pass, the loss, and a backward pass with its gradients.
 
-Order. The call puts both passes into the send queue together: the forward pass with its requests, the
-backward pass as an empty place that is filled later. No other operation gets between them. A call that any
-thread makes on the same training client during the forward pass or the loss is sent after the backward pass,
-with a higher number. So the weights cannot change between the log-probabilities and the gradients, and a
-script may call `forward_backward_custom` and `optim_step` one after the other without waiting.
+Order. The call puts both passes into the send queue together: the forward pass with its requests, and the
+backward pass as an operation whose requests are added later. No other operation gets between them. A call
+that any thread makes on the same training client during the forward pass or the loss is sent after the
+backward pass, with a higher number. So the weights cannot change between the log-probabilities and the
+gradients, and a script may call `forward_backward_custom` and `optim_step` without waiting in between.
 
-Endings. When the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
-the backward pass is left out: its place uses no number, later operations go on, and the weights stay as they
-are.
+Failure. If the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
+the backward pass is left out: it uses no number, later operations go on, and the weights do not change.
 
 Threads. A user's thread makes the call, the passes end on runtime threads, and the loss runs on a worker for
 losses. Any thread may use a `TwoPassFuture`.
@@ -49,8 +48,8 @@ _computing = threading.local()  # .queue: the send queue whose loss this thread 
 class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
     """The result of a forward pass, a loss, and a backward pass. Thread-safe.
 
-    It can be cancelled until the backward pass is sent. Its request ids are those of both passes. Its
-    timeline takes the sending time of the forward pass and the acceptance time of the backward pass.
+    It can be cancelled until the backward pass is sent. It has the request ids of both passes. Its timeline
+    has the sending time of the forward pass and the acceptance time of the backward pass.
 
     >>> forward = APIFuture()
     >>> both = TwoPassFuture(forward)
@@ -66,7 +65,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
         submit: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Follow a forward pass. `follow` adds the backward pass."""
+        """Create the future of a call whose forward pass is `forward`. `follow` adds the backward pass."""
         super().__init__(submit=submit, clock=clock)
         self._passes: tuple[APIFuture[ForwardBackwardOutput], ...] = (forward,)  # empty after the end
         self._ended_ids: tuple[str, ...] = ()
@@ -75,7 +74,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
     def follow(self, backward: APIFuture[ForwardBackwardOutput]) -> None:
         """Add the backward pass."""
         self._passes = (*self._passes, backward)
-        if self.done():  # it may have ended before it could cancel this pass
+        if self.done():  # this future may have ended before it knew the backward pass
             self._passes = ()
             backward.cancel()
 
@@ -127,7 +126,10 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
         return Timeline(self._queued_s, passes[0].timeline.sending, accepted, self._completed_s)
 
     def _let_go(self) -> None:
-        """Keep the ids and times of the passes, cancel requests not yet sent, and drop the passes."""
+        """Release the passes when this future ends, so that their results do not stay in memory.
+
+        The request ids and the times are copied first. A pass that is not sent yet is cancelled.
+        """
         passes, timeline = self._passes, self.timeline
         self._ended_ids = _ids(passes) or self._ended_ids
         self._sending_s, self._accepted_s = timeline.sending, timeline.accepted
@@ -145,7 +147,7 @@ def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
-    """Refuse a call that a loss makes on its own training client, because it would wait for itself."""
+    """Refuse a call that a loss makes on its own training client, because it would wait for the loss."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
             "a custom loss must not use its own training client: its calls are sent after the backward pass, "
@@ -154,10 +156,10 @@ def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
 
 
 class TwoPassCall(TrainingCall):
-    """One call from its forward pass to its result.
+    """A call that makes a forward pass, computes a loss, and makes a backward pass.
 
     Args:
-        line: the way of the client's calls.
+        line: the send queue of the client, and the parts that it shares.
         data: the examples.
         loss_fn: the loss, of either kind.
         deadline_at: the moment of the clock at which to give up.
@@ -188,11 +190,11 @@ class TwoPassCall(TrainingCall):
         self._place: Operation[TrainingPart]
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
-        """Make the future before there are requests."""
+        """Return the future of the call while the model is not ready, so no request exists yet."""
         return self._follow(self._forward.wait_for_model(limiters))
 
     def prepare(self) -> Operations:
-        """Return the forward pass, and right behind it the place of the backward pass if there is one."""
+        """Return the forward pass, followed by the backward pass without its requests, if there is one."""
         (forward,) = self._forward.prepare()
         if self._future is None:
             self._follow(forward.future)
@@ -212,7 +214,7 @@ class TwoPassCall(TrainingCall):
         return future
 
     def _forward_ended(self, forward: APIFuture[ForwardBackwardOutput]) -> None:
-        """Hand the loss to a worker. A thread of the runtime calls this method."""
+        """Start the computation of the loss on a worker. A thread of the runtime calls this method."""
         if not self._succeeded(forward):
             return
         try:
@@ -255,7 +257,8 @@ class TwoPassCall(TrainingCall):
     def _backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
         now = self.line.core.clock.now()
         if now >= self.deadline_at:
-            # A failure at sending would leave a gap in the numbers, which stops all later operations.
+            # If the pass failed while it is sent, its number would be missing, and the server would hold all
+            # later operations.
             raise DeadlineError(
                 "the loss took too long; its backward pass was not sent",
                 waited_s=now - self._made_at,
@@ -301,7 +304,10 @@ def with_metrics(
 
 
 def _try(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Return a value or a failure. Its traceback has no frame that refers to the future it goes to."""
+    """Return the value of `work()`, or its failure.
+
+    The traceback has no frame that refers to the future that gets the failure, so no cycle keeps it alive.
+    """
     try:
         return work(), None
     except BaseException as failure:  # noqa: BLE001  # the user's loss may raise anything, and the user gets it

@@ -1,8 +1,7 @@
 """`Board`: the named actor through which the processes of a cluster share refusals and usage.
 
 It is in the namespace `tinker_sync` of the cluster, and ends with the process that made it. The other
-processes then use their own limits until they have made a new board. The processes can report again all that
-a board holds.
+processes then use their own limits until they have made a new board, and report their usage to it again.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import ray
@@ -20,27 +20,27 @@ from tinker_sync.usage.counts import TokenCounts
 NAME: Final = "tinker-sync-board"
 NAMESPACE: Final = "tinker_sync"
 HOLD_S: Final = 10.0
-"""The longest time that the board keeps a process waiting for news."""
+"""The longest time that a call of `Board.follow` waits for a change."""
 
 _FORGET_S: Final = 3 * HOLD_S
-# A following process occupies one thread of the board; a thousand idle threads take 10 MB.
+# Each process that waits in `follow` occupies one thread of the board; a thousand idle threads take 10 MB.
 _THREADS: Final = 1000
 
 
 @frozen
 class News:
-    """The state of a shared limit after a change."""
+    """The state of a shared limit after a change, for one process."""
 
     version: int
     delay_s: float
-    """The seconds for which to send nothing.
+    """The seconds for which the process must send nothing.
 
-    0 if no refusal is in force, or if the caller itself announced the last one.
+    It is 0 if no refusal is in force, or if this process announced the last one.
     """
     processes: int
     """The number of processes that share the limit."""
     rank: int
-    """The position of the caller among them, from 0."""
+    """The position of this process among them, from 0."""
 
 
 @define(eq=False)
@@ -56,7 +56,7 @@ class _SharingGroup:
 
 
 class Board:
-    """A store of the news of each group. Runs as an actor with many threads.
+    """The last refusal, the processes and the usage of each group. Runs as an actor with many threads.
 
     >>> board = Board()
     >>> board.follow("server", "a", version=0, hold_s=0).processes
@@ -81,13 +81,13 @@ class Board:
             self._changed.notify_all()
 
     def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
-        """Wait for news after `version`, for at most `hold_s`, and return them."""
+        """Wait until the version is greater than `version`, for at most `hold_s`, and return the state."""
         with self._changed:
             found = self._group_locked(group)
             joins = process not in found.seen_at_s and process not in found.left
+            self._forget_locked(found)
             self._see_locked(found, process)
             if joins:
-                self._forget_locked(found)
                 found.version += 1
                 self._changed.notify_all()
             self._changed.wait_for(lambda: found.version > version or process in found.left, timeout=hold_s)
@@ -101,7 +101,7 @@ class Board:
             )
 
     def leave(self, group: str, process: str) -> None:
-        """Remove a process that no longer follows; its usage stays."""
+        """Remove a process that no longer calls `follow`; its usage stays."""
         with self._changed:
             found = self._group_locked(group)
             found.left.add(process)
@@ -110,7 +110,7 @@ class Board:
             self._changed.notify_all()
 
     def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
-        """Replace the usage of a process so far, by base model. Ignore a report that is older than the last.
+        """Replace the usage of a process, by base model. Ignore a report that is older than the last one.
 
         >>> board = Board()
         >>> for sampled in (5, 9, 7):
@@ -153,6 +153,8 @@ def _total(usage: Mapping[str, TokenCounts]) -> int:
 
 def find_board() -> Any:
     """Return the board of this cluster. Make it if there is no board."""
+    with suppress(ValueError):
+        return ray.get_actor(NAME, namespace=NAMESPACE)
     board = (
         ray.remote(Board)
         .options(
@@ -164,9 +166,9 @@ def find_board() -> Any:
         )
         .remote()
     )
-    # Ray ends an actor whose maker holds no handle of it.
-    _found[:] = [board]
+    _made.append(board)
     return board
 
 
-_found: Final[list[Any]] = []
+# Ray ends an actor when the process that made it no longer holds its first handle.
+_made: Final[list[Any]] = []

@@ -121,8 +121,8 @@ class Sampler:
     def _row(self, prompt: Any, response: SampleResponse | None, error: Exception | None) -> dict[str, Any]:
         sequences = [] if response is None else response.sequences
         row: dict[str, Any] = {
-            "tokens": [list(each.tokens) for each in sequences],
-            "logprobs": [list(each.logprobs or ()) for each in sequences],
+            "tokens": [each.tokens for each in sequences],
+            "logprobs": [each.logprobs or [] for each in sequences],
             "stop_reasons": [str(each.stop_reason) for each in sequences],
             "error": None if error is None else f"{type(error).__name__}: {error}",
         }
@@ -172,7 +172,7 @@ class SavedRows:
 
 
 def _position_of(name: Any) -> int:
-    """Return a number for the name of a row; a collision in a data set is very improbable.
+    """Return a number for the name of a row. Two rows of a data set hardly ever get the same number.
 
     >>> _position_of("a") == _position_of("a") != _position_of("b")
     True

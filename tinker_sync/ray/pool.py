@@ -1,9 +1,9 @@
 """`SamplerPool`: worker processes that sample for the driver.
 
-One thread of the driver serves each worker. It sends prompts, waits for responses, and sends as many prompts
-again, so a slow sample delays no other. Each reply of a worker names the samples under way. Ray restarts a
-worker that dies, on another machine if needed; the new worker does not name the samples of the old one, and
-the thread sends their prompts again. Each prompt has one future in the driver, so it gets one result.
+For each worker, the driver has one thread. It sends prompts, waits for responses, and sends a new prompt for
+each response, so a slow sample delays no other. Each reply of a worker lists the samples under way. Ray
+restarts a worker that dies, on another machine if needed. The new worker does not list the samples of the old
+one, so the thread sends their prompts again. Each prompt has one future in the driver, so it gets one result.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
 
-# A call of Ray takes as much CPU as some samples. So a worker returns when half of its samples have ended, or
-# a moment after the first one.
+# A call of Ray takes as much CPU as some samples. So a worker replies when half of its samples have ended, or
+# this long after the first one.
 _GATHER_S: Final = 0.25
-# The longest waits for the first one: shorter while the worker could take more prompts.
+# The longest wait for the first sample to end. It is shorter while the worker could take more prompts.
 _HOLD_S: Final = 1.0
 _BRIEF_HOLD_S: Final = 0.1
 _REPORT_S: Final = 1.0
@@ -78,14 +78,14 @@ class _Worker:
         self._plenty = threading.Event()
 
     def place(self) -> tuple[str, int]:
-        """Return the id of this machine, and that of this process."""
+        """Return the id of this machine, and the id of this process."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def exchange(self, packed: bytes, hold_s: float) -> bytes:
-        """Start samples, and wait for the outcomes of these or earlier ones.
+        """Start samples, and wait for outcomes of these or of earlier samples.
 
         Args:
-            packed: a list of numbers and calls.
+            packed: a pickled list of pairs of a number and a call.
             hold_s: the longest wait for the first outcome.
 
         Returns:
@@ -115,7 +115,7 @@ class _Worker:
             self._plenty.set()
 
     def _gather(self, hold_s: float) -> list[tuple[int, Any]]:
-        """Wait for an outcome, then for half of them or a moment, and return all that have arrived."""
+        """Wait for an outcome, then for half of all or for `_GATHER_S`, and return all that have arrived."""
         self._plenty.clear()
         self._enough = len(self._under_way) // 2
         try:
@@ -131,34 +131,36 @@ class _Worker:
 
 
 class _Reports:
-    """The reports of usage of one worker on their way to the board. One thread uses it."""
+    """A filter that sends the usage reports of one worker to the board, but not too often. For one thread."""
 
-    def __init__(self, board: Any) -> None:
-        self._board = board
-        self._last: Any = None
+    def __init__(self) -> None:
+        self._by_process: dict[str, tuple[str, str, Any]] = {}
         self._passed_on_s = -math.inf
 
-    def pass_on(self, usage: tuple[str, str, Any], *, at_once: bool) -> None:
-        """Send a report to the board if the last one was sent a while ago.
+    def add(self, usage: tuple[str, str, Any], *, at_once: bool) -> None:
+        """Keep a report, and send all kept ones if the last time was more than `_REPORT_S` ago.
+
+        The last report of a process that has died stays, so that a new board also gets it.
 
         Args:
             usage: the arguments of `Board.record_usage`.
-            at_once: send it in any case.
+            at_once: send the reports without regard to the last time.
         """
-        last, self._last = self._last, usage
-        if last is not None and last[1] != usage[1]:
-            self._send(last)  # the final report of a process that died
+        self._by_process[usage[1]] = usage
         if at_once or time.monotonic() > self._passed_on_s + _REPORT_S:
-            self._send(usage)
+            self.pass_on()
 
-    def _send(self, usage: tuple[str, str, Any]) -> None:
+    def pass_on(self) -> None:
+        """Send the last report of each process to the board."""
         self._passed_on_s = time.monotonic()
         with suppress(Exception):  # without a board nothing is counted
-            self._board.record_usage.remote(*usage)
+            board = find_board()
+            for usage in self._by_process.values():
+                board.record_usage.remote(*usage)
 
 
 def _pack(values: Any) -> bytes:
-    """Pickle values. Ray's own pickler takes twice the time, and is needed only for foreign errors."""
+    """Pickle values. Ray's own pickler takes twice the time; only some classes of errors need it."""
     try:
         return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001  # any class may refuse
@@ -197,8 +199,8 @@ class SamplerPool:
             if type(value) is not int or value < 1:
                 raise InvalidInputError(f"SamplerPool: {name}: expected 1 or more, got {value!r}")
         self._sampling = sampling
-        # Made by this process, so that it does not end with a worker.
-        self._board = find_board()
+        # This process makes the board, so that the board does not end with a worker.
+        find_board()
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
@@ -209,7 +211,7 @@ class SamplerPool:
             "num_cpus": 0,
             "max_restarts": -1,
             "max_task_retries": -1,
-            "max_concurrency": 2,  # `place` does not wait for `exchange`
+            "max_concurrency": 2,  # so that `place` does not wait for `exchange`
             **(ray_options or {}),
         }
         actor = ray.remote(_Worker).options(**options)
@@ -270,7 +272,7 @@ class SamplerPool:
         return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
 
     def _reserve(self, waiting: _Waiting) -> None:
-        """Ask the budgets of this process about a sample, because the workers do not know them."""
+        """Reserve the tokens of a sample in the budgets of this process; the workers know no budgets."""
         limiters = self._sampling.holder.admission.limiters
         if limiters:
             call, most = waiting.call, waiting.call.params.max_tokens
@@ -325,10 +327,10 @@ class SamplerPool:
     # -------------------------------------------------------------------------------------- on the threads
 
     def _serve(self, worker: Any) -> None:
-        """Exchange prompts for responses with a worker, until no prompt waits and none is under way."""
+        """Send prompts to a worker and resolve their futures, until no prompt waits and none is under way."""
         held: dict[int, _Waiting] = {}
         lost: list[int] = []
-        reports = _Reports(self._board)
+        reports = _Reports()
         while (taken := self._take(worker, len(held))) is not None:
             new = [
                 (next(self._numbers), each) for each in taken if each.future.set_running_or_notify_cancel()
@@ -344,8 +346,9 @@ class SamplerPool:
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
                 explained = self._explain(error)
                 outcomes, under_way = [(number, explained) for number in held], ()
+                reports.pass_on()
             else:
-                reports.pass_on(usage, at_once=len(outcomes) == len(held))
+                reports.add(usage, at_once=len(outcomes) == len(held))
             for number, outcome in outcomes:
                 # A reply that was lost on its way can bring an outcome twice.
                 if (each := held.pop(number, None)) is not None:
@@ -353,7 +356,7 @@ class SamplerPool:
             lost = [number for number in held if number not in under_way]
 
     def _take(self, worker: Any, held: int) -> list[_Waiting] | None:
-        """Take waiting prompts for a worker that holds some. Return None if it has nothing to do."""
+        """Return waiting prompts for a worker that has `held` under way, or None if it has nothing to do."""
         with self._lock:
             count = min(len(self._waiting), self._share - held)
             if not count and not held:
@@ -377,7 +380,7 @@ class SamplerPool:
 
 
 def _settle(pledge: Pledge, plan: Plan, ended: Future[SampleResponse]) -> None:
-    """Replace the reservations of a sample by what it used."""
+    """Replace the reservations of a sample by the tokens that it used."""
     if not ended.cancelled() and ended.exception() is None:
         response = ended.result()
         cached = min(response.prompt_cache_hit_tokens, plan.prompt)

@@ -1,8 +1,9 @@
 """`share_limits`: one rate limit, and one count of tokens, for the processes of a cluster.
 
-When the server refuses a request of one process, its limiter closes. The board announces this, and the
-limiters of all processes close for the same time. They reopen with equal parts of the window that one process
-would have. If there are more processes than places in the window, they reopen in turns.
+When the server refuses a request of one process, its limiter closes: it sends nothing for some time. The
+process announces this to the board, and the limiters of all processes close for the same time. They reopen
+with equal parts of the window, the number of requests that a single process would have under way. If there
+are more processes than requests in the window, they reopen one group after the other.
 
 Without a board, each process uses its own limiter and looks for a board every few seconds.
 """
@@ -35,14 +36,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tinker_sync.ray")
 
 _RETRY_S: Final = 2.0
-# The pause between the turns of processes that reopen; ten processes reopen in each turn.
+# The longest wait for the first news; a board in a new process may need some seconds to start.
+_JOIN_S: Final = 20.0
+# The pause between the groups of processes that reopen; ten processes reopen at a time.
 _TURN_S: Final = 1.0
-# Off-policy rollouts use a few versions of the weights at once.
+# The number of samplers to keep: off-policy rollouts use a few versions of the weights at once.
 _KEPT: Final = 4
 
 
 class SharedLimits:
-    """The member of this process in a limit that the cluster shares. Thread-safe.
+    """The share of this process in the rate limit and token count of the cluster. Thread-safe.
 
     Args:
         group: a name for the server and the key, which does not show the key.
@@ -54,23 +57,28 @@ class SharedLimits:
         self.group = group
         self.process = uuid.uuid4().hex
         self.meter = Meter()
-        """The meter of the clients of this process, from their call of `share_limits` on."""
+        """Counts the tokens of each client of this process after its call of `share_limits`."""
         self._limiter = limiter
         self._connect = connect
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
         self._kept: deque[SamplingClient] = deque(maxlen=_KEPT)  # guarded by _lock
+        self._joined = threading.Event()  # set when the first news are applied, or when there is no board
         self._ended = threading.Event()
         self._board: Any = None  # written by the thread `tinker-board`
         self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
-        """Start a thread that follows the board. Further calls do nothing."""
+        """Start a thread that follows the board, and wait for its first news. Further calls do nothing.
+
+        So a process that starts during a pause sends nothing before the pause ends.
+        """
         with self._lock:
             start, self._started = not self._started, True
         if start:
             self._limiter.share(self._announce)
             threading.Thread(target=self._follow, name="tinker-board", daemon=True).start()
+        self._joined.wait(_JOIN_S)
 
     def stop(self) -> None:
         """Leave the group."""
@@ -87,13 +95,13 @@ class SharedLimits:
         """Record the base model of a sampler. Ask the server only if this process does not know it."""
         sampler = sampling.sampling_session_id
         if self.meter.base_model(sampler) is None:
-            # The usage of a sampler without a name counts for no model; its samples go on.
+            # If this fails, the usage of the sampler counts for no model, and sampling goes on.
             with suppress(TinkerError):
                 name = sampling._base_model or sampling.get_base_model()
                 self.meter.observe(ModelNamed(model=sampler, base_model=name))
 
     def keep(self, sampling: SamplingClient) -> None:
-        """Keep a copy, with its connections and its session, for the next tasks of this process."""
+        """Keep a reference to a client, so that its connections and session stay open for later tasks."""
         with self._lock:
             if not any(kept is sampling for kept in self._kept):
                 self._kept.append(sampling)
@@ -137,7 +145,7 @@ class SharedLimits:
         self._limiter.count_sharers(1)
 
     def step(self) -> None:
-        """Wait for the next news, and apply it."""
+        """Wait for the next state of the board, and apply it."""
         if self._board is None:
             self._version = 0
             self._board = self._connect()
@@ -150,19 +158,21 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Give the limiter of this process its part of the window, and close it if another was refused.
+        """Set the limiter's part of the window, and close the limiter if another process was refused.
 
-        `News.delay_s` is the time to stay closed. Processes of a later turn stay closed a little longer.
+        `News.delay_s` is the time to stay closed. Processes of a later group stay closed a little longer.
         """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
             self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)
+        self._joined.set()
 
     def _lose_board(self, error: Exception) -> None:
         if self._board is not None and ray.is_initialized():
             _log.warning("the shared limit is away, this process uses its own: %s", error)
         self._board = None
         self._limiter.count_sharers(1)
+        self._joined.set()
 
 
 def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
@@ -184,7 +194,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     key = core.settings.api_key
     secret = key.reveal() if key is not None else ""
     fingerprint = key_fingerprint(secret)
-    # The fingerprint of a key differs from process to process; the group must not.
+    # A hash of its own: the fingerprint of a key differs from process to process, and the group must not.
     digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
     group = f"{core.settings.base_url.rstrip('/')} {digest[:16]}"
     limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
@@ -205,7 +215,8 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
 def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCounts]:
     """Return the tokens that all processes of the cluster have used, by base model.
 
-    A pool and `Sampler` report when they return results; other processes report every few seconds.
+    A pool and `Sampler` report when they return results; other processes report every few seconds. A process
+    that is killed cannot report the samples that it had under way.
 
     Args:
         client: any client of the server.

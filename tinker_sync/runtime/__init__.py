@@ -1,4 +1,4 @@
-"""The threads of a client and what they share.
+"""The threads of a client and the objects that they share.
 
 The steps of a sample and of a training call, with the modules that take them:
 
@@ -6,20 +6,25 @@ The steps of a sample and of a training call, with the modules that take them:
       schedule             sample_scheduler        order, rate limit, bytes, number
       submit               poller, transport       sends the request; the answer is a promise
       poll                 fetcher, retrieval      asks until the promise has a result
-      decode, resolve      sample, futures         on a worker, without a step back into `clients`
+      decode, resolve      sample, futures         on the poller's thread, not back in `clients`
 
     training.optim_step()  training_calls          OrderedCall, PassCall: checked, then prepared
       schedule             send_queue              order and number, chunk by chunk
-      submit               training_part, poller   the same road; `transport.caller.Tries` decides on retries
+      submit               training_part, poller   as for samples; `transport.caller.Tries` decides on retries
       poll, decode         fetcher, combine, answers   chunks become one result
 
 Glossary: a *request* is one HTTP request; a *promise* is the server's answer that names a request id; a
 *chunk* is a part of a training pass; to *submit* is to send the request that returns a promise; to *poll* is
 to ask for a promise's result; to *schedule* is to hold a request until order and limits allow it; the
 *policy* maps a status to its meaning (`tinker_sync._policy`); a *deadline* is the moment of the clock at
-which a call gives up.
+which a call gives up; the *vendor's* server is the hosted service, an *open* server is any other one; a
+*dialect* is the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`); a
+*row* describes one call of the API in the table `tinker_sync.wire.endpoints`; a *ticket* is a request or a
+timer that the poller holds; to *hold* a call is to keep it until its client is ready; an *operation* is a
+training call in the send queue, and its *parts* are its requests; a server's *facts* are its settings and its
+dialect; a *sampler* is a sampling session at the server.
 
-The modules and what they own:
+The modules and their contents:
 
     core                   the parts that the clients of one service share, made in order
     connection             the address, the keys and the sockets, and their renewal
@@ -31,8 +36,9 @@ The modules and what they own:
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
     sample_scheduler       the queue of a client's samples, and the policy for submits the server refuses
-    poller, tickets        the thread that watches the sockets of all requests under way, and the timers; the
-                           readable sockets, and the few workers that read them
+    poller, tickets        the requests under way and the timers; the sockets that the thread watches
+    poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
+                           answers, admits samples and sends small requests
     rate_limiter, byte_budget   the limits; samples and chunks wait there; the sizes of requests
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
@@ -48,9 +54,9 @@ holds a lock takes no second lock, does no I/O and runs no callback. Tests enfor
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 
     set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
-    dict.pop, list.pop                what a sample holds, the reaction of a ticket: the thread that pops acts
-    deque.extend, deque.popleft       the readable sockets that wait for a worker (`poller`)
-    reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_bodies`)
+    dict.pop, list.pop                resources of a sample, reaction of a ticket: the thread that pops acts
+    deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`)
+    reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
 
 `next` of an `itertools.count`, which draws numbers and keys, is atomic only under the global lock. An
 interpreter without it may draw a number twice; there the counts need a lock.

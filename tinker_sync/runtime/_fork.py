@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """An object whose state a forked child must not inherit as it is."""
+    """An object with locks or counts that must be replaced in a forked child."""
 
     def renew_after_fork(self) -> None:
         """Replace locks, and forget threads and their unfinished work. Runs in the child's only thread."""
@@ -27,7 +27,7 @@ _generation = 0  # written in a fresh child only, before it has a second thread
 
 
 def renew_in_child(member: Renewable) -> None:
-    """Have `member.renew_after_fork()` called in every process forked from this one."""
+    """Register an object. Every process forked from this one calls its `renew_after_fork()`."""
     with _lock:
         _members.add(member)
 
@@ -38,7 +38,7 @@ def generation() -> int:
 
 
 def _renew_all() -> None:
-    global _lock, _generation  # noqa: PLW0603  # they belong to the process, and the process is new
+    global _lock, _generation  # noqa: PLW0603  # both belong to the process, which is new here
     _lock = threading.Lock()
     _generation += 1
     for member in list(_members):

@@ -1,9 +1,10 @@
-"""The program of the keeper process; `runtime.keeper` starts it and describes what it is for.
+"""The program of the keeper process. `runtime.keeper` starts it and describes its purpose.
 
 It runs as a script, in an interpreter that loads the standard library alone. Lines of JSON arrive on standard
-input. The first line has the orders. Each later line reports a heartbeat of the owner: `{}`, or
-`{"headers": {...}}` if the headers have changed. The end of the input means that the owner is dead; an owner
-that needs no keeper any more kills it.
+input. The first line has the orders: the request of a heartbeat, its period, and the meanings of statuses.
+Each later line reports a heartbeat of the owner: `{}`, or `{"headers": {...}}` if the headers have changed.
+The owner is the process that started this one. The end of the input means that the owner is dead. An owner
+that no longer needs the keeper kills it.
 
 The main thread sends the heartbeats. The thread `read` reads the lines.
 """
@@ -24,10 +25,11 @@ DEAD = None
 
 
 class Watch:
-    """The heartbeats of one session while its owner is silent. For one thread.
+    """A sender of heartbeats for one session while the process that owns it is silent. For one thread.
 
     Args:
-        orders: the first line of the owner; see `runtime.keeper.Keeper`.
+        orders: the request of a heartbeat and its timing, from the first line of input; see
+            `runtime.keeper.Keeper`.
         lines: the later lines, and `DEAD` after the last one.
         send: sends a heartbeat with the headers; returns the status, or 0 if no answer came.
         now: returns monotonic seconds.
@@ -50,7 +52,7 @@ class Watch:
         self._end_at: float | None = None  # None while the owner lives
 
     def run(self) -> None:
-        """Send heartbeats until the session is gone, or the owner has been dead for its time."""
+        """Send heartbeats until the server drops the session, or the owner has been dead for `outlive_s`."""
         due_at = self._now() + self._orders["silence_s"]
         while True:
             try:
@@ -69,7 +71,7 @@ class Watch:
                     due_at = self._now() + self._orders["silence_s"]
 
     def _beat(self) -> bool:
-        """Send one heartbeat. Return False if no more follow."""
+        """Send one heartbeat. Return False if the keeper must end."""
         now, orders = self._now(), self._orders
         orphan = self._end_at is not None
         if self._end_at is not None and now >= self._end_at:
@@ -81,7 +83,7 @@ class Watch:
             return False
         elif status in orders["doubtful"]:
             self._refused_at = now if self._refused_at is None else self._refused_at
-            # A living owner judges this itself, once it runs again.
+            # A living owner decides itself whether the session is lost, once it runs again.
             return not (orphan and now - self._refused_at >= orders["certain_after_s"])
         else:
             self._refused_at = None
@@ -89,7 +91,10 @@ class Watch:
 
 
 def send_with(orders: dict[str, Any]) -> Callable[[dict[str, str]], int]:
-    """Return the function that sends a heartbeat, each over a new connection."""
+    """Return a function that sends one heartbeat over a new connection.
+
+    It returns the status, or 0 without an answer.
+    """
     target = orders["target"]
     headers_of_proxy: dict[str, str] = {}
     if orders["proxy"] is not None and not orders["tls"]:  # the proxy itself reads the request
@@ -139,7 +144,7 @@ def _context(trusted: str | None, cert: list[str]) -> Any:
 
 
 def read(lines: queue.SimpleQueue[Any]) -> None:
-    """Pass the lines of standard input on until it ends."""
+    """Parse the lines of standard input and put them into `lines`, with `DEAD` after the last one."""
     rest = b""
     while True:
         try:

@@ -1,6 +1,7 @@
-"""Limits on spending: the planned use of a call before it is sent, and its real use when results arrive.
+"""Limits on the tokens that calls use.
 
-A limiter may refuse a call here. Without a limiter, no plan is computed.
+Each limiter reserves the planned use of a call before the call is sent, or refuses the call. It learns the
+real use when results arrive. Without a limiter, no plan is computed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 
 
 class Plan(NamedTuple):
-    """The tokens that a call takes or may take.
+    """The numbers of tokens that a call is expected to use.
 
     >>> Plan(model="s:train:0", trained=12).sampled
     0
@@ -31,13 +32,16 @@ class Plan(NamedTuple):
 
 
 class Limiter(Protocol):
-    """A limit on spending, asked about every call."""
+    """A limit on the tokens that calls use. Every call asks it for a reservation."""
 
     def hold(self, plan: Plan) -> object:
-        """Reserve the most that a call may use and return a key, or raise to refuse the call."""
+        """Reserve the most tokens that a call may use, and return a key of the reservation.
+
+        Raise an error to refuse the call.
+        """
 
     def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
-        """Take note that a result has arrived, and whether it is the last one."""
+        """Record the tokens that a result of the call used; `last` is True for the last result."""
 
     def release(self, key: object) -> None:
         """Free the rest of the reservation; no more results of the call follow."""
@@ -46,7 +50,7 @@ class Limiter(Protocol):
 class Pledge:
     """The reservations of one call at all limiters. Thread-safe.
 
-    A `with` block releases them when it raises.
+    A `with` block that raises an exception releases them.
     """
 
     __slots__ = ("_held", "_lock", "_tell", "parts")
@@ -58,7 +62,7 @@ class Pledge:
         self.parts = 1  # the results still to come; guarded by _lock once results may arrive
 
     def settle(self, used: TokensUsed) -> None:
-        """Report the use of a result that has arrived."""
+        """Report the tokens that a result used; called once for each result that arrives."""
         self._tell(used)
         with self._lock:
             self.parts -= 1
@@ -90,7 +94,7 @@ class Admission:
     TokensUsed(model='s:train:0', trained=2, prompt=0, cached=0, sampled=0)
 
     Args:
-        tell: called with the use of each result.
+        tell: called with the tokens that each result used.
     """
 
     def __init__(self, tell: Callable[[TokensUsed], object]) -> None:
@@ -100,7 +104,7 @@ class Admission:
         _fork.renew_in_child(self)
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
-        """Ask `limiter` about every call from now on. Return a function that ends this."""
+        """Add a limiter, which is asked about every call from now on. Return a function that removes it."""
         with self._lock:
             self._limiters = (*self._limiters, limiter)
 
@@ -119,7 +123,7 @@ class Admission:
         """Ask the limiters about a call that is about to begin, and return their reservations.
 
         Args:
-            plan: computes what the call may use; called only if there are limiters.
+            plan: computes the tokens that the call may use; called only if there are limiters.
             limiters: the limiters that were in force when the call was made; None for the present ones.
 
         Raises:
@@ -131,7 +135,7 @@ class Admission:
             return Pledge(self._tell, [])
         wanted = plan()
         held: list[tuple[Limiter, object]] = []
-        # When a limiter refuses, the reservations of those before it must be released.
+        # When a limiter refuses, the reservations at the limiters before it must be released.
         with Pledge(self._tell, held) as pledge:
             for limiter in limiters:
                 held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
@@ -151,7 +155,8 @@ def length_of(model_input: ModelInput) -> int:
     >>> length_of(ModelInput.from_ints([1, 2, 3]))
     3
     """
-    return sum(_length(chunk) for chunk in model_input.chunks)
+    length = model_input.known_length()
+    return sum(map(_length, model_input.chunks)) if length is None else length
 
 
 def _length(chunk: ModelInputChunk) -> int:

@@ -1,8 +1,8 @@
 """The results of training calls: checked against their requests, and merged from the outputs of chunks.
 
 The functions are pure, and any thread may call them. A result that is too short, or that belongs to another
-call, fails the call that waits for it. The checks of samples are in `sample_response`. No content of a
-server's metrics makes a merge raise.
+call, fails the call that waits for it. The checks of samples are in `sample_response`. Metrics that cannot be
+reduced raise no error.
 
 A metric key is `name:reduction` with exactly one colon. The reduction covers the chunks that have the key.
 The weight of a chunk is the number of its outputs:
@@ -67,12 +67,12 @@ _FAMILIES: Final = {
 
 @frozen
 class ExpectedOutputs:
-    """The outputs that a request with some data must have.
+    """The number of outputs, and of scores in each output, that the result of a request must have.
 
     Attributes:
         sizes: the number of targets of each datum; None if that is unknown.
-        whole: whether each output must have a score for every target; servers of older versions may leave
-            out targets that have no weight.
+        whole: True if each output must have a score for every target; servers of older versions may leave out
+            targets that have no weight.
     """
 
     sizes: tuple[int | None, ...]
@@ -80,11 +80,11 @@ class ExpectedOutputs:
 
     @classmethod
     def of(cls, data: Sequence[Datum], *, whole: bool) -> ExpectedOutputs:
-        """Return the outputs that a request with these data must have."""
+        """Return the expected outputs of a request with these data."""
         return cls(tuple(_target_count(datum) for datum in data), whole)
 
     def check(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput:
-        """Return the output.
+        """Return the output if it has the expected numbers of records and scores.
 
         Raises:
             WireError: the number of records differs from that of the data, or the number of scores does not
@@ -116,17 +116,17 @@ class ExpectedOutputs:
 
 def _target_count(datum: Datum) -> int | None:
     targets = datum.loss_fn_inputs.get(_TARGETS)
-    # Of sparse targets a server may score those that are stored.
+    # A server may return scores for the stored elements of sparse targets only.
     if targets is None or targets._crow is not None:
         return None
     return int(targets._numpy.size)
 
 
 def check_kind(name: str, tree: Any) -> None:
-    """Refuse a result that is marked as the result of another call.
+    """Refuse a result whose `type` names another kind of call.
 
     Raises:
-        WireError: the mark names another call.
+        WireError: the type names another kind of call.
 
     >>> check_kind("save_weights", {"path": "tinker://run/weights/a", "type": "save_weights_for_sampler"})
     >>> check_kind("optim_step", {"type": "load_weights"})
@@ -140,20 +140,20 @@ def check_kind(name: str, tree: Any) -> None:
 
 
 def check_saved(path: str | None, session: str | None = None) -> None:
-    """Refuse the result of a save that names no saved weights.
+    """Refuse the result of a save that has no path and no sampling session.
 
     Raises:
-        WireError: the result has neither a path nor a sampling session.
+        WireError: the result has neither.
     """
     if not path and not session:
         raise WireError("the result names nothing that was saved", "path")
 
 
 def check_model(model_id: str, result: Any) -> None:
-    """Refuse a result that names another model; most results name none.
+    """Refuse a result that has the id of another model. Most results have no model id.
 
     Raises:
-        WireError: the result names another model.
+        WireError: the result has the id of another model.
     """
     if getattr(result, "model_id", None) not in (None, "", model_id):
         raise WireError("it belongs to another model", "model_id")
@@ -173,6 +173,8 @@ def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOu
     (3, {'loss:sum': 3.5, 'loss': 0.1})
     """
     assert outputs, "nothing to merge"  # noqa: S101
+    if len(outputs) == 1 and all(map(_stands_alone, outputs[0].metrics.items())):
+        return outputs[0]
     return ForwardBackwardOutput(
         loss_fn_output_type=outputs[0].loss_fn_output_type,
         loss_fn_outputs=list(chain.from_iterable(output.loss_fn_outputs for output in outputs)),
@@ -193,7 +195,7 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
     metrics = output.metrics
     if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
         return output
-    return output.model_copy(update={"metrics": {**metrics, "loss:mean": metrics["loss:sum"] / trained}})
+    return output._with(metrics={**metrics, "loss:mean": metrics["loss:sum"] / trained})
 
 
 def add_loss(
@@ -254,8 +256,14 @@ def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -
     return merged
 
 
+def _stands_alone(metric: tuple[str, Any]) -> bool:
+    """Return True if a metric of a single chunk is that of the call."""
+    key, value = metric
+    return type(value) is float and key.partition(":")[2] not in _NEW_FOR_ONE
+
+
 def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
-    """Return one reduced value if the key names a reduction that works, else the values themselves."""
+    """Return a list with the reduced value, or the values themselves if the key has no reduction for them."""
     _, _, name = key.partition(":")
     reduce = _REDUCTIONS.get(name)
     if reduce is None:
@@ -263,7 +271,7 @@ def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
     try:
         with np.errstate(all="ignore"):
             return [reduce(values, weights)]
-    except Exception:  # noqa: BLE001  # a bad metric must not cost the result it came with
+    except Exception:  # noqa: BLE001  # a bad metric must not fail the whole result
         return values
 
 
@@ -288,6 +296,7 @@ def _plain(reduced: Any) -> Any:
     return reduced.item() if isinstance(reduced, np.generic) else reduced
 
 
+_NEW_FOR_ONE: Final = frozenset({"slack", "hash2"})
 _REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
     "mean": lambda values, weights: _plain(_mean(values, weights)),
     "sum": lambda values, _: _plain(np.sum(values)),
@@ -309,21 +318,21 @@ def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
 
 
 def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Read a result of a server that leaves out the loss, and add the loss."""
+    """Decode a result from a server that does not send the loss, and add the loss."""
     return add_loss(decode(reply, tree), weights)
 
 
 def read_settled(
     decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
-    """Read a result, and count its tokens before the user gets it."""
+    """Decode a result, report its tokens to the limiters, and check the result."""
     output: ForwardBackwardOutput = decode(reply, tree)
     pledge.settle(used)  # even if the check fails, because the server has computed it
     return expected.check(output)
 
 
 def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
-    """Return the result of a call with a JSON result."""
+    """Return the result of a call that is answered in JSON, after checking its kind and its model."""
     check_kind(name, tree)
     result = wire_json.from_plain(tree, kind)
     if name.startswith("save_"):
@@ -339,11 +348,11 @@ read_pass: Final = decode_with(
 
 
 def decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Return the output of a call in one chunk, with its metrics reduced like those of several chunks."""
+    """Return the output of a call that is one chunk, with metrics reduced like those of several chunks."""
     output: ForwardBackwardOutput = merge([read_pass(reply, tree)])
     return output
 
 
 def merge_pass(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """Merge the outputs of a pass over so many trained tokens."""
+    """Merge the outputs of the chunks of a pass, and add `loss:mean` over its `trained` tokens."""
     return add_mean_loss(merge_outputs(outputs), trained)

@@ -1,4 +1,7 @@
-"""The wait after a 402: calls pause for a limited time, in which the account may be paid, and then fail."""
+"""The wait after a 402 (payment required).
+
+Calls pause for a limited time, in which the account may be paid, and then fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _log = logging.getLogger("tinker_sync.billing")
 
 
 class BillingPause:
-    """The decision whether to wait out a 402. Thread-safe.
+    """The policy for answers with status 402: repeat the call after a pause, or fail it. Thread-safe.
 
     >>> BillingPause(3600).may_pause()
     True

@@ -59,13 +59,12 @@ def estimate_bytes(datum: Datum) -> int:
     >>> estimate_bytes(datum)  # 3 tokens of 4 bytes, 3 targets of 8, 3 weights of 4
     48
     """
-    size_bytes = sum([_chunk_bytes(chunk, _TRAINING_TOKEN_BYTES) for chunk in datum.model_input.chunks])
-    return size_bytes + sum(
-        [
-            tensor._numpy.nbytes if tensor._crow is None else tensor.nbytes
-            for tensor in datum.loss_fn_inputs.values()
-        ]
-    )
+    size_bytes = 0
+    for chunk in datum.model_input.chunks:
+        size_bytes += _chunk_bytes(chunk, _TRAINING_TOKEN_BYTES)
+    for tensor in datum.loss_fn_inputs.values():
+        size_bytes += tensor._numpy.nbytes if tensor._crow is None else tensor.nbytes
+    return size_bytes
 
 
 def estimate_prompt_bytes(prompt: ModelInput) -> int:
@@ -79,7 +78,7 @@ def estimate_prompt_bytes(prompt: ModelInput) -> int:
 
 def _chunk_bytes(chunk: ModelInputChunk, token_bytes: int) -> int:
     if isinstance(chunk, EncodedTextChunk):
-        return token_bytes * len(chunk.tokens)
+        return token_bytes * chunk.length
     if isinstance(chunk, ImageChunk):
         return len(chunk.data)
     if isinstance(chunk, DmelChunk):
@@ -116,13 +115,13 @@ def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[Data
 
 
 class _PlaceInLine:
-    """A place in the line. `granted` is guarded by the budget's lock."""
+    """The place of a waiting request in the line of a budget. `granted` is guarded by the budget's lock."""
 
     __slots__ = ("granted", "size_bytes", "wake")
 
     def __init__(self, size_bytes: int, wake: Callable[[bool], object]) -> None:
         self.size_bytes = size_bytes
-        self.wake = wake  # called once: with True when the turn enters, with False when the budget closes
+        self.wake = wake  # called once: with True when the request enters, with False when the budget closes
         self.granted = False
 
 
@@ -139,7 +138,8 @@ class ByteBudget:
 
     def __init__(self, limit_bytes: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
+        """The size of the whole budget."""
         self._lock = threading.Lock()
         self._balance_bytes = limit_bytes  # guarded by _lock
         self._line: deque[_PlaceInLine] = deque()  # guarded by _lock; empty while the balance is not negative
@@ -147,7 +147,7 @@ class ByteBudget:
         _fork.renew_in_child(self)
 
     def try_acquire(self, size_bytes: int) -> bool:
-        """Take the bytes if that is possible now. Return True if they are taken.
+        """Take `size_bytes` from the budget and return True, or return False if there is no room now.
 
         >>> ByteBudget(10).try_acquire(4)
         True
@@ -156,7 +156,9 @@ class ByteBudget:
 
     @property
     def has_room(self) -> bool:
-        """True if a request could enter a moment ago. This takes no lock.
+        """True if a request can probably enter now.
+
+        The value may be outdated, because the read takes no lock.
 
         >>> ByteBudget(10).has_room
         True
@@ -164,7 +166,11 @@ class ByteBudget:
         return self._balance_bytes >= 0
 
     def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds for room, and take the bytes. Return False if there is no room.
+        """Take `size_bytes` from the budget, after waiting at most `timeout` seconds for room.
+
+        Return False if there is no room in time.
+
+        Return False if there is no room in time.
 
         Raises:
             TinkerError: the failure given to `close`.
@@ -209,7 +215,7 @@ class ByteBudget:
             then(True)
 
     def release(self, size_bytes: int) -> None:
-        """Put the bytes back and let in the next requests in line.
+        """Give `size_bytes` back to the budget, and let in the next requests in line.
 
         >>> budget = ByteBudget(10)
         >>> budget.acquire(4)
@@ -219,7 +225,7 @@ class ByteBudget:
         admitted: list[_PlaceInLine] = []
         with self._lock:
             self._balance_bytes += size_bytes
-            overfull = self._balance_bytes > self._limit_bytes
+            overfull = self._balance_bytes > self.limit_bytes
             while self._line and self._balance_bytes >= 0:
                 turn = self._line.popleft()
                 self._balance_bytes -= turn.size_bytes
@@ -231,7 +237,7 @@ class ByteBudget:
 
     @contextmanager
     def hold(self, size_bytes: int, timeout: float | None = None) -> Iterator[None]:
-        """Hold the bytes inside a `with`.
+        """Take `size_bytes` from the budget for the duration of a `with` block.
 
         Raises:
             TinkerError: there is no room in time, or the failure given to `close`.
@@ -249,7 +255,9 @@ class ByteBudget:
             self.release(size_bytes)
 
     def close(self, failure: Exception) -> None:
-        """Close the budget: waiting and later requests get `failure`. Bytes under way may still be put back.
+        """Close the budget: requests that wait now or come later fail with `failure`.
+
+        Bytes can still be put back.
 
         >>> budget = ByteBudget(10)
         >>> budget.close(TinkerError("closed"))
@@ -268,17 +276,22 @@ class ByteBudget:
     def renew_after_fork(self) -> None:
         """Forget the bytes under way in the parent; they do not count in the child."""
         self._lock = threading.Lock()
-        self._balance_bytes = self._limit_bytes
+        self._balance_bytes = self.limit_bytes
         self._line = deque()
 
     def __repr__(self) -> str:
         with self._lock:
             closed = ", closed" if self._failure is not None else ""
-            free = f"{self._balance_bytes} of {self._limit_bytes} bytes free"
+            free = f"{self._balance_bytes} of {self.limit_bytes} bytes free"
             return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
 
     def _enter(self, size_bytes: int, turn: _PlaceInLine | None) -> bool:
-        """Take the bytes and return True; else put `turn`, if there is one, in line and return False."""
+        """Take `size_bytes` from the budget and return True.
+
+        If there is no room, put `turn` (if not None) in line and return False.
+
+        If there is no room, put `turn` (if not None) in line and return False.
+        """
         assert size_bytes >= 0  # noqa: S101
         with self._lock:
             failure = self._failure
@@ -292,7 +305,7 @@ class ByteBudget:
         return entered
 
     def _leave_line(self, turn: _PlaceInLine) -> bool:
-        """Take a turn out of the line. Return True if it already has its bytes."""
+        """Remove a request from the line. Return True if it has already got its bytes."""
         with self._lock:
             if turn in self._line:
                 self._line.remove(turn)

@@ -1,6 +1,7 @@
-"""Calls made from rows of the endpoint table, and replies read as the types that the rows declare.
+"""Functions that make calls from the rows of the endpoint table (`wire.endpoints`), and read their answers.
 
-Pure, except that a call contains the name of the public method under way.
+An answer is read as the type that the row declares. The functions are pure, except that a call contains the
+name of the public method that runs in this thread.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def make_call(
         content_type: the content type of the body.
         deadline_s: the time that the call may take in all.
         dialect: the dialect of the server; None before it is known, or if it makes no difference.
-        idempotency_key: the key to send; None if the caller draws one.
+        idempotency_key: the key to send; None to let the `Caller` make one.
         sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
     row = ENDPOINTS.get(name) or row_of(name)
@@ -73,7 +74,8 @@ def make_call(
         sdk_method=(current() if sdk_method is None else sdk_method) if row.named else "",
         credential=row.credential,
         timeout=_timeout(row, settings),
-        # A patient call retries for minutes by itself. The callers of other calls repeat them.
+        # The transport retries a patient call for minutes. Other calls are repeated by the code that makes
+        # them.
         max_retries=None if row.patient else row.max_retries,
         patient=row.patient,
         deadline_s=deadline_s,
@@ -91,7 +93,7 @@ def _timeout(row: Endpoint, settings: Settings) -> Timeout | None:
 
 
 def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple) -> Any:
-    """Return an answer as the type that its row declares, or None if the row declares no type.
+    """Return an answer as the type that its row of the endpoint table declares; None if it declares none.
 
     Args:
         name: the name of the endpoint.
@@ -122,7 +124,9 @@ def _refuse_empty_ids(answer: Any) -> None:
 def read_promise(
     name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple
 ) -> tuple[str, Sequence[str] | None]:
-    """Return the request id of a promise, and the sequence ids of a sample, or None if there are no such ids.
+    """Return the request id and the sequence ids of a promise.
+
+    Only the promises of samples have sequence ids; for others, None stands in their place.
 
     Raises:
         APIResponseValidationError: the answer is not a promise.
@@ -144,7 +148,10 @@ def read_promise(
 def odd_answer(
     row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
 ) -> APIResponseValidationError:
-    """Return the error for an unreadable answer. Its cause may be `error`, which no longer quotes secrets."""
+    """Return the error for an unreadable answer.
+
+    Secrets are removed from `error`, so that it can be the cause.
+    """
     known = tuple(secrets())
     hush(error, reply.body, known)
     request_id = reply.headers.get("x-request-id")

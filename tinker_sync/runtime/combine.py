@@ -1,9 +1,10 @@
 """`CombinedFuture`: one result for a call that was split into several requests.
 
-The callbacks of the parts count them down; no thread waits. The thread that resolves the last part, which is
-a worker, merges all of them. Rules:
+The parts are the futures of the requests. A callback of each part counts the missing ones, so no thread
+waits. The worker that resolves the last part merges the results. Rules:
 
-- The first failure in time fails the whole at once. The other parts go on, and their results are ignored.
+- The first failure in time fails the combined future, "the whole", at once. The other parts go on, and their
+  results are ignored.
 - A cancel of the whole cancels the parts. It is possible until the send queue begins with the call.
 - A cancel of a single part makes the whole fail with `CancelledError`.
 - Status, request ids and timeline come from the parts: the whole is sending when the first part is, accepted
@@ -42,13 +43,14 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         submit: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Follow `parts`.
+        """Make a future for the merged result of `parts`.
 
         Args:
             parts: the futures to wait for, in the order of the results that `merge` receives; empty if
-                `follow` brings them later.
-            merge: makes one result of all; an exception that it raises becomes the failure.
-            submit, clock: as for every `APIFuture`.
+                `follow` is called with them later.
+            merge: makes one result from the results of the parts; an exception that it raises becomes the
+                failure.
+            submit, clock: as in `APIFuture`.
         """
         super().__init__(submit=submit, clock=clock)
         self._lock = threading.Lock()
@@ -63,7 +65,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             self.follow(parts)
 
     def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
-        """Take the parts of a whole that was made without parts. Cancel them if the whole was cancelled.
+        """Set the parts of a future that was made without parts. Cancel them if the future was cancelled.
 
         >>> whole = CombinedFuture([], merge=sum)
         >>> whole.follow([APIFuture()]), whole.status().state
@@ -121,7 +123,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     @property
     def timeline(self) -> Timeline:
-        """The timeline: sent with the first part, accepted with the last.
+        """The moments of the call: sent with its first part, accepted with its last.
 
         >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
         True
@@ -142,7 +144,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             return
         with self._lock:
             self._missing -= 1
-            # After a failure of the whole there are no parts, and `_missing` does not reach 0.
+            # After this future has failed, it has no parts, and `_missing` does not reach 0.
             arrived = self._parts if self._missing == 0 else ()
         if arrived:
             self._merge_all(arrived)

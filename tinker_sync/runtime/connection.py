@@ -1,4 +1,6 @@
-"""`Connection`: the address, the keys and the sockets of one client; `Refresher`: their renewal.
+"""`Connection`: the address, the keys and the sockets of one client.
+
+`Refresher`: the renewal of the client's token and of the server's settings.
 
 This module makes no thread and sends nothing by itself. Any thread may call it.
 """
@@ -51,7 +53,7 @@ class Connection:
     def mask(self, text: str | None) -> str | None:
         """Return a secret of the user, such as an access token, in a form whose repr hides it.
 
-        From then on the client masks the text where the server repeats it.
+        From then on the client masks the text in messages of the server that repeat it.
         """
         if not text:
             return None
@@ -60,10 +62,10 @@ class Connection:
         return secret.reveal()
 
     def fetch_settings(self) -> ClientDynamicConfigResponse:
-        """Ask the server for the settings that may change.
+        """Ask the server for the settings that may change while a client lives.
 
         Raises:
-            TinkerError: the server returns none.
+            TinkerError: the call fails.
         """
         request = ClientConfigRequest(sdk_version=self.settings.sdk_version)
         reply = self.caller.call(make_call("dynamic_config", self.settings, request))
@@ -78,7 +80,7 @@ class Connection:
 
 
 def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
-    # The function holds the key ring alone: other parts keep it, and must not keep the client alive.
+    # The function refers only to the key ring: other objects keep it, and must not keep the client alive.
     return lambda: keys.secrets
 
 
@@ -96,7 +98,7 @@ class Refresher:
     a token may run a command.
 
     Args:
-        keys: the token.
+        keys: renews the token.
         fetch: asks the server for its settings.
         run: runs a job on a worker.
         clock: measures time.
@@ -120,7 +122,7 @@ class Refresher:
         _fork.renew_in_child(self)
 
     def know(self, settings: ClientDynamicConfigResponse) -> None:
-        """Keep the settings, and ask for new ones after the time that they name."""
+        """Keep the server's settings. They become due for renewal after the interval that they contain."""
         self.settings = settings
         self._refresh_at = self._clock.now() + max(settings.refresh_interval_sec, SHORTEST_REFRESH_S)
 
@@ -134,7 +136,10 @@ class Refresher:
             self._busy.release()
 
     def step(self) -> None:
-        """Renew the token and the settings that are due, on a worker. `begin_if_due` has taken the lock."""
+        """Renew the token and the settings that are due, on a worker.
+
+        Release `_busy`, which `begin_if_due` has taken.
+        """
         try:
             if self._is_token_due():
                 self._keys.step()

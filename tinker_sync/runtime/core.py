@@ -50,14 +50,14 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Core:
-    """The parts of one client. Thread-safe.
+    """The parts that a client consists of: connection, threads, session, server settings. Thread-safe.
 
     Args:
         settings: the settings of the user.
         session: the session to open; None for a client that needs none.
         limiter: a rate limiter for this client alone; None for the one that all clients of this base URL and
             key share.
-        facts: the facts about the server, if another process has asked for them.
+        facts: the settings and the dialect of the server, if another process has fetched them already.
         clock: measures time.
     """
 
@@ -95,7 +95,7 @@ class Core:
         """The recordings under way; replaced, never changed."""
         self._session = session
         self.lifecycle.journal = session.journal if session is not None else None
-        self._opened: Once[Session] = Once()
+        self._opened: Once[Session] = Once(clock.now)
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
         self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)
@@ -122,7 +122,7 @@ class Core:
         return made
 
     def ready(self, deadline_at: float = math.inf) -> Machinery:
-        """Do the same as `start` for a call that needs the session.
+        """Do the same as `start`, for a call that needs the session. Refuse the call if the session is lost.
 
         Raises:
             SessionLostError: the server has dropped the session.
@@ -179,7 +179,11 @@ class Core:
         )
 
     def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
-        """Return the moment to give up, by the deadline of a call, else of the client, else the usual one."""
+        """Return the moment of the clock at which a call gives up.
+
+        The first of these times that is set counts: `deadline_s` of the call, the deadline of the settings,
+        `usual_s`.
+        """
         if deadline_s is None:
             deadline_s = self.settings.deadline_s
         limit_s = usual_s if deadline_s is None else deadline_s
@@ -203,19 +207,22 @@ class Core:
         return made
 
     def note_encoded(self, method: str, began_s: float) -> None:
-        """Report to the recordings that this thread encoded a request from the moment `began_s` until now."""
+        """Report to recordings that this thread encoded a request from the moment `began_s` until now."""
         for stopwatch in self.stopwatches:
             stopwatch.encoded(method, began_s)
 
     def end_with_this(self, future: APIFuture[Any]) -> None:
-        """End a future when the client is closed, at the latest."""
+        """Fail a future when the client is closed, unless it has ended before.
+
+        Its failure is reported to the observers.
+        """
         self.lifecycle.end_with_client(future)
 
     def enter(self, step: Callable[[], object]) -> None:
-        """Run a step on the thread `tinker-enter`, in the order of the calls.
+        """Run `step` on the thread `tinker-enter`, in the order of the calls.
 
-        Ctrl-C may interrupt the main thread between any two lines. On a thread of the runtime, lines that
-        belong together run together.
+        Ctrl-C may interrupt the main thread between any two lines. On this thread it cannot separate lines
+        that must run together.
 
         Raises:
             ClientClosedError: the client is closed.
@@ -227,12 +234,12 @@ class Core:
             raise no_thread(error) from error
 
     def run_awaited(self, job: Callable[[], object]) -> None:
-        """Run a blocking call that the user awaits."""
+        """Run a blocking call on a worker while the user awaits it."""
         self.refuse_closed()
         self.pools.awaited.run(job)
 
     def run_creating(self, job: Callable[[], object]) -> None:
-        """Run a job that creates a client; the job may block.
+        """Run a job that creates a client on a worker; the job may block.
 
         Raises:
             ClientClosedError: the client is closed.
@@ -244,11 +251,18 @@ class Core:
             raise no_thread(error) from error
 
     def run_sending(self, job: Callable[[], object]) -> None:
-        """Run a job that sends a training request, and send the first poll for its result on that worker."""
-        self.send_pool.run(partial(self.poller.step_on_worker, job))
+        """Run a job that sends a training request on a worker.
+
+        The same worker sends the first poll for the result.
+        """
+        self.send_pool.run(partial(self.poller.run_step, job))
 
     def follow_sending(self, part: training_part.TrainingPart, job: Callable[[], object]) -> bool:
-        """Send a small training request on this worker after its step. Return False if that may wait."""
+        """Run a job that sends a small training request on this worker, after its current step.
+
+        Return False, and do not run the job, if the request is large, if sending it may block, or if this
+        thread is not a worker within a step.
+        """
         made = self.server.made.made
         quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
         return quick and self.poller.follow(job)
@@ -260,20 +274,20 @@ class Core:
     # -------------------------------------------------------------------------------------- observers
 
     def watch(self, companion: Companion) -> None:
-        """Set the observer that ends with the client."""
+        """Set the observer that is closed together with the client."""
         self.lifecycle.companion = companion
 
     @property
     def companion(self) -> Companion | None:
-        """The observer that ends with the client."""
+        """The observer that is closed together with the client."""
         return self.lifecycle.companion
 
     def listen(self, observer: Observer) -> None:
-        """Add an observer."""
+        """Add an observer that stays open when the client is closed."""
         self.lifecycle.observers = (*self.lifecycle.observers, observer)
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Send the last call of a part before the connections are closed."""
+        """Register an object with a last call to the server, sent before the connections are closed."""
         self.lifecycle.owe(acknowledging)
 
     def tell(self, event: Event) -> None:
@@ -313,7 +327,7 @@ class Core:
         return self._session
 
     def _begin_heartbeats(self, deadline_at: float) -> None:
-        self._opened.get(lambda: self._open_session(deadline_at), limit_s=self.server.left_s(deadline_at))
+        self._opened.get(lambda: self._open_session(deadline_at), deadline_at=deadline_at)
 
     def _open_session(self, deadline_at: float) -> Session:
         session, server = self.session, self.server
@@ -403,7 +417,10 @@ class Core:
             raise ClientClosedError
 
     def renew_after_fork(self) -> None:
-        """Keep the facts, and start anew with connections, heartbeats and locks."""
+        """In a forked child, keep the facts about the server, and replace connections and locks.
+
+        Heartbeats start again when the session is needed.
+        """
         self._close_lock = threading.Lock()
         if self._closed is not None and not self._closed.done():
             self._closed = APIFuture(clock=self.clock)  # the child's client is closed already
@@ -412,7 +429,7 @@ class Core:
         self.connection.renew_after_fork()
         if self._session is not None:
             self._session.renew_after_fork()
-        self._opened = Once()
+        self._opened = Once(self.clock.now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.known_session_id or "not started"

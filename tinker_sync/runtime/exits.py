@@ -38,11 +38,11 @@ class Finishable(Protocol):
         *,
         quiet: bool = False,
     ) -> threading.Event | None:
-        """Begin to finish the session at the server. The returned event is set at the end of that."""
+        """Begin to finish the session at the server. The returned event is set when that is done."""
 
 
 class _Open:
-    """The clients to settle and finish. Thread-safe."""
+    """The set of clients to settle and finish when the process ends. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ def remember(member: Finishable) -> None:
 
 
 def forget(member: Finishable) -> None:
-    """Remove a client that is finished."""
+    """Remove a finished client from the set that is finished when the process ends."""
     _open.discard(member)
 
 

@@ -1,4 +1,4 @@
-"""Copies of failures for several places, and errors without secrets. Any thread may call them."""
+"""Copies of failures for several places, and errors without secrets. Any thread may call the functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _UNQUOTED: Final = "it does not have the expected form; it is not quoted, becaus
 def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]) -> BaseException:
     """Remove the quotations from an error about an answer if the answer contains a secret. Return the error.
 
-    The error quotes pieces of the answer. A search in its message would miss a secret that was cut in two.
+    The error quotes pieces of the answer. A piece may end in the middle of a secret, and a search for the
+    secret in the message would not find that.
 
     Args:
         error: the error; changed in place.

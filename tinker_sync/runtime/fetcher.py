@@ -1,8 +1,8 @@
-"""The retrieval of results: one `Fetch` polls for the result of one promise, over the poller.
+"""The retrieval of results. A `Fetch` polls for the result of one promise; the `Poller` sends its requests.
 
-Every step runs on a worker, or on the thread that starts it, and does not wait. A fetch ends exactly once:
-its future is resolved or failed, or was cancelled by the user, or `on_gone` takes over because the server
-forgot the promise.
+Every step runs on the poller's thread, or on the one that starts it, and does not wait. A fetch ends exactly
+once: its future is resolved or failed, or was cancelled by the user, or `on_gone` takes over because the
+server forgot the promise.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Promise:
     announced_bytes: int | None = None
     """The size of the result if a session poll has reported it as ready."""
     sdk_method: str = field(factory=current)
-    """The public method that polls are sent for."""
+    """The public method of the user that the polls name in a header."""
 
 
 class Fetcher:
     """A starter of fetches, with the parts that they share. Thread-safe.
 
     Args:
-        poller: carries the requests.
+        poller: sends the requests.
         inflight: bounds the answers under way, in bytes.
-        open_server: whether 400 and 422 on retrieval report failed requests.
-        may_pause_billing: returns whether to wait out a 402.
+        open_server: True if a 400 or 422 in answer to a poll means that the request has failed.
+        may_pause_billing: returns True if a poll is to be repeated after a 402.
         on_notice: called with a notice of the server's queue and the promise that it concerns.
         on_trouble: called with the request type and a description of failures that last.
         read_timeout_s: the time that a poll may be silent before it is sent again.
@@ -133,7 +133,7 @@ class Fetcher:
         Args:
             promise: the promise to poll for.
             future: the future of the call.
-            decode: runs on a worker; an exception that it raises fails the future.
+            decode: runs on the poller's thread; an exception that it raises fails the future.
             deadline_at: the moment of the clock at which to give up.
             on_gone: called instead of failing the future if the server has forgotten the promise.
         """
@@ -143,7 +143,10 @@ class Fetcher:
 
 
 class Fetch(Generic[T]):
-    """The retrieval of one promise. Its steps follow one another, so at most one thread runs one."""
+    """The retrieval of the result of one promise.
+
+    Its steps follow one another; one thread at a time runs a step.
+    """
 
     # Tens of thousands may exist at once.
     __slots__ = (
@@ -254,7 +257,7 @@ class Fetch(Generic[T]):
             self._fail(error)
 
     def _show_trouble(self, action: Action, now: float) -> None:
-        """Show failures that last in the log and in the status of the future."""
+        """Log failures that last, and show them in the status of the future."""
         if self._retrieval.trouble_since is None:
             if self._trouble is not None:
                 self._trouble = None
@@ -363,7 +366,7 @@ def _pass_on(fetcher: Fetcher, promise: Promise, future: APIFuture[Any], notice:
         future.mark_waiting()
     try:
         fetcher.on_notice(notice, promise)
-    except Exception:  # noqa: BLE001  # a failed observer must not cost the result
+    except Exception:  # noqa: BLE001  # an exception of an observer must not fail the call
         _log.exception("a queue observer failed")
 
 

@@ -90,7 +90,10 @@ class APIFuture(Future[T]):
     only_reads = False
     """True if the call changes nothing at the server; then the end of its client does not wait for it."""
     asked: Any = None
-    """The place in the user's code that made the call; `unread` sets this and the next two attributes."""
+    """The place in the user's code that made the call.
+
+    `runtime.naming` logs failures with this and the next two attributes.
+    """
     overlooked: Any = None
     """The object that logs the failure of the call unless the user looks at the call."""
     looked_at = False
@@ -110,8 +113,12 @@ class APIFuture(Future[T]):
             clock: measures the timeline.
             when_done: called inline, one after the other, in the thread that ends the future.
         """
-        super().__init__()
-        self._condition = SafeCondition()  # type: ignore[assignment]  # it has what a future uses
+        # The fields of a `Future`, without the condition that its own constructor makes.
+        self._condition = SafeCondition()  # type: ignore[assignment]  # it has all that a future uses
+        self._state = "PENDING"
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
@@ -246,7 +253,7 @@ class APIFuture(Future[T]):
             raise _WaitTimeout(self._still_going(timeout)) from None
 
     def future(self) -> APIFuture[T]:
-        """Return this future, for scripts that ask a client's future for the one that it wraps.
+        """Return this future, for scripts written for a client whose futures wrap another future.
 
         >>> future = APIFuture()
         >>> future.future() is future
@@ -322,7 +329,10 @@ class APIFuture(Future[T]):
             )
 
     def _rest_of(self, timeout: float | None) -> float | None:
-        """Wait for the end in slices. Return the time that is left for the last slice."""
+        """Wait in slices until the call ends or one slice of the timeout is left.
+
+        Return the length of that slice.
+        """
         left_s = math.inf if timeout is None else timeout
         while not self.done() and (now_s := slice_of(left_s)) < left_s:
             with self._condition:
@@ -482,7 +492,9 @@ class APIFuture(Future[T]):
         self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def resolve(self, value: T) -> bool:
-        """End with a result and return True. Return False if the future has already ended, e.g. by a cancel.
+        """End this future with a result and return True.
+
+        Return False if it has already ended, for example by a cancel.
 
         >>> future = APIFuture()
         >>> future.resolve(1), future.resolve(2), future.result()
@@ -495,7 +507,7 @@ class APIFuture(Future[T]):
         return True
 
     def fail(self, failure: BaseException) -> bool:
-        """End with a failure and return True. Return False if the future has already ended.
+        """End this future with a failure and return True. Return False if it has already ended.
 
         >>> APIFuture().fail(KeyError())
         True
@@ -524,7 +536,7 @@ class APIFuture(Future[T]):
         return True
 
     def set_result(self, result: T) -> None:
-        """End with a result, as `resolve` does, but raise an error if the future has already ended.
+        """End this future with a result, as `resolve` does, but raise an error if it has already ended.
 
         >>> APIFuture().set_result(7)
         """
@@ -532,7 +544,7 @@ class APIFuture(Future[T]):
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End with a failure, as `fail` does, but raise an error if the future has already ended.
+        """End this future with a failure, as `fail` does, but raise an error if it has already ended.
 
         >>> APIFuture().set_exception(KeyError())
         """

@@ -27,8 +27,8 @@ OUTLIVE_S: Final = 600.0
 _WARN_EVERY_S: Final = 60.0
 # A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0
-# A 410 is certain. The others may come from a proxy or from a new machine, so they count only if the server
-# repeats them a while later.
+# A 410 certainly means that the session is gone. The doubtful statuses may come from a proxy or from a new
+# machine of the server, so they count only if the server repeats them a while later.
 _GONE: Final = 410
 _DOUBTFUL: Final = (401, 404)
 _CERTAIN_AFTER_S: Final = 5.0
@@ -39,7 +39,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 def policy() -> dict[str, Any]:
-    """Return the meanings of statuses as plain data, for the keeper process."""
+    """Return the statuses that decide whether a session is lost, as plain data for the keeper process."""
     return {
         "gone": _GONE,
         "doubtful": list(_DOUBTFUL),
@@ -68,7 +68,7 @@ class Heartbeat:
         beat: sends a heartbeat; raises the error of the server or the network.
         listener: receives the events of the session.
         upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
-        always_offered: whether the server certainly offers heartbeats; if not, a 404 to the first heartbeat
+        always_offered: True if the server certainly offers heartbeats; if False, a 404 to the first heartbeat
             means that the server has no such call.
         keeper: the process that sends heartbeats while this one cannot; it is started, and ends with the
             heartbeats.
@@ -96,14 +96,14 @@ class Heartbeat:
         self._period_s = period_s
         self._clock = clock
         self._watch = _DelayDetector(clock, cpu)
-        # Only the thread uses these.
+        # Only the heartbeat thread uses these attributes.
         self._beating = True
         self._known = always_offered
         self._last_success_s = clock.now()
         self._warned_s: float | None = None
         self._refused_s: float | None = None
         self._lost = False
-        # Any thread uses these.
+        # Any thread may use these attributes.
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False  # written under _lock, read without
@@ -114,7 +114,7 @@ class Heartbeat:
         """Set when the thread has ended its work."""
 
     def start(self) -> None:
-        """Start the thread. At the end of a process that allows no new thread, do without it.
+        """Start the thread. If the process is ending and allows no new thread, continue without one.
 
         Raises:
             RuntimeError: the system gives no more threads.
@@ -130,7 +130,7 @@ class Heartbeat:
             self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats, and run `last` on their thread, or here if there is none.
+        """End the heartbeats. Their thread then calls `last` and ends; without a thread, the caller calls it.
 
         Only the first call has an effect.
         """
@@ -150,19 +150,22 @@ class Heartbeat:
             thread.join(timeout_s)
 
     def leave_to_parent(self) -> None:
-        """Leave the keeper to the parent, in a forked child."""
+        """Release the keeper process in a forked child, because it belongs to the parent."""
         if self._keeper is not None:
             self._keeper.forget()
 
     def ask_soon(self) -> None:
-        """Send the next heartbeat now, because a failure of a call may mean that the session is lost."""
+        """Make the thread send the next heartbeat now.
+
+        Called when a failed call may mean that the session is lost.
+        """
         now = self._clock.now()
         if now - self._asked_s >= _SOONEST_S:
             self._asked_s = now
             self._wake.set()
 
     def step(self) -> bool:
-        """Send a heartbeat and do the upkeep. Return False if no more heartbeats follow."""
+        """Send a heartbeat and do the periodic work. Return False if no more heartbeats follow."""
         delay_s, reason = self._watch.look()
         if reason:
             _log.warning(

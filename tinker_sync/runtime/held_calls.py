@@ -1,4 +1,4 @@
-"""The calls on a client that is not ready: kept in order until it is ready or has failed."""
+"""The calls on a client that is not ready yet. They are kept in order until it is ready or has failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinker_sync.runtime.failures import fresh
 
 
 class HeldCall(Protocol):
-    """A call that has its future and waits for its client."""
+    """A call that waits until its client is ready. Its future already exists."""
 
     def start(self) -> object:
         """Start the call; a failure goes into its future."""
@@ -76,6 +76,6 @@ class HeldCalls:
         return len(doomed)
 
     def renew_after_fork(self) -> None:
-        """Drop the calls of the parent, where they go on."""
+        """Drop the calls of the parent, which continue in the parent."""
         self._lock = threading.Lock()
         self._waiting = []

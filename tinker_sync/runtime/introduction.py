@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
@@ -29,7 +29,7 @@ from tinker_sync.wire.dialect import (
 )
 from tinker_sync.wire.endpoints import ENDPOINTS
 
-# A JSON server may fail on the probe each time; that is an answer too.
+# A server without protobuf may fail on every probe. The failure identifies it, so few retries are enough.
 _PROBE_RETRIES: Final = 2
 # The statuses with which an existing call may answer an empty body.
 _WRONG_BODY: Final = (400, 415, 422, 500)
@@ -99,10 +99,13 @@ class Introduction:
         return ServerFacts(config, dynamic, dialect)
 
     def has_forward(self) -> bool:
-        """Return True if an older server has a separate call for forward passes; some have none."""
+        """Return True if an older server has a separate call for forward passes.
+
+        The method sends a request to find out.
+        """
         call = make_call("forward", self._settings, {}, deadline_s=self._left_s())
         try:
-            self._caller.call(evolve(call, max_retries=_PROBE_RETRIES))
+            self._caller.call(call.but(max_retries=_PROBE_RETRIES))
         except APIStatusError as error:
             if error.status_code in NO_SUCH_CALL:
                 return False
@@ -111,7 +114,7 @@ class Introduction:
         return True
 
     def adopt(self, facts: ServerFacts) -> ServerFacts:
-        """Use the facts that another process has asked for and passed on. Return them."""
+        """Use the facts that another process has fetched, instead of asking the server. Return them."""
         self._use_tokens(facts.config)
         return facts
 
@@ -126,11 +129,13 @@ class Introduction:
         call = make_call(name, self._settings, request, deadline_s=self._left_s())
         try:
             # Later refreshes may fail, but the first exchange retries with patience.
-            reply = self._caller.call(evolve(call, max_retries=None))
+            return self._caller.read(call.but(max_retries=None), lambda reply: self._heard(name, reply))
         except APIStatusError as error:
             if error.status_code not in NO_SUCH_CALL:
                 raise
             return _Said(Reply(error.status_code, {}))
+
+    def _heard(self, name: str, reply: Reply) -> _Said:
         try:
             return _Said(reply, wire_json.loads(reply.body))
         except WireError as error:
@@ -158,7 +163,10 @@ class Introduction:
         return known or _probed.keep(self._settings.base_url, self._probe(said))
 
     def _probe(self, said: _Said) -> Dialect:
-        """Send a protobuf request for a model that does not exist. Return the dialect found by its answer."""
+        """Send a protobuf request for a model that does not exist.
+
+        Return the dialect that the answer shows.
+        """
         call = make_call(
             "forward_backward",
             self._settings,
@@ -167,7 +175,7 @@ class Introduction:
             deadline_s=self._left_s(),
         )
         try:
-            answered, complaint = self._caller.call(evolve(call, max_retries=_PROBE_RETRIES)).status, b""
+            answered, complaint = self._caller.call(call.but(max_retries=_PROBE_RETRIES)).status, b""
         except APIStatusError as error:
             answered = error.status_code
             complaint = error.response.content if error.response is not None else b""

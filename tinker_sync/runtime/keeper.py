@@ -31,12 +31,12 @@ from tinker_sync.runtime import _keeper_process
 
 # A heartbeat of the owner may be late by this part of a period before the keeper sends one.
 _LATE: Final = 0.5
-# The environment may hold keys, so the keeper gets what an interpreter and its TLS need.
+# The environment may hold keys, so the keeper gets only the variables that an interpreter and its TLS need.
 _NEEDED: Final = (
     "PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH",
     "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
-# The system writes so many bytes to a pipe at once, or none.
+# The system writes up to this many bytes to a pipe completely, or not at all.
 _ATOMIC: Final = 4096
 
 _log = logging.getLogger("tinker_sync.session")
@@ -84,7 +84,7 @@ class Keeper:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                cwd=os.path.abspath(os.sep),  # no folder is in use because of it
+                cwd=os.path.abspath(os.sep),  # so that the keeper keeps no folder in use
                 env={name: os.environ[name] for name in _NEEDED if name in os.environ},
                 # Signals for the terminal or the group of the owner do not reach it.
                 start_new_session=True,
@@ -97,7 +97,7 @@ class Keeper:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def note_beat(self) -> None:
-        """Report a heartbeat of this process, with the headers if they have changed."""
+        """Report to the keeper that this process has sent a heartbeat, with the headers if they changed."""
         process = self._process
         if process is None:
             return
@@ -109,7 +109,7 @@ class Keeper:
             return
         try:
             headers = self._headers()
-        except TinkerError as error:  # the next heartbeat of this process meets it too
+        except TinkerError as error:  # the next heartbeat of this process fails with it too
             _log.debug("the keeper gets no new key: %s", error)
             headers = None
         changed = headers is not None and headers != self._known
@@ -126,7 +126,10 @@ class Keeper:
             _close_pipe(process)
 
     def forget(self) -> None:
-        """Leave the process to its owner, in a forked child. A copy of the pipe would hide its death."""
+        """In a forked child, close the copy of the pipe and leave the keeper to the parent.
+
+        The end of the pipe reports the parent's death to the keeper. An open copy would prevent that.
+        """
         process, self._process = self._process, None
         if process is not None:
             _close_pipe(process)
@@ -141,7 +144,8 @@ class Keeper:
         process = self._process
         assert process is not None  # noqa: S101  # the callers have checked this
         assert process.stdin is not None  # noqa: S101  # opened by `start`
-        # The keeper has ended, which the next heartbeat finds, or it was stopped and its pipe is full.
+        # After an error the keeper has ended, which the next heartbeat finds, or it is stopped and its pipe
+        # is full.
         with suppress(OSError):
             process.stdin.write(octets)
 

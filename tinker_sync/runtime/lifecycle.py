@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tinker_sync.transport.call import Call
     from tinker_sync.transport.caller import Caller
 
-# These follow from a failure that was reported, or from `close` by the user.
+# These are not reported, because they follow from a reported failure, or from `close` by the user.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
 # Observers and acknowledgements delay the end by at most these times.
 _COMPANION_LIMIT_S: Final = 1.0
@@ -44,10 +44,10 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Companion(Observer, Protocol):
-    """An observer of a client that ends with it."""
+    """An observer that is closed together with its client."""
 
     def close(self, limit_s: float) -> None:
-        """Deliver the rest within `limit_s`, then stop. Never raises."""
+        """Deliver the remaining events within `limit_s`, then stop. Never raises."""
 
 
 class Closable(Protocol):
@@ -57,17 +57,18 @@ class Closable(Protocol):
 
 
 class Acknowledging(Protocol):
-    """A part that owes the server an acknowledgement at the end."""
+    """An object with a last call to the server, which is sent when the client ends."""
 
     def last_call(self) -> Call | None:
-        """Return the call that makes the acknowledgement; None if there is nothing to acknowledge."""
+        """Return the last call, or None if there is nothing to send."""
 
 
 class Lifecycle:
     """The observers, the unfinished calls and the end of one client. Thread-safe.
 
     The set of unfinished futures has no lock; see "Threads" in the package's docstring. A future that is
-    added while the client closes is in the copy that `refuse` iterates over, or `keep` sees the failure.
+    added while the client closes fails in any case: it is in the copy of the set that `refuse` uses, or
+    `keep` finds the failure.
     """
 
     def __init__(
@@ -129,13 +130,19 @@ class Lifecycle:
     # -------------------------------------------------------------------------------------- calls
 
     def end_with_client(self, future: APIFuture[Any]) -> None:
-        """End a future when the client is closed, at the latest, and report its failure."""
+        """Fail a future when the client is closed, unless it has ended before.
+
+        Report its failure to the observers.
+        """
         future.when_done(self.on_ended)
         if not future.done():
             self.keep(future)
 
     def keep(self, future: APIFuture[Any]) -> None:
-        """Keep a new future, which calls `on_ended` itself, and end it with the client."""
+        """Add a new future to the unfinished calls, which fail when the client is closed.
+
+        The future must have `on_ended` among its callbacks.
+        """
         self._unfinished.add(future)
         if self._failure is not None:
             future.fail(fresh(self._failure))
@@ -179,10 +186,10 @@ class Lifecycle:
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
-        """Begin to finish the session at the server. The returned event is set at the end of that.
+        """Begin to finish the session at the server. The returned event is set when that is done.
 
-        The thread of the heartbeats does the work. So the wait has a limit even though a lookup of a host
-        name has none, and it works at the end of a process, when no new thread can start.
+        The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
+        a host name has no limit. It also works at the end of a process, when no new thread can start.
         """
         session = self.session
         if session is None:
@@ -199,12 +206,17 @@ class Lifecycle:
         return session.end(carried(last))
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Send the last call of a part before the connections are closed. The part is held weakly."""
+        """Register an object with a last call to the server, sent before the connections are closed.
+
+        The object is held weakly.
+
+        The part is held weakly.
+        """
         with self._lock:
             self._acknowledging.add(acknowledging)
 
     def _acknowledge(self, limit_s: float) -> None:
-        """Send the acknowledgements, within `limit_s` for all of them. Never raises."""
+        """Send the last calls of the registered objects, within `limit_s` for all of them. Never raises."""
         with self._lock:
             owing = list(self._acknowledging)
         calls = [call for each in owing if (call := each.last_call()) is not None]

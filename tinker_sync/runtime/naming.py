@@ -46,7 +46,7 @@ current: Final[Callable[[], str]] = _name.get
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Name the requests of a `with` block after a public method; "" leaves them without a name.
+    """Set the public method that the requests of a `with` block name; with "" they name none.
 
     >>> with named("RestClient.get_session"):
     ...     current()
@@ -61,7 +61,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def carried(job: Callable[P, T]) -> Callable[P, T]:
-    """Return a job for another thread that names its requests after this thread's public method."""
+    """Wrap a job for another thread, so that its requests name the public method of this thread."""
     name = current()
     if not name:
         return job
@@ -91,7 +91,7 @@ def warn_caller(text: str, category: type[Warning]) -> None:
 
 
 def names_requests(client: C) -> C:
-    """Make each public method of a client class, inherited ones included, name the requests that it causes.
+    """Wrap each public method of a client class, inherited ones included, so that its requests name it.
 
     >>> @names_requests
     ... class ShopClient:
@@ -103,7 +103,7 @@ def names_requests(client: C) -> C:
     >>> ShopClient().buy(), ShopClient().pay(), current()
     ('ShopClient.buy', 'ShopClient.pay', '')
     """
-    # Some clients are futures of themselves. The methods of a future send no requests.
+    # Some clients are also futures. The methods of a future send no requests.
     for attribute in set(dir(client)) - set(dir(APIFuture)):
         method = inspect.getattr_static(client, attribute)
         if isinstance(method, FunctionType) and not attribute.startswith("_"):
@@ -152,7 +152,7 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
 Asked = tuple[str, CodeType, int]
 """The public method of a call, and the code and line of the user that called it."""
 
-# These follow from a failure that is reported already, or from an action of the user.
+# These are not logged, because they follow from a reported failure, or from an action of the user.
 _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 
 _log = logging.getLogger("tinker_sync.clients")
@@ -194,7 +194,7 @@ def watch(future: APIFuture[Any], asked: Asked) -> None:
 
 
 def note_failure(future: APIFuture[Any]) -> None:
-    """Keep the failure of an ended future until the user looks at it."""
+    """Attach an `Unread` to a future that has failed, unless the user has looked at it already."""
     failure, asked = future.failure, future.asked
     if failure is None or asked is None or isinstance(failure, _EXPECTED):
         return

@@ -1,7 +1,7 @@
 """Reports on the server's queues, for the log and for listeners.
 
 The log gets one line a minute for each kind of request and state, however many requests wait. Listeners get
-every report, on a worker thread, with no lock held.
+every report, on the poller's thread, with no lock held.
 """
 
 from __future__ import annotations

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Hashable, MutableMapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from tinker_sync.errors import DeadlineError
+from tinker_sync.errors import APIConnectionError, DeadlineError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+class _Try(NamedTuple):
+    """A try to make a value, and the time at which it gives up."""
+
+    ended: Future[None]
+    deadline_at: float
 
 
 class Once(Generic[T]):
@@ -28,29 +36,36 @@ class Once(Generic[T]):
     >>> once = Once()
     >>> once.made, once.get(lambda: 7), once.get(lambda: 8), once.made
     (None, 7, 7, 7)
+
+    Args:
+        now: returns the time of the clock to which deadlines belong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._lock = threading.Lock()
-        self._flight: Future[None] | None = None  # guarded by _lock; the try under way
+        self._flight: _Try | None = None  # guarded by _lock; the try under way
         self.made: T | None = None
         """The value, or None before it is made. Reading it never waits."""
         _fork.renew_in_child(self)
 
-    def get(self, make: Callable[[], T], *, limit_s: float = math.inf) -> T:
+    def get(self, make: Callable[[], T], *, deadline_at: float = math.inf) -> T:
         """Return the value. The first caller makes it; callers that come meanwhile wait for that.
 
         Args:
             make: makes the value; must not call `get` of the same object.
-            limit_s: the longest wait for another thread that makes the value.
+            deadline_at: the time at which to give up. This method keeps it while it waits for another thread,
+                and `make` has to keep it.
 
         Raises:
-            Exception: the exception of `make`, in every thread that waited for this try.
+            Exception: the exception of `make`, in every thread that waited for this try. If the try found
+                no answer, a thread with a later deadline makes the value itself instead.
             DeadlineError: another thread was not done in time.
         """
+        began_at = self._now()
         while self.made is None:
-            mine: Future[None] = Future()
-            # Ctrl-C may interrupt this block at any point. The flight must end in every case.
+            mine = _Try(Future(), deadline_at)
+            # Ctrl-C may interrupt this block at any point. The try under way must end in every case.
             try:
                 with self._lock:
                     flight = self._flight = self._flight or mine
@@ -61,32 +76,34 @@ class Once(Generic[T]):
                 self._land(mine, failure)
                 raise
             if flight is not mine:
-                self._await(flight, limit_s)
+                self._await(flight, began_at, deadline_at)
         return self.made
 
-    def _land(self, flight: Future[None], failure: BaseException | None) -> None:
+    def _land(self, flight: _Try, failure: BaseException | None) -> None:
         with self._lock:
             if self._flight is flight:
                 self._flight = None
-        if flight.done():
+        if flight.ended.done():
             return
         if failure is None:
-            flight.set_result(None)
+            flight.ended.set_result(None)
         else:
-            flight.set_exception(failure)
+            flight.ended.set_exception(failure)
 
-    @staticmethod
-    def _await(flight: Future[None], limit_s: float) -> None:
+    def _await(self, flight: _Try, began_at: float, deadline_at: float) -> None:
+        left_s = max(deadline_at - self._now(), 0.0)
         try:
-            failure = flight.exception(limit_s if math.isfinite(limit_s) else None)
+            failure = flight.ended.exception(left_s if math.isfinite(left_s) else None)
         except FutureTimeoutError:
             raise DeadlineError(
                 "the client was not ready within the deadline",
-                waited_s=limit_s,
+                waited_s=deadline_at - began_at,
                 last_words="another thread was still setting it up",
             ) from None
         # If Ctrl-C interrupted the thread that was making the value, one of the waiting threads takes over.
-        if isinstance(failure, Exception):
+        # So does a thread that has more time than a try that found no answer in its time.
+        more_time = isinstance(failure, APIConnectionError) and deadline_at > flight.deadline_at
+        if isinstance(failure, Exception) and not more_time:
             raise fresh(failure)
 
     def renew_after_fork(self) -> None:

@@ -1,7 +1,7 @@
 """The calls that change something at the server. A client that ends waits for them for a bounded time.
 
 Any thread may call the methods without a lock: adding a call, removing it and copying the names are each one
-step of the interpreter.
+step of the interpreter. Reading the newest one takes two, and is repeated if another thread comes between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 
 PENDING_LIMIT_S: Final = 60.0
-"""The longest delay of the end of a client."""
+"""The longest time that the end of a client waits for these calls."""
 _NOTICE_AFTER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 
@@ -56,8 +56,20 @@ class PendingChanges:
         return len(self._names)
 
     def under_way(self) -> bool:
-        """Return True if a call has not ended. Ctrl-C may leave calls in the count that have ended."""
-        return any(not future.done() for future in list(self._names))
+        """Return True if a call has not ended. Forget ended calls that Ctrl-C left in the set.
+
+        This looks at the newest calls first, because thousands may wait.
+        """
+        names = self._names
+        while names:
+            try:
+                newest = next(reversed(names))
+            except (RuntimeError, StopIteration):  # another thread has changed the names in between
+                continue
+            if not newest.done():
+                return True
+            names.pop(newest, None)
+        return False
 
     def describe(self) -> str:
         """Return the names of the calls, each with its count if that is not 1."""
@@ -100,7 +112,7 @@ class PendingChanges:
         self._names, self._news, self._given_up = {}, threading.Event(), False
 
     def _forget_ended(self) -> None:
-        """Forget calls that have ended without a callback: Ctrl-C may have come before it was added."""
+        """Remove ended calls that have no callback to remove them, because Ctrl-C interrupted `add`."""
         for future in [each for each in list(self._names) if each.done()]:
             self._names.pop(future, None)
 

@@ -27,7 +27,7 @@ class FutureState(str, Enum):
     WAITING = "waiting"
     """Accepted by the server."""
     PAUSED = "paused"
-    """Accepted by the server, which reports that it does not work on it."""
+    """Accepted by the server, which reports that it is not working on the call now."""
     DONE = "done"
     """Ended with a result, a failure or a cancel."""
 

@@ -1,7 +1,7 @@
-"""`Published`: the description that an open server publishes of itself, fetched on first use.
+"""`Published`: the description that an open server publishes of itself (OpenAPI), fetched on first use.
 
-Any thread may call the methods. The first one fetches the description, and others wait for it. A server with
-the whole protocol is not asked for it.
+Any thread may call the methods. The first one fetches the description, and others wait for it. A server that
+is known to have the whole protocol is not asked.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Published:
         """Refuse or report the fields of a request that the server would ignore silently.
 
         Raises:
-            UnsupportedByServerError: without one of them the call would have another result.
+            UnsupportedByServerError: the server would ignore a field that changes the result of the call.
         """
         used = [] if knows_all(dialect) else used_fields(name, request)
         api = self.api() if used else None

@@ -8,11 +8,16 @@ clients.
     ... send ...
     gate.succeeded(permit)              # or gate.throttled(permit, delay_s) or gate.failed(permit), once
 
-While the limiter is open, a request passes after one `Event.is_set()`, and nothing is counted. A refusal
+While the limiter is open, a request passes after one look at an attribute, and nothing is counted. A refusal
 (429), or a queue that the server reports as paused, closes the limiter for a time: no request passes. Then it
 reopens for a small window of requests. The window grows by one with each request that succeeds; a further
 refusal halves it. The limiter opens when the window covers all requests that can be in their send phase, and
 no request waits. So the requests that gathered meanwhile never go all at once.
+
+A server often refuses because it works on as many requests as it can hold. So a refusal also bounds the work:
+the requests that the server has accepted and not finished. The bound is the work that the server held when it
+refused. While it lasts, a request passes when another one ends, and the server refuses no more. After
+`RECENT_S` the bound ends, and a small window finds out what the server holds by then.
 
 The requests that wait form one line. The thread of the first one watches the time while the limiter is
 closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
@@ -38,9 +43,11 @@ from tinker_sync.runtime.once import Shared
 FIRST_WINDOW: Final = 10
 # At most this many samples are in their send phase at once, so a wider window limits nothing.
 OPEN_WINDOW: Final = 400
-# For this time after a pause the prompts have a greater weight.
+# For this time after a pause, a prompt counts as several times its size in the limit on bytes.
 RECENT_S: Final = 10.0
 
+# One part in this many of the work at a refusal is left out of the bound.
+_SPARE: Final = 32
 _SMALL_BYTES: Final = 128 * 1024
 
 
@@ -91,7 +98,7 @@ class Permit:
 
 
 class _Turn:
-    """A place in the line. The limiter's lock guards all attributes but the event."""
+    """The place of a waiting request in the line. The limiter's lock guards all attributes but the event."""
 
     __slots__ = ("event", "gate", "permit")
 
@@ -114,16 +121,17 @@ class RateLimiter:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
         self._clock = clock
         self._pace = pace  # pauses are multiplied by this
-        # Set and cleared under _lock, read without. No thread waits for _lock with the event's lock held.
-        self._open = threading.Event()
-        self._open.set()
-        self._free = Permit(0, counted=False)  # the permit while open; replaced under _lock, read without
+        # The permit while open, else None; written under _lock, read without.
+        self._free: Permit | None = Permit(0, counted=False)
         self._lock = threading.Lock()
         self._closed_until_s = -math.inf  # written under _lock, read without
         self._epoch = 0  # guarded by _lock; the number of times that a window was set
         self._window = OPEN_WINDOW  # guarded by _lock
         self._in_flight = 0  # guarded by _lock; counted permits not given back
         self._line: deque[_Turn] = deque()  # guarded by _lock
+        self._work: set[object] = set()  # what the server works on; one operation at a time, without _lock
+        self._most_work = math.inf  # guarded by _lock; the bound
+        self._may_hold_more = False  # guarded by _lock; no work has ended since the refusal
         self._first_window = FIRST_WINDOW  # written under _lock
         self._announce: Callable[[float], None] | None = None  # written once
         _fork.renew_in_child(self)
@@ -142,7 +150,7 @@ class RateLimiter:
         >>> RateLimiter().state()
         <LimiterState.OPEN: 'open'>
         """
-        if self._open.is_set():
+        if self._free is not None:
             return LimiterState.OPEN
         return LimiterState.CLOSED if self._clock.now() < self._closed_until_s else LimiterState.REOPENING
 
@@ -155,7 +163,7 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            if self._open.is_set():
+            if self._free is not None:
                 self._epoch += 1
             self._window = min(self._window, self._first_window)
             watch = self._close_locked(delay_s)
@@ -165,9 +173,9 @@ class RateLimiter:
             self._announce(delay_s)
 
     def share(self, announce: Callable[[float], None]) -> None:
-        """Set a function that gets the delay of each refusal, for the limiters of other processes.
+        """Set a function that passes the delay of each refusal to the limiters of other processes.
 
-        It is called with no lock held.
+        The limiter calls it with no lock held.
 
         >>> limiter, heard = RateLimiter(), []
         >>> limiter.share(heard.append)
@@ -178,19 +186,23 @@ class RateLimiter:
         self._announce = announce
 
     def count_sharers(self, processes: int) -> None:
-        """Use one of `processes` equal parts of the first window, at least 1.
+        """Divide the first window by the number of processes that share it.
+
+        The part of a process is at least 1. A limiter that is closed reopens with no more than its part.
 
         >>> limiter = RateLimiter()
-        >>> limiter.count_sharers(4)
         >>> limiter.follow(2)
+        >>> limiter.count_sharers(4)
         >>> limiter
         <RateLimiter closed, window 2, 0 in flight, 0 in line>
         """
         with self._lock:
             self._first_window = max(1, FIRST_WINDOW // max(1, processes))
+            if self._clock.now() < self._closed_until_s:
+                self._window = min(self._window, self._first_window)
 
     def follow(self, delay_s: float) -> None:
-        """Close for `delay_s`, because the server refused a request of another process.
+        """Close for `delay_s`, because the server has refused a request of another process.
 
         Refusals that arrive while the limiter is closed count as one: they only extend the time.
 
@@ -200,7 +212,7 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            if self._open.is_set():
+            if self._free is not None:
                 self._epoch += 1
                 self._window = self._first_window
             elif self._clock.now() >= self._closed_until_s:
@@ -225,21 +237,19 @@ class RateLimiter:
         0.0
         """
         with self._lock:
-            if self._open.is_set():
+            if self._free is not None:
                 return 0.0
             closed_s = self._closed_until_s - self._clock.now()
             if closed_s > 0:
                 return closed_s
-            return 0.0 if self._in_flight < self._window else math.inf
+            return 0.0 if self._has_room_locked() else math.inf
 
     def renew_after_fork(self) -> None:
-        """Keep the pause and the window; forget the requests of the parent that wait or are under way."""
+        """In a forked child, keep the pause and the window, and forget the requests of the parent."""
         self._lock = threading.Lock()
-        was_open, self._open = self._open.is_set(), threading.Event()
-        if was_open:
-            self._open.set()
         self._in_flight = 0
         self._line = deque()
+        self._work = set()
 
     def __repr__(self) -> str:
         state = self.state()
@@ -250,8 +260,13 @@ class RateLimiter:
     # ---------------------------------------------------- for gates
 
     def _close_locked(self, delay_s: float) -> _Turn | None:
-        """Close for `delay_s`. Return the turn that must be woken to watch the time, or None."""
-        self._open.clear()
+        """Close for `delay_s`. Return the turn whose thread must be woken to watch the time, or None."""
+        self._free = None
+        # The refusals of one storm arrive one after the other, while work ends. The first one counts.
+        if self._clock.now() >= self._closed_until_s:
+            self._may_hold_more = True
+            self._most_work = math.inf
+        self._bound_work_locked()
         self._closed_until_s = max(self._closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
         return self._line[0] if self._line else None
 
@@ -259,7 +274,7 @@ class RateLimiter:
         """Return a permit if there is one now. Else put the turn, if given, into the line and return None."""
         if gate._failure is not None:
             return None
-        if self._open.is_set():
+        if self._free is not None:
             return self._free
         if not self._line and self._has_room_locked():
             return self._count_locked()
@@ -268,7 +283,22 @@ class RateLimiter:
         return None
 
     def _has_room_locked(self) -> bool:
-        return self._in_flight < self._window and self._clock.now() >= self._closed_until_s
+        if math.isfinite(self._most_work) and not self.recently_closed():
+            self._most_work = math.inf
+            self._window = min(self._window, self._first_window)
+        if self._in_flight >= self._window or self._in_flight + len(self._work) >= self._most_work:
+            return False
+        return self._clock.now() >= self._closed_until_s
+
+    def _bound_work_locked(self) -> None:
+        """Bound the work by a little less than the server holds.
+
+        The server ends work some time before this client has the result. A server that refuses while it works
+        on few requests has another reason.
+        """
+        work = len(self._work)
+        if self._may_hold_more and work >= FIRST_WINDOW:
+            self._most_work = work - work // _SPARE
 
     def _count_locked(self) -> Permit:
         self._in_flight += 1
@@ -281,22 +311,29 @@ class RateLimiter:
             turn = self._line.popleft()
             turn.permit = self._count_locked()
             admitted.append(turn)
-        wide = self._window >= OPEN_WINDOW and not self._line
-        if wide and not self._open.is_set() and self._clock.now() >= self._closed_until_s:
+        wide = self._window >= OPEN_WINDOW and not self._line and math.isinf(self._most_work)
+        if wide and self._free is None and self._clock.now() >= self._closed_until_s:
             self._free = Permit(self._epoch, counted=False)
-            self._open.set()
         return admitted
 
     def _watch_s_locked(self, turn: _Turn) -> float:
-        """Return the longest sleep of a turn. Only the first in line has to watch the time."""
+        """Return the longest time that the thread of a turn may sleep.
+
+        Only the first in line watches the time.
+        """
         if self._line and self._line[0] is turn:
             closed_s = self._closed_until_s - self._clock.now()
             if closed_s > 0:
                 return closed_s
+            if math.isfinite(self._most_work):
+                return closed_s + RECENT_S
         return math.inf
 
     def _leave_locked(self, turns: list[_Turn]) -> _Turn | None:
-        """Take turns out of the line. Return the new first turn if it must be woken to watch the time."""
+        """Remove turns from the line.
+
+        Return the turn that is first now, if its thread must be woken to watch the time.
+        """
         if not turns:
             return None
         watched = self._line[0] in turns
@@ -330,7 +367,7 @@ class RateLimiter:
 
 
 class Gate:
-    """The entrance of one client to a limiter. Thread-safe.
+    """The access of one client to a limiter. Thread-safe.
 
     >>> gate = RateLimiter().gate()
     >>> permit = gate.acquire(timeout=1)
@@ -370,6 +407,21 @@ class Gate:
         permit = self._acquire(turn)
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
+    def lets_pass(self, permit: Permit) -> bool:
+        """Return True if the limiter has not closed since it gave this permit. Ask right before the request.
+
+        >>> gate = RateLimiter().gate()
+        >>> permit = gate.acquire()
+        >>> gate.limiter.close_for(5)
+        >>> gate.lets_pass(permit)
+        False
+        """
+        limiter = self.limiter
+        if limiter._free is not None:
+            return True
+        closed = limiter._clock.now() < limiter._closed_until_s
+        return permit.counted and permit.epoch == limiter._epoch and not closed
+
     def succeeded(self, permit: Permit) -> None:
         """Give the permit back and widen the window by one, because the server has accepted the request.
 
@@ -380,7 +432,7 @@ class Gate:
             self.limiter._end(permit, success=True)
 
     def failed(self, permit: Permit) -> None:
-        """Give the permit back; the server neither accepted the request nor asked for fewer.
+        """Give the permit back; the server neither accepted the request nor asked for fewer requests.
 
         >>> gate = RateLimiter().gate()
         >>> gate.failed(gate.acquire())
@@ -388,8 +440,33 @@ class Gate:
         if permit.counted:
             self.limiter._end(permit, success=False)
 
+    def begin_work(self, work: object) -> None:
+        """Note that the server works on a request from now on. Call this before `succeeded`.
+
+        >>> gate = RateLimiter().gate()
+        >>> gate.begin_work("sample 1")
+        >>> gate.end_work("sample 1")
+        """
+        limiter = self.limiter
+        limiter._work.add(work)
+        if limiter._free is None:
+            with limiter._lock:
+                if limiter._clock.now() < limiter._closed_until_s:
+                    limiter._bound_work_locked()  # the request was under way when the server refused others
+
+    def end_work(self, work: object) -> None:
+        """Note that the server has finished a request, or that its result is not needed any more."""
+        limiter = self.limiter
+        limiter._work.discard(work)
+        if limiter._free is None:
+            with limiter._lock:
+                limiter._may_hold_more = False
+                admitted = limiter._admit_locked()
+            for turn in admitted:
+                turn.event.set()
+
     def throttled(self, permit: Permit, delay_s: float) -> None:
-        """Give the permit back and close for `delay_s`, because the server asks for fewer requests.
+        """Give the permit back and close the limiter for `delay_s`: the server asks for fewer requests.
 
         >>> gate = RateLimiter().gate()
         >>> gate.throttled(gate.acquire(), default_delay_s(1000))
@@ -421,8 +498,9 @@ class Gate:
 
     def _acquire(self, turn: _Turn | None) -> Permit | None:
         limiter = self.limiter
-        if self._failure is None and limiter._open.is_set():
-            return limiter._free
+        free = limiter._free
+        if free is not None and self._failure is None:
+            return free
         with limiter._lock:
             permit = limiter._enter_locked(self, turn)
         if permit is None and self._failure is not None:
@@ -446,7 +524,10 @@ class Gate:
             raise
 
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
-        """Return the permit of the turn, or None, and its longest sleep. Admit others if there is room."""
+        """Admit turns while there is room.
+
+        Return the turn's permit (or None) and the longest time it may sleep.
+        """
         limiter = self.limiter
         turn.event.clear()
         with limiter._lock:

@@ -1,6 +1,6 @@
-"""`Retrieval`: asks for the result of one promise, and decides what follows from each possible answer.
+"""`Retrieval`: asks for the result of one promise, and decides on the action after each answer.
 
-It is pure: it has no socket, thread or clock. `Retrieval.ask` returns the request to send. `Retrieval.on`
+It does no I/O: it has no socket, thread or clock. `Retrieval.ask` returns the request to send. `Retrieval.on`
 takes the outcome and returns the next action. The driver in `fetcher.py` sends, waits, and resolves the
 future.
 
@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
-from tinker_sync._policy import EMPTY_400, FIRST_S, Meaning, Rule, Stage, delay_s, rule_for
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._policy import (
+    EMPTY_400,
+    FIRST_S,
+    UNREADABLE_ANSWERS,
+    Meaning,
+    Rule,
+    Stage,
+    delay_s,
+    rule_for,
+)
+from tinker_sync._secret import HeaderMap, Secret, mask_text
 from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -44,13 +53,13 @@ PATH: Final = "/api/v1/retrieve_future"
 # Templates are faster than encoding the whole body for each of the many polls: only the id is encoded.
 _METADATA_TOO: Final = b'{"request_id":%b,"allow_metadata_only":true}'
 _RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
+_ROUNDTRIP: Final = "X-Tinker-Create-Promise-Roundtrip-Time"
 # Trouble is measured from the first failure since the last good answer, so healthy polls do not count.
 TROUBLE_LIMIT_S: Final = 300.0
 # A server that answers faster does not hold the poll. Without a pause the client would ask thousands of times
 # a second.
 FLOOR_S: Final = 0.2
 _LONGEST_QUICK_PAUSE_S: Final = 5.0
-_MAX_ODD_ANSWERS: Final = 3
 _BILLING_PAUSE_S: Final = 5.0
 _NOT_READY_PAUSE_S: Final = 1.0
 _BAD_POLL_PAUSE_S: Final = 0.25
@@ -59,7 +68,7 @@ _BAD_POLL_PAUSE_S: Final = 0.25
 class Ask(NamedTuple):
     """The action to send a request now."""
 
-    headers: Mapping[str, str]
+    headers: HeaderMap
     body: bytes
 
 
@@ -108,7 +117,7 @@ class QueueNotice(NamedTuple):
 
 @define(eq=False)
 class Retrieval:
-    """The state of one promise, for one thread at a time.
+    """A state machine that polls for the result of one promise. For one thread at a time.
 
     Args:
         request_id: the id of the promise.
@@ -143,7 +152,7 @@ class Retrieval:
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
 
     iteration: int = field(default=0, init=False)
-    """The number of requests so far."""
+    """The number of polls so far."""
     last_words: str = field(default="", init=False)
     """The last report of the server or of a failure to reach it, for the error of a deadline."""
     trouble_since: float | None = field(default=None, init=False)
@@ -157,16 +166,17 @@ class Retrieval:
     _odd_answers: int = field(default=0, init=False)
 
     def ask(self) -> Ask:
-        """Return the next request, and count it."""
-        headers = {
-            "X-Tinker-Request-Iteration": str(self.iteration),
-            "X-Tinker-Request-Type": self.request_type,
+        """Return the next poll, and count it."""
+        # The lines are written out, because each poll has them.
+        lines = {
+            "x-tinker-request-iteration": ("X-Tinker-Request-Iteration", str(self.iteration)),
+            "x-tinker-request-type": ("X-Tinker-Request-Type", self.request_type),
         }
         if self.iteration == 0 and self.roundtrip_s is not None:
-            headers["X-Tinker-Create-Promise-Roundtrip-Time"] = repr(self.roundtrip_s)
+            lines["x-tinker-create-promise-roundtrip-time"] = (_ROUNDTRIP, repr(self.roundtrip_s))
         self.iteration += 1
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
-        return Ask(headers, body % encode_basestring_ascii(self.request_id).encode("ascii"))
+        return Ask(HeaderMap.of_lines(lines), body % encode_basestring_ascii(self.request_id).encode("ascii"))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
         """Return the action that follows from an answer or a failure to get one.
@@ -285,7 +295,10 @@ class Retrieval:
         )
 
     def _odd(self, reply: Reply, now: float, what: str) -> Action:
-        """Ask a few times more after an invalid answer, which may come from a proxy on the way."""
+        """Return the action after an invalid answer: poll a few more times, then fail.
+
+        The answer may come from a proxy.
+        """
         self.last_words = what
         self._odd_answers += 1
         error = APIResponseValidationError(
@@ -297,7 +310,7 @@ class Retrieval:
             path=PATH,
             attempts=self.iteration,
         )
-        if self._odd_answers >= _MAX_ODD_ANSWERS:
+        if self._odd_answers >= UNREADABLE_ANSWERS:
             return Failed(error)
         pause_s = delay_s(self._odd_answers, draw=self.draw(), first_s=1.0)
         return self._troubled(now, pause_s, what, lambda: error)
@@ -355,7 +368,10 @@ class Retrieval:
         return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
     def _on_suspect(self, reply: Reply, rule: Rule) -> Action:
-        """Ask a few times more. An open server reports a failed request by a repeated 400 or 422."""
+        """Return the action after a doubtful status: poll a few more times, then fail.
+
+        An open server reports a failed request by a repeated 400 or 422.
+        """
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
             return Failed(self._status_error(reply))

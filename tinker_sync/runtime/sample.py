@@ -4,8 +4,8 @@ The steps of a job, in order, each a method:
 
     SampleJob()    check the request, and refuse one that no server accepts
     put            prepare and queue it once the sampler exists: on the caller's thread if it exists already
-    admit          wait for the limits and take a number, on the one worker that admits
-    submit         send the request, on a worker
+    admit          take places under the limits and a number, on the one thread that admits
+    submit         send the request: on the poller's thread if that takes no time, else on a worker
     _on_promise    let the fetcher poll for the result, because the server has accepted the sample
     _decode        read the result, count it and compare it with the request
     _on_done       give back the place; after a cancel, also stop the request that is under way
@@ -23,9 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import TokensUsed
-from tinker_sync._policy import delay_s
+from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
-from tinker_sync.errors import DeadlineError, TinkerError
+from tinker_sync.errors import APIResponseValidationError, DeadlineError
 from tinker_sync.runtime import sample_response
 from tinker_sync.runtime.admission import Limiter, Plan, length_of
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes
@@ -33,6 +33,7 @@ from tinker_sync.runtime.calls import read_promise
 from tinker_sync.runtime.fetcher import Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import asked_here, carried, current, named
+from tinker_sync.runtime.rate_limiter import OPEN_WINDOW
 from tinker_sync.runtime.sample_scheduler import Refused, Throttled
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
@@ -65,14 +66,16 @@ _read_response: Final = decode_with(
 
 
 class Abandonable(Protocol):
-    """A retrieval under way."""
+    """A retrieval that can be stopped."""
 
     def abandon(self) -> None:
         """Stop, because the result is not needed any more."""
 
 
 class SampleJob:
-    """One sample. Its steps run one after the other, except `_on_done`: any thread may call it at any time.
+    """The work for one sample, from the user's call to its result.
+
+    The steps run one after the other, except `_on_done`, which any thread may call at any time.
 
     Raises:
         InvalidInputError: the request cannot be sent.
@@ -145,8 +148,7 @@ class SampleJob:
 
         Raises:
             TinkerError: the server does not support the request, the client is closed, or the rest of a
-            budget
-                does not suffice.
+                budget does not suffice.
         """
         line, request = self._line, self._request
         core = line.core
@@ -178,7 +180,7 @@ class SampleJob:
         return future
 
     def start(self) -> None:
-        """Queue a sample that has waited for the sampler."""
+        """Prepare and queue a sample that was held until its client was ready."""
         if self.over:
             return
         try:
@@ -188,7 +190,10 @@ class SampleJob:
             self._fail_future(failure)
 
     def _put_numbered(self) -> None:
-        """Get the numbers of a copy before its first sample, on a worker, so that no caller waits."""
+        """Get a block of sample numbers for a copy of a client, and queue the sample.
+
+        This runs on a worker, because the first sample of a copy asks the server for the block.
+        """
         try:
             self._line.make_numbers()
         except Exception as error:  # noqa: BLE001  # the future raises it
@@ -212,13 +217,23 @@ class SampleJob:
         """Return True if the future has ended."""
         return self._future is not None and self._future.done()
 
-    def admit(self) -> bool:
-        """Wait for the limits and take a number. Return True if the sample is to be submitted."""
+    def admit(self, *, may_wait: bool = True) -> bool | None:
+        """Wait for the limits and take a number. Return True if the sample is to be submitted.
+
+        Without `may_wait`, return None if a limit does not allow the sample now; the next call goes on from
+        there.
+        """
         try:
-            admitted = self._take_place() and self._take_bytes() and self._take_permit()
+            left_s = self._left_s() if may_wait else 0.0
+            admitted = self._take_place(left_s) and self._take_bytes(left_s) and self._take_permit(left_s)
             if self._is_called_off():
                 return False
             if not admitted:
+                if not may_wait:
+                    self._give_back_bytes()
+                    # A sample that is sent again may go before this one, and needs a place too.
+                    self._give_back_place()
+                    return None
                 self.fail(self._deadline_error())
             elif self._number is None:
                 draw = self._line.numbers.made or self._line.next_number
@@ -231,13 +246,20 @@ class SampleJob:
     def submit(self) -> None:
         """Send the request."""
         try:
-            if not self._is_called_off():
+            permit: Permit | None = self._held.get("permit")
+            if self._is_called_off():
+                return
+            if permit is None or self._scheduler.gate.lets_pass(permit):
                 self._submit()
+            else:
+                self._give_back_permit(success=False)
+                self._give_back_bytes()
+                self._queue_again()
         except Exception as error:  # noqa: BLE001  # the sample must end in any case
             self.fail(error)
 
     def _is_called_off(self) -> bool:
-        """Return True if the sample is over. Then also give back all that it holds."""
+        """Return True if the sample has ended. In this case, also give its resources back."""
         over = self.over
         if over:
             self._give_back_permit(success=False)
@@ -245,28 +267,31 @@ class SampleJob:
             self._give_back_place()
         return over
 
-    def _take_place(self) -> bool:
+    def _take_place(self, left_s: float | None) -> bool:
         if "place" in self._held:
             return True
         places = self._scheduler.places
-        if not (places.try_acquire(1) or places.acquire(1, self._left_s())):
+        if not (places.try_acquire(1) or places.acquire(1, left_s)):
             return False
         self._held["place"] = True
         return True
 
-    def _take_bytes(self) -> bool:
+    def _take_bytes(self, left_s: float | None) -> bool:
+        if "bytes" in self._held:
+            return True
         weight = self.estimate_bytes
         if self._scheduler.gate.limiter.recently_closed():
             weight *= _WEIGHT_AFTER_REFUSAL
         budget = self._scheduler.sending_bytes
-        if not (budget.try_acquire(weight) or budget.acquire(weight, self._left_s())):
+        weight = max(weight, budget.limit_bytes // OPEN_WINDOW)
+        if not (budget.try_acquire(weight) or budget.acquire(weight, left_s)):
             return False
         self._held["bytes"] = weight
         return True
 
-    def _take_permit(self) -> bool:
+    def _take_permit(self, left_s: float | None) -> bool:
         gate = self._scheduler.gate
-        permit = gate.try_acquire() or gate.acquire(self._left_s())
+        permit = gate.try_acquire() or gate.acquire(left_s)
         if permit is None:
             return False
         self._held["permit"] = permit
@@ -333,23 +358,33 @@ class SampleJob:
             self._ticket = scheduler.poller.after(decision.delay_s, self._queue_again)
 
     def _queue_again(self) -> None:
+        # The one thread that admits may wait for a place, and cannot admit this sample before it has one.
+        self._give_back_place()
         self._scheduler.put(self, first=True)
 
     def _on_promise(self, reply: Reply) -> None:
+        self._held["work"] = True
+        self._scheduler.gate.begin_work(self)
         self._give_back_permit(success=True)
         self._give_back_bytes()
         line, scheduler, future = self._line, self._scheduler, self._future
         assert future is not None  # noqa: S101  # it was submitted
         try:
             request_id, self._sequence_ids = read_promise("asample", reply, scheduler.fetcher.secrets)
-        except TinkerError as error:
-            self.fail(error)
+        except APIResponseValidationError as error:
+            if self._attempt < min(UNREADABLE_ANSWERS, line.max_attempts):
+                self._last_words = str(error)
+                self._ticket = scheduler.poller.after(delay_s(self._attempt, draw=1.0), self._queue_again)
+            else:
+                self.fail(error)
             return
         if future.done():
+            self._end_work()
             line.core.server.abandon(request_id)
             return
         future.mark_accepted(request_id)
-        # The result may take hours. These are not needed again, except after a submission under a new number.
+        # The result may take hours. The body and the call are not needed again, except after a submission
+        # under a new number.
         self._body, self._call, self._ticket = b"", None, None
         _, fetch = line.parts.made or line.make_parts(self._machinery)
         self._fetch = fetch(
@@ -368,6 +403,7 @@ class SampleJob:
 
     def _on_gone(self, error: Exception) -> None:
         """Submit the request as a new sample, because the server has forgotten the promise."""
+        self._end_work()
         self._resubmits += 1
         if self._resubmits >= self._max_submissions:
             self.fail(error)
@@ -397,7 +433,7 @@ class SampleJob:
         return sample_response.named(sample_response.check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:
-        """End the sample without a result."""
+        """Fail the sample with `error`, and give its place in the limits back."""
         self._give_back_permit(success=False)
         self._give_back_bytes()
         self._fail_future(error)
@@ -407,7 +443,7 @@ class SampleJob:
             self._future.fail(error)
 
     def _on_done(self, future: APIFuture[SampleResponse]) -> None:
-        """Give back what the job holds, after a result, a failure or a cancel by the user."""
+        """Give the resources of the job back, after a result, a failure or a cancel by the user."""
         if future.cancelled():
             ticket, fetch = self._ticket, self._fetch
             if fetch is not None:
@@ -417,8 +453,10 @@ class SampleJob:
                 self._give_back_bytes()
             if future.request_id is not None:
                 self._line.core.server.abandon(future.request_id)
-        # They refer to this job. Such a cycle would keep the client alive until a garbage collection.
+        # The fetch and the ticket refer to this job. The cycle would keep the client alive until a garbage
+        # collection.
         self._fetch = self._ticket = None
+        self._end_work()
         self._give_back_place()
 
     def _give_back_permit(self, *, success: bool) -> None:
@@ -430,6 +468,10 @@ class SampleJob:
         weight = self._held.pop("bytes", None)
         if weight is not None:
             self._scheduler.sending_bytes.release(weight)
+
+    def _end_work(self) -> None:
+        if self._held.pop("work", None):
+            self._scheduler.gate.end_work(self)
 
     def _give_back_place(self) -> None:
         if self._held.pop("place", None):

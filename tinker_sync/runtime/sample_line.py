@@ -1,6 +1,6 @@
 """`SampleLine`: the parts that the samples of one client share: the sampler, the numbers, the body encoder.
 
-The JSON bodies of the samples differ in prompt and number, which `SampleBodies` splices in.
+The JSON bodies of the samples differ in prompt and number. `SampleBodies` encodes the rest once.
 
 Any thread may call the methods. Samples are held until the sampler exists; then they are scheduled in the
 order of the calls.
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.server import Machinery
     from tinker_sync.types.sampling import SampleRequest, SampleResponse
 
-# No text of the protocol holds it; a stop text that does is noticed.
+# A token id that marks the place of the tokens in an encoded request. No other field contains it, except
+# perhaps a stop text, which `_learn` notices.
 _MARK: Final = 1_999_999_999
 _MARKED: Final = b"[%d]" % _MARK
 _PARAMS: Final = "sampling_params"
@@ -43,7 +44,7 @@ _key_of: Final = attrgetter(
 
 
 class SampleBodies:
-    """Writes the bodies of one client's samples. Thread-safe.
+    """An encoder of the JSON bodies of one client's samples. Thread-safe.
 
     >>> params = SamplingParams(max_tokens=4)
     >>> request = SampleRequest(prompt=ModelInput.from_ints([1, 2]), sampling_params=params)
@@ -52,7 +53,7 @@ class SampleBodies:
     (True, b'{"seq_id":7,')
 
     Args:
-        dialect: what the server speaks.
+        dialect: the dialect of the server.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -61,7 +62,10 @@ class SampleBodies:
         self._last: tuple[Any, bytes, bytes] = (None, b"", b"")
 
     def encode(self, request: SampleRequest, number: int) -> bytes:
-        """Return the body of a request, which is fit for the server, under its number."""
+        """Return the JSON body of a request with its sample number.
+
+        The request must fit the dialect already.
+        """
         chunks = request.prompt.chunks
         if len(chunks) != 1 or type(chunks[0]) is not EncodedTextChunk or request.target_prompt_logprobs:
             return self._encode_whole(request, number)
@@ -72,12 +76,14 @@ class SampleBodies:
             last = self._learn(request, key)
         if last is None:
             return self._encode_whole(request, number)
-        tokens = chunks[0].tokens
-        listed = tokens if type(tokens) is list else _list(tokens)
+        listed = chunks[0].listed()
         return b'{"seq_id":%d,%b%b%b' % (number, last[1], wire_json.DEFAULT.write(listed), last[2])
 
     def _learn(self, request: SampleRequest, key: Any) -> tuple[Any, bytes, bytes] | None:
-        """Keep the text around the tokens of a request; None if it cannot be told from them."""
+        """Keep and return the encoded text before and after the tokens of a request.
+
+        Return None if the place of the tokens in the text is ambiguous.
+        """
         marked = request.model_copy(update={"prompt": ModelInput.from_ints([_MARK])})
         before, *others = self._body(marked)[1:].split(_MARKED)
         if len(others) != 1:
@@ -92,11 +98,6 @@ class SampleBodies:
         return json_body(request, self._dialect)
 
 
-def _list(tokens: Any) -> list[int]:
-    listed: list[int] = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    return listed
-
-
 CLONE_BLOCK: Final = 10**9
 """The size of a block of numbers. Each copy of a client numbers its samples in a block of its own."""
 _JOIN_S: Final = 300.0
@@ -106,7 +107,7 @@ class SampleLine:
     """The samples of one client: held until the sampler exists, then scheduled. Thread-safe.
 
     Args:
-        core: the shared parts.
+        core: the parts that the clients of a service share.
         max_attempts: the most tries of one submit.
         copied: True if other copies of the client may be in use; the numbers then come from a separate block.
     """
@@ -156,28 +157,28 @@ class SampleLine:
         return future
 
     def make_numbers(self) -> None:
-        """Prepare the numbers. The first call of a copy asks the server and blocks."""
+        """Prepare the sample numbers. The first call in a copy of a client asks the server and blocks."""
         self.numbers.get(self._join)
         self.core.ready()
 
     def next_number(self) -> int:
-        """Return the number for the next sample. The first call of a copy asks the server."""
+        """Return the number of the next sample. The first call in a copy of a client asks the server."""
         return self.numbers.get(self._join)()
 
     def make_parts(self, machinery: Machinery) -> tuple[SampleBodies, Callable[..., Any]]:
         """Return the encoder of the bodies and the function that polls for results.
 
-        A copy must have its numbers before this call.
+        A copy of a client must have its sample numbers before this call.
         """
         return self.parts.get(lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery)))
 
     def renew_after_fork(self) -> None:
-        """Begin as a copy: a forked child needs numbers of its own."""
+        """Forget the numbers in a forked child. Like a copy of the client, it needs a block of its own."""
         self.numbers = Once()
         self.parts = Once()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
-        """Return the function that polls for results: together if the server offers that, else one by one."""
+        """Return the function that polls for results: for all samples at once if the server offers it."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
         from tinker_sync.runtime.session_poll import SessionPoll

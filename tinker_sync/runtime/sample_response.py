@@ -1,4 +1,4 @@
-"""Checks of the response to a sample against its request. Pure functions; any thread may call them."""
+"""Checks of a sample's response against its request. The functions are pure; any thread may call them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinker_sync.types.sampling import SampledSequence, SampleRequest, SampleRes
 
 
 def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> SampleResponse:
-    """Return the response with the sequence ids of its promise, which older servers do not send.
+    """Add the sequence ids of its promise, which older servers do not send, to a new response; return it.
 
     Raises:
         WireError: the promise has a different number of ids.
@@ -27,8 +27,9 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
             f"the promise has {len(sequence_ids)} ids for {len(response.sequences)} sequences",
             "sample_sequence_ids",
         )
-    pairs = zip(response.sequences, sequence_ids, strict=True)
-    return response._with(sequences=[sequence._with(sequence_id=name) for sequence, name in pairs])
+    for sequence, name in zip(response.sequences, sequence_ids, strict=True):
+        sequence._fill("sequence_id", name)
+    return response
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:

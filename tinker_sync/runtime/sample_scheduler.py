@@ -1,8 +1,9 @@
-"""`SampleScheduler`: admits the samples of one client in order, and decides what follows a failed submit.
+"""`SampleScheduler`: admits the samples of one client in order, and decides about failed submits.
 
 Samples are admitted first come, first served. Three limits apply: the samples under way, the bytes being
-sent, and the rate limiter. One worker at a time admits, and only while samples wait, so a closed limiter
-holds that one worker and no caller. `put` never waits and takes the scheduler's lock for an append only.
+sent, and the rate limiter. The poller's thread admits the samples that need not wait. At the first one that
+must wait, one worker takes over, so a closed limiter holds that one worker and no caller. `put` never waits
+and takes the scheduler's lock for an append only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.workers import Workers
 
 
+# Admitting takes the thread that reads answers.
+_ADMITTED_AT_ONCE: Final = 16
+
+
 class SampleScheduler:
     """A scheduler that admits and submits the samples of one client in order. Thread-safe.
 
     Args:
-        fetcher: polls for results; its poller carries the submits too.
-        workers: run the admission and the submits.
+        fetcher: polls for results; its poller sends the submits too.
+        workers: run the admissions that must wait, and the submits that may take long.
         gate: the gate to the shared rate limiter.
         sending_bytes: bounds the bytes of the prompts being sent.
         places: bounds the samples under way.
@@ -93,7 +98,8 @@ class SampleScheduler:
             if start:
                 self._start_admitting()
         except BaseException:
-            # After Ctrl-C it is unknown whether a worker admits. The next sample starts one; two do no harm.
+            # After Ctrl-C it is unknown whether a worker admits. The next sample starts one; two at once do
+            # no harm.
             if start:
                 with self._lock:
                     self._admitting = False
@@ -130,6 +136,10 @@ class SampleScheduler:
     # -------------------------------------------------------------------------------------- on workers
 
     def _start_admitting(self) -> None:
+        if not self.poller.run_soon(self._admit_at_once):
+            self._admit_patiently()
+
+    def _admit_patiently(self) -> None:
         try:
             self._workers.run(self._admit)
         except RuntimeError as error:
@@ -138,6 +148,22 @@ class SampleScheduler:
                 self._admitting = False
             for job in refused:
                 job.fail(no_thread(error))
+
+    def _admit_at_once(self) -> None:
+        """Admit samples on the poller's thread. A worker takes over at the first one that must wait."""
+        for _ in range(_ADMITTED_AT_ONCE):
+            job = self._next()
+            if job is None:
+                return
+            admitted = job.admit(may_wait=False)
+            if admitted is None:
+                with self._lock:
+                    self._queue.appendleft(job)
+                self._admit_patiently()
+                return
+            if admitted:
+                self._submit(job)
+        self._start_admitting()  # after the answers that have arrived meanwhile
 
     def _admit(self) -> None:
         """Admit samples until none waits. One worker at a time runs this method.
@@ -149,15 +175,19 @@ class SampleScheduler:
             if not job.admit():
                 continue
             if self._leave():
-                self.poller.step_on_worker(job.submit)
+                self.poller.run_step(job.submit)
                 return
-            if job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection():
-                self.poller.step_on_worker(job.submit)
-                continue
-            try:
-                self._workers.run(partial(self.poller.step_on_worker, job.submit))
-            except RuntimeError as error:
-                job.fail(no_thread(error))
+            self._submit(job)
+
+    def _submit(self, job: SampleJob) -> None:
+        """Submit a sample on this thread if it can be sent without waiting, else on a worker."""
+        if job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection():
+            self.poller.run_step(job.submit)
+            return
+        try:
+            self._workers.run(partial(self.poller.run_step, job.submit))
+        except RuntimeError as error:
+            job.fail(no_thread(error))
 
     def _leave(self) -> bool:
         """Stop admitting and return True if no sample waits."""
@@ -176,7 +206,10 @@ class SampleScheduler:
 
 
 def _unique_keys() -> Iterator[str]:
-    """Return an iterator from which any thread may draw: see "Threads" in the package's docstring."""
+    """Return an iterator of unique keys.
+
+    Any thread may draw from it: see "Threads" in the package's docstring.
+    """
     return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
@@ -204,8 +237,8 @@ class Refused(NamedTuple):
 class SubmitPolicy:
     """A policy for submits that the server did not accept. Immutable, for any thread.
 
-    A 429, and a 402 that is to be waited out, concern all samples, so the limiter closes. Other failures that
-    the common table of statuses counts as passing are tried again, a bounded number of times.
+    A 429, and a 402 that is to be waited out, concern all samples, so the limiter closes. Other failures are
+    tried again a bounded number of times, if `tinker_sync._policy` counts them as temporary.
     """
 
     def __init__(

@@ -8,26 +8,27 @@ Guarantees
   makes the operation the one being sent. Until then the operation can be cancelled, and the operations behind
   it move up. So all of a body but the number is encoded before `append`, and `bytes_for(number)` completes
   it.
-- At most one operation is in its send phase. It consists of one or more requests with consecutive numbers.
-  Serial: each request is sent when the one before it is accepted. Parallel: all requests but the first are
-  sent at once, and the first when all the others are accepted. The server holds back requests that it cannot
-  run yet, so it sees the batch as a whole.
+- At most one operation is in its send phase. It consists of one or more requests with consecutive numbers,
+  which are sent in one of two ways. Serial: each request is sent when the one before it is accepted.
+  Parallel: all requests but the first are sent at once, and the first when all the others are accepted. The
+  server holds back requests that it cannot run yet, so it sees the batch as a whole. An operation that begins
+  with the number of a refused request is always sent in the serial way.
 - An operation whose requests are not known yet keeps its place: the operations behind it wait until `fill`
   brings the requests. It uses no number before that. It uses none at all if its future ends first; then the
   operations behind it move up.
 - A request that the server refuses uses no number: the next operation gets the number, and the queue goes on.
   The operation fails as a whole, and no more of it is sent. Its unused numbers before an accepted request are
   filled with requests without effect, so that no later operation runs in the middle of this one.
-- If it is not known that the server has a request, no later number can be right. The future of the request
-  fails with the cause. All other futures of the operation, of the queue and of later calls fail at once with
-  an `EarlierCallFailedError` that names it.
+- If it is unknown whether the server has accepted a request, no later number can be right. The future of the
+  request fails with the cause. All other futures of the operation, of the queue and of later calls fail at
+  once with an `EarlierCallFailedError` that names it.
 
 Assumptions
 
 - `send(part, number, ended)` calls `ended(None)` when the server has accepted the request; other code then
   waits for the result. It calls `ended` with `NotTaken` if the server certainly has not accepted the request,
-  and with another failure if that is not known, or raises it. It does all repeating, with the same bytes.
-  `ended` may be called on any thread; only its first call counts.
+  and with another failure if that is not known, or raises it. It repeats a request itself, with the same
+  bytes. `ended` may be called on any thread; only its first call counts.
 - `submit(job)` runs a job on another thread or inline, or raises RuntimeError. It runs every job that it
   accepts.
 
@@ -133,7 +134,9 @@ _MOVES = {
 
 
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
-    """Return the stages of sending, in order. The parts of a stage are sent together.
+    """Return the indices of an operation's parts, grouped into stages.
+
+    The parts of a stage are sent together.
 
     >>> [list(stage) for stage in stages(4, parallel=True)]
     [[1, 2, 3], [0]]
@@ -150,10 +153,11 @@ class _Sending(Generic[PartT]):
 
     __slots__ = ("first_number", "operation", "refused", "stages", "taken", "under_way")
 
-    def __init__(self, operation: Operation[PartT], first_number: int) -> None:
+    def __init__(self, operation: Operation[PartT], first_number: int, *, reused: bool = False) -> None:
         self.operation = operation
         self.first_number = first_number
-        self.stages = deque(stages(len(operation.parts), parallel=operation.parallel))
+        # A server does not wait for a number that it has refused before, so the first part has to go first.
+        self.stages = deque(stages(len(operation.parts), parallel=operation.parallel and not reused))
         self.under_way: set[int] = set()
         self.taken: set[int] = set()
         self.refused: dict[int, BaseException] = {}  # in the order of the refusals
@@ -194,7 +198,8 @@ class SendQueue(Generic[PartT]):
             send: sends a part under a number.
             submit: runs a job on a worker.
             send_nothing: sends a request without effect under a number, in the same way.
-            follow: does the job that sends a part soon on this thread; returns False if it does not.
+            follow: takes a job that sends a part, to run it soon on this thread; returns False if it does not
+                take the job.
         """
         self._send = send
         self._submit = submit
@@ -205,6 +210,7 @@ class SendQueue(Generic[PartT]):
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
         self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
+        self._unused_number = 1  # guarded by _lock; the smallest number that was never used
         self._refusal: Exception | None = (
             None  # guarded by _lock; the failure of new calls, once the queue is broken or closed
         )
@@ -239,7 +245,10 @@ class SendQueue(Generic[PartT]):
         self._advance()
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
-        """Add the requests, at least one, of an operation that keeps a place. Cancel them if it is gone."""
+        """Add the requests of an operation that was queued without any.
+
+        Cancel them if it has left the queue.
+        """
         assert parts, "an operation without requests"  # noqa: S101
         with self._lock:
             kept = operation in self._queue
@@ -285,7 +294,7 @@ class SendQueue(Generic[PartT]):
         self._queue, self._sending = deque(), None
 
     def refuse_inherited(self) -> None:
-        """Raise in a forked child that has not taken over.
+        """Raise an error in a forked child that has not called `take_over`.
 
         Raises:
             TinkerError: the queue belongs to the parent process.
@@ -345,11 +354,13 @@ class SendQueue(Generic[PartT]):
     def _begin(self, operation: Operation[PartT]) -> None:
         with self._lock:
             refusal = self._refusal  # set if the queue was closed meanwhile
-            sending = _Sending(operation, self._next_number)
+            reused = self._next_number < self._unused_number
+            sending = _Sending(operation, self._next_number, reused=reused)
             stage = sending.next_stage()
             if refusal is None:
                 self._sending = sending
                 self._next_number += len(operation.parts)
+                self._unused_number = max(self._unused_number, self._next_number)
         if refusal is not None:
             _fail(operation, refusal)
         else:
@@ -361,7 +372,7 @@ class SendQueue(Generic[PartT]):
                 job = partial(self._send_one, sending, index)
                 if not self._follow(sending.operation.parts[index], job):
                     self._submit(job)
-            except RuntimeError as failure:  # the workers take no more
+            except RuntimeError as failure:  # the workers take no more jobs
                 self._break(sending, index, failure)
 
     def _send_one(self, sending: _Sending[PartT], index: int) -> None:
@@ -384,7 +395,7 @@ class SendQueue(Generic[PartT]):
     def _end_send(
         self, sending: _Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
     ) -> None:
-        """Note the end of one send. Go on if it was the last one of its stage."""
+        """Record the end of one send. After the last send of a stage, begin the next stage."""
         if failure is not None and not isinstance(failure, NotTaken):
             self._break(sending, index, failure)
             return
@@ -442,7 +453,7 @@ class SendQueue(Generic[PartT]):
         holes: Sequence[int],
         unfilled: BaseException | None,
     ) -> None:
-        """Fill the unused numbers before an accepted request, one after the other, and then go on."""
+        """Fill the unused numbers before an accepted request, one by one. Then begin the next operation."""
         if unfilled is not None:
             _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
             self._break(sending, index, failure)

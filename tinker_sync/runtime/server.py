@@ -1,4 +1,4 @@
-"""`Server`: the view that a client has of one server.
+"""`Server`: the settings of one server, and the calls that one client makes to it.
 
 The first call that needs the server asks it for its settings (`Introduction`), and gets the immutable
 `ServerFacts`. Then the schedulers and the limits that depend on them are made, once. A failed start is not
@@ -42,7 +42,7 @@ from tinker_sync.runtime.rate_limiter import (
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
 from tinker_sync.runtime.workers import WorkerPools
-from tinker_sync.transport.call import Call, Reply
+from tinker_sync.transport.call import Call
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
@@ -61,17 +61,18 @@ class Machinery(NamedTuple):
 
 
 class Server:
-    """The view that a client has of one server: its facts, and calls to it. Thread-safe.
+    """The settings of one server, and the calls that one client makes to it. Thread-safe.
 
     Args:
         connection: the connection to the server.
-        poller: carries the requests.
+        poller: sends the requests.
         pools: run the jobs that may block.
         lifecycle: ends the calls when the client is closed.
         notices: receives reports on the server's queue.
-        facts: the facts, if another process has asked for them. With None the start asks the server.
-        limiter: a rate limiter of its own, for isolation. None stands for the one that all clients of this
-            base URL and key share.
+        facts: the facts about the server, if another process has fetched them already. With None, `start`
+            asks the server.
+        limiter: a rate limiter for this client alone. None stands for the one that all clients of this base
+            URL and key share.
     """
 
     def __init__(
@@ -86,14 +87,17 @@ class Server:
         limiter: RateLimiter | None = None,
     ) -> None:
         self.poll_s = POLL_TIMEOUT_S
-        """The seconds without an answer after which a poll for a result is sent again. Read at the start."""
-        self.made: Once[Machinery] = Once()
+        """The seconds without an answer after which a poll for a result is sent again.
+
+        `start` reads it once.
+        """
+        self.made: Once[Machinery] = Once(connection.clock.now)
         self.connection = connection
         """The connection to the server."""
         self._clock = connection.clock
         self._settings = connection.settings
         self.poller = poller
-        """The carrier of the requests that no thread waits for."""
+        """The poller, which sends requests for which no thread waits."""
         self._pools = pools
         self._lifecycle = lifecycle
         self._notices = notices
@@ -121,7 +125,7 @@ class Server:
         self.refuse_closed()
         made = self.made.made
         if made is None:
-            made = self.made.get(lambda: self._make(deadline_at), limit_s=self.left_s(deadline_at))
+            made = self.made.get(lambda: self._make(deadline_at), deadline_at=deadline_at)
             self.refuse_closed()  # the client may have been closed in the meantime
         return made
 
@@ -137,7 +141,9 @@ class Server:
         self._refresher.begin_if_due()
 
     def refuse_without_forward(self) -> None:
-        """Raise if a server without `forward_only` has no call for forward passes. The first call asks it.
+        """Raise if the server has no separate call for forward passes. The first call asks the server.
+
+        This is for servers that do not know the field `forward_only` of a training pass.
 
         Raises:
             UnsupportedByServerError: the server has no such call.
@@ -238,7 +244,7 @@ class Server:
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
-            TinkerError: there is no good answer.
+            TinkerError: the call fails.
         """
         # The server's settings come first, because they determine the credential of the call.
         made = self.start(deadline_at)
@@ -253,26 +259,26 @@ class Server:
             dialect=made.facts.dialect,
         )
         try:
-            reply = self.send(call, pause_billing=pause_billing)
-            return read_reply(name, reply, self.connection.secrets)
+            return self._send(call, name, pause_billing=pause_billing)
         except TinkerError as error:
             self._lifecycle.report(error)
             raise
 
-    def send(self, call: Call, *, pause_billing: bool = True) -> Reply:
-        """Make a call and wait for its answer. Wait out a 402 for as long as the server allows.
+    def _send(self, call: Call, name: str, *, pause_billing: bool) -> Any:
+        """Make a call and return its answer, read. Wait out a 402 for as long as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
-            TinkerError: there is no good answer.
+            TinkerError: the call fails.
         """
         self.refuse_closed()
+        connection = self.connection
         pause_s = PAUSE_S * self._settings.pace
         limit_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
         give_up_at = self._clock.now() + (math.inf if limit_s is None else limit_s)
         while True:
             try:
-                return self.connection.caller.call(call)
+                return connection.caller.read(call, lambda reply: read_reply(name, reply, connection.secrets))
             except BillingError:
                 if not pause_billing or not self.may_wait_out_billing(give_up_at):
                     raise
@@ -290,7 +296,7 @@ class Server:
         return in_time and made is not None and made.billing.may_pause()
 
     def closed_or(self, error: TinkerError) -> TinkerError:
-        """Return the error of a call, or the error for a closed client if that is its cause."""
+        """Return `error`, or a `ClientClosedError` with `error` as its cause if the client is closed."""
         try:
             self._refuse_if_closed(error)
         except ClientClosedError as closed:

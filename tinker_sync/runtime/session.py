@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
-# The answers to calls in a session that the server may have lost.
+# A 408 means that a result is not ready. The suspicious statuses may mean that the server has lost the
+# session.
 _NOT_READY: Final = 408
 _SUSPICIOUS: Final = (401, 404, 410)
 # Numbers in a session count from 0. A process that shares a session with another process, and cannot ask it
@@ -88,7 +89,8 @@ class Session:
     def next_side_model_seq_id(self) -> int:
         """Return a number for a model that the script does not ask for, such as a copy.
 
-        A journal knows the models of a script by their numbers, so other models leave no gap there.
+        A journal identifies the models of a script by consecutive numbers. With a journal, other models get
+        random numbers far away, so that they leave no gap.
         """
         return self.next_model_seq_id() if self.journal is None else _somewhere_far()
 
@@ -236,7 +238,7 @@ class Session:
                 _log.log(level, "the server was not told that session %s is over: %s", session_id, error)
 
     def renew_after_fork(self) -> None:
-        """Continue the parent's session in a forked child. The parent finishes it."""
+        """Continue the parent's session in a forked child. The parent alone finishes the session."""
         if self._heartbeat is not None:
             self._heartbeat.leave_to_parent()
         self._heartbeat = None
@@ -315,7 +317,7 @@ def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
 
 
 def _upkeep(core_ref: weakref.ref[Core]) -> Callable[[], bool]:
-    """Return a function that does the upkeep of the core, and returns False once the core is gone."""
+    """Return a function that calls `Core.upkeep`, and returns False once the core is gone."""
 
     def upkeep() -> bool:
         core = core_ref()

@@ -2,15 +2,15 @@
 
 A sample waits until the poll announces it, and is then fetched, once. If the server does not offer the poll,
 or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows
-whether the poll works again. A completion may come before its sample waits: the newest ones are kept, and
-older ones are dropped. Two samples under one request id are both fetched alone.
+whether the poll works again. The poll may announce a result before its sample waits for that. The newest such
+announcements are kept, and older ones are dropped. Two samples under one request id are both fetched alone.
 
 The server may hold a poll for longer than the deadline of a sample, so a timer ends the wait of a sample
 whose deadline is near. If a server answers at once without news, the next poll follows after a pause.
 
 The server keeps a completion until a poll reports it as retrieved. If no sample waits, that poll asks for an
-answer at once (`timeout: 0`). It only helps the server, so it is not repeated for long: a server that holds
-it has read it, and a server that keeps failing does not get it.
+answer at once (`timeout: 0`). Such a poll only helps the server, so it is not repeated for long: a server
+that holds it has read it, and a server that keeps failing does not receive it.
 
 The poll has no thread of its own; it is a request like others on the poller. The lock is held for container
 work only.
@@ -58,10 +58,11 @@ _log = logging.getLogger(__name__)
 
 
 class SessionPoll:
-    """A replacement of `Fetcher.fetch` for the samples of one client. Thread-safe.
+    """One long poll for all samples of a client. Its `fetch` replaces `Fetcher.fetch`. Thread-safe.
 
     Args:
-        fetcher: fetches the results that are ready. Without such a poll it polls for each sample alone.
+        fetcher: fetches the results that are ready. If the server has no session poll, it polls for each
+            sample alone.
         sampling_session_id: the sampling session of the samples.
         clone_id: the number of this copy of the client; 0 for the original.
         clock: measures time.
@@ -304,7 +305,7 @@ class SessionPoll:
 
 
 class _Waiter:
-    """A sample that waits for its announcement and is then fetched."""
+    """A sample that waits until the session poll announces its result, which is then fetched."""
 
     def __init__(
         self,

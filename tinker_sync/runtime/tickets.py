@@ -1,10 +1,9 @@
-"""Parts of a poller: its tickets, the set of the sockets that it watches, and the queue for its workers.
+"""Parts of a poller: its tickets, and the set of the sockets that it watches.
 
-A `Ticket` is a request or a timer. The first thread that takes the reaction of a ticket ends it. A
-`Readiness` watches sockets until they become readable. A watch ends when its socket is readable; a new call
-of `watch` begins it again. If the system allows it, other threads can begin watches while one thread waits
-(`takes_effect_at_once`). A `Drain` is a queue of readable sockets: a single worker begins, and more join if
-they pile up, because threads that share one interpreter gain nothing from more workers.
+A `Ticket` is a request or a timer. Its reaction is the function to call at its end. The thread that takes the
+reaction ends the ticket. A `Readiness` watches sockets until they become readable. A watch ends when its
+socket is readable; a new call of `watch` begins it again. If the system allows it, other threads can begin
+watches while one thread waits (`takes_effect_at_once`).
 
 Any thread may call the methods.
 """
@@ -14,11 +13,9 @@ from __future__ import annotations
 import os
 import select
 import selectors
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
@@ -30,7 +27,10 @@ _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
 
 Outcome = Reply | SendFailed
-"""An answer or the failure to get one. Both are passed on as values, because the call waits elsewhere."""
+"""An answer, or the failure to get one.
+
+The failure is passed on as a value and not raised, because the code that needs it runs on another thread.
+"""
 
 
 class OpenRequest(Protocol):
@@ -57,7 +57,7 @@ class Runner(Protocol):
 
 
 class Ticket:
-    """A request or a timer that can be called off."""
+    """A request or a timer that can be cancelled."""
 
     __slots__ = ("_forget", "call", "reaction", "request")
 
@@ -72,7 +72,7 @@ class Ticket:
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
-        """Call the ticket off. Return True if its action was not called before; then it never is."""
+        """Cancel the ticket. Return True if its action was not called before; then it is never called."""
         if self.take() is None:
             return False
         self._forget(self)
@@ -80,7 +80,7 @@ class Ticket:
 
     @property
     def ended(self) -> bool:
-        """Return True if the ticket is done or called off."""
+        """Return True if the ticket is done or cancelled."""
         return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
@@ -94,23 +94,16 @@ class Ticket:
 
 
 class Leftovers:
-    """The tickets and descriptors that a poller's thread leaves when it ends."""
+    """The tickets and the set of sockets that a poller's thread leaves when it ends."""
 
-    def __init__(
-        self, tickets: list[Ticket], readiness: Readiness | None, descriptors: tuple[int, int]
-    ) -> None:
+    def __init__(self, tickets: list[Ticket], readiness: Readiness | None) -> None:
         self.tickets = tickets
         self._readiness = readiness
-        self._descriptors = descriptors
 
     def close(self) -> None:
         """Close the descriptors of the poller itself."""
         if self._readiness is not None:
             self._readiness.close()
-        for descriptor in self._descriptors:
-            if descriptor >= 0:
-                with suppress(OSError):
-                    os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------ outcomes
@@ -130,7 +123,7 @@ def outcome_of(error: Exception) -> SendFailed:
 
 
 def own_failure(outcome: Outcome) -> TinkerError | None:
-    """Return the error of the client itself in an outcome that `outcome_of` made; None for all others."""
+    """Return the `TinkerError` that `outcome_of` has put into an outcome, or None for any other outcome."""
     if not isinstance(outcome, SendFailed) or not (outcome.final and outcome.maybe_received):
         return None
     return outcome.__cause__ if isinstance(outcome.__cause__, TinkerError) else None
@@ -185,6 +178,9 @@ class Readiness(Protocol):
     def forget(self, descriptor: int) -> None:
         """End the watch of a socket."""
 
+    def wake(self) -> None:
+        """End the wait of the other thread, or its next one. The wait returns a number that no socket has."""
+
     def wait(self, timeout_s: float | None) -> list[int]:
         """Wait for at most `timeout_s`; return the descriptors of the sockets that became readable."""
 
@@ -201,6 +197,10 @@ class EpollReadiness:
         self._epoll = select.epoll()
         self._never = select.EPOLLONESHOT
         self._once = select.EPOLLIN | select.EPOLLONESHOT
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(
+            self._bell, select.EPOLLIN | select.EPOLLET
+        )  # each write is news; no read is needed
 
     def watch(self, descriptor: int) -> None:
         try:
@@ -212,10 +212,17 @@ class EpollReadiness:
         with suppress(OSError, ValueError):
             self._epoll.modify(descriptor, self._never)
 
+    def wake(self) -> None:
+        with suppress(OSError):  # if it is closed, the thread has ended
+            os.eventfd_write(self._bell, 1)
+
     def wait(self, timeout_s: float | None) -> list[int]:
         return [descriptor for descriptor, _ in self._epoll.poll(timeout_s)]
 
     def close(self) -> None:
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
         self._epoll.close()
 
 
@@ -226,6 +233,10 @@ class SelectorReadiness:
         self._selector = selectors.DefaultSelector()
         # A selector with a descriptor keeps its set of sockets in the kernel.
         self.takes_effect_at_once = hasattr(self._selector, "fileno")
+        self._ear, self._bell = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._bell, False)
+        self._selector.register(self._ear, selectors.EVENT_READ)
 
     def watch(self, descriptor: int) -> None:
         try:
@@ -238,92 +249,28 @@ class SelectorReadiness:
         with suppress(KeyError, ValueError, OSError):
             self._selector.unregister(descriptor)
 
+    def wake(self) -> None:
+        with suppress(OSError):  # if the pipe is full, the thread wakes anyway; if closed, it has ended
+            os.write(self._bell, b".")
+
     def wait(self, timeout_s: float | None) -> list[int]:
         ready = [key.fd for key, _ in self._selector.select(timeout_s)]
         for descriptor in ready:
-            self.forget(descriptor)
+            if descriptor != self._ear:
+                self.forget(descriptor)
+                continue
+            with suppress(BlockingIOError):
+                os.read(self._ear, 4096)
         return ready
 
     def close(self) -> None:
         self._selector.close()
+        ends, self._ear, self._bell = (self._ear, self._bell), -1, -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
 
-make_readiness: Callable[[], Readiness] = EpollReadiness if hasattr(select, "epoll") else SelectorReadiness
-
-
-T = TypeVar("T")
-
-# One more worker starts for each group of this many waiting items.
-_ITEMS_PER_WORKER: Final = 32
-_MOST_WORKERS: Final = 8
-
-
-class Drain(Generic[T]):
-    """A queue of items that workers handle in order. Thread-safe. Owners make a new one in a forked child.
-
-    Args:
-        workers: the pool that runs `handle`.
-        handle: handles one item; it may block, and must not raise.
-        refuse: receives an item and the reason why no worker takes it.
-    """
-
-    def __init__(
-        self, workers: Runner, handle: Callable[[T], object], refuse: Callable[[T, Exception], object]
-    ) -> None:
-        self._workers = workers
-        self._handle = handle
-        self._refuse = refuse
-        self.items: deque[T] = deque()
-        """The waiting items; a worker takes the first one in one atomic step."""
-        self._lock = threading.Lock()
-        self._busy = 0  # guarded by _lock; the workers that handle items
-
-    @property
-    def first(self) -> T | None:
-        """The next item to handle; None if no item waits."""
-        try:
-            return self.items[0]
-        except IndexError:
-            return None
-
-    def add(self, items: Iterable[T], *, held_up: bool = False) -> None:
-        """Add items. With `held_up`, start one more worker, because the busy workers make no progress."""
-        self.items.extend(items)
-        with self._lock:
-            start = self._busy < _MOST_WORKERS and (
-                len(self.items) > self._busy * _ITEMS_PER_WORKER or (held_up and bool(self.items))
-            )
-            self._busy += start
-        if not start:
-            return
-        try:
-            self._workers.run(self._work)
-        except RuntimeError as error:
-            with self._lock:
-                self._busy -= 1
-            while (item := self._take()) is not None:
-                self._refuse(item, error)
-
-    def _take(self) -> T | None:
-        try:
-            return self.items.popleft()
-        except IndexError:
-            return None
-
-    def _work(self) -> None:
-        """Handle items on one worker until no item is left."""
-        while True:
-            item = self._take()
-            if item is None:
-                with self._lock:
-                    if not self.items:
-                        self._busy -= 1
-                        return
-                continue
-            try:
-                self._handle(item)
-            except BaseException:
-                with self._lock:
-                    self._busy -= 1
-                self.add(())
-                raise
+make_readiness: Callable[[], Readiness] = (
+    EpollReadiness if hasattr(select, "epoll") and hasattr(os, "eventfd") else SelectorReadiness
+)

@@ -1,9 +1,9 @@
 """The calls of a training client. Each is an object that is checked, prepared and queued.
 
 - Checked when it is made: its constructor refuses a request that no server accepts.
-- Prepared when the server's settings and the model's id are known. `prepare` splits and encodes. It raises
-  the errors that only these can show. It runs in the call itself if the client is ready, else when the client
-  becomes ready.
+- Prepared when the server's settings and the model's id are known. `prepare` splits the data and encodes the
+  requests. It raises the errors that depend on the server's settings. It runs in the call itself if the
+  client is ready, else when the client becomes ready.
 - Queued then, in the order of the calls. The send queue numbers and sends.
 
 `TrainingLine` takes the calls through these steps. They run on the user's threads, and on one worker that
@@ -109,7 +109,7 @@ class TrainingLine:
         """The request that loads the last saved state, else the state the model was made from, else None."""
 
     def note_saved(self, saved: APIFuture[SaveWeightsResponse]) -> None:
-        """Store the path of a state after a successful save."""
+        """After a successful save, store the path of the state, which `TrainingClient.recover` loads."""
         if not saved.cancelled() and saved.failure is None:
             self.last_state = LoadWeightsRequest(path=saved.result(timeout=0).path, optimizer=True)
 
@@ -153,7 +153,7 @@ class TrainingLine:
             self._failed_passes.append(unread)
 
     def _report_passes(self) -> None:
-        """Log the unread failures of passes, because the next step applies gradients without theirs."""
+        """Log the unread failures of passes, because the next optimizer step lacks their gradients."""
         self._steps += 1
         while self._failed_passes:
             self._failed_passes.popleft().log()
@@ -171,13 +171,14 @@ class TrainingLine:
         """Put the prepared operations of a call into the queue."""
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
-        # Until it ends, the future holds the queue. The queue keeps the client alive meanwhile.
+        # The future refers to the queue until the call ends, and so keeps the client alive.
         self.core.enter(partial(self.queue.append, *operations))
 
     def send_nothing(self, number: int, ended: Ended) -> None:
-        """Send a forward pass over one token under a number that a refused request leaves unused.
+        """Send a forward pass over one token under the number of a refused request, which is unused.
 
-        Servers that keep to the numbers hold back the requests after a missing number.
+        Servers that process requests in the order of their numbers hold back the requests after a missing
+        number.
 
         Raises:
             TinkerError: the server has no forward passes.
@@ -194,17 +195,17 @@ class TrainingLine:
 
 def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended) -> None:
     line = line_ref()
-    if line is None:  # no call follows
+    if line is None:  # the client is gone, so no call follows
         ended(None)
     else:
         line.send_nothing(number, ended)
 
 
 class TrainingCall(ABC):
-    """One call, for one thread at a time.
+    """One call of a training client. For one thread at a time.
 
     Args:
-        line: the line of the client's calls.
+        line: the `TrainingLine` of the client.
         name: the name of the call, for errors.
         deadline_at: the time of the clock at which to give up.
     """
@@ -232,14 +233,20 @@ class TrainingCall(ABC):
 
     @abstractmethod
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
-        """Make and return the future before the requests exist. Keep the limits that are in force now."""
+        """Make and return the future of a call that waits for its model.
+
+        Keep `limiters`, the limits in force now.
+        """
 
     @abstractmethod
     def prepare(self) -> Operations:
-        """Return the operations for the queue: one operation, and perhaps a place behind it."""
+        """Return the operations for the queue.
+
+        They are one operation and, for some calls, a second one behind it whose requests are not known yet.
+        """
 
     def start(self) -> None:
-        """Prepare and queue a call that was held. A call that is refused uses no number."""
+        """Prepare and queue a call that was held. If the preparation fails, the call uses no number."""
         future = self.future
         if future.done():
             return
@@ -263,7 +270,7 @@ class OrderedCall(TrainingCall):
     """A call with one request, a JSON body and a JSON result.
 
     Args:
-        line: the line of the client's calls.
+        line: the `TrainingLine` of the client.
         endpoint: the name of the endpoint.
         request: the request without its number, and without the model's id if that is not known yet.
         kind: the type of the result.
@@ -326,7 +333,7 @@ class PassCall(TrainingCall):
     """One pass over any number of data, in as many requests as the server's limits require.
 
     Args:
-        line: the line of the client's calls.
+        line: the `TrainingLine` of the client.
         name: the name of the call, for errors.
         whole: the data and the loss.
         deadline_at: the time of the clock at which to give up.
@@ -401,7 +408,9 @@ class PassCall(TrainingCall):
 
     def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Pledge, decode: Any) -> TrainingPart:
         core, forward_only, model_id = self.line.core, self._forward_only, self.line.model_id
-        part_input = ForwardBackwardInput(list(chunk.data), self._whole.loss_fn, self._whole.loss_fn_config)
+        part_input = self._whole
+        if len(chunk.data) != len(part_input.data):
+            part_input = part_input._with(data=list(chunk.data))
         refuse_unsupported(part_input, dialect)
         part_input = normalise_forward_backward(part_input, dialect)
         if dialect.reads_data_only:

@@ -1,7 +1,7 @@
 """The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
 
-A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller carries it, and
-`Tries` decides about repetitions. When the server has accepted it, the fetcher polls for the result. A large
+A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller sends it, and `Tries`
+decides about repetitions. When the server has accepted the part, the fetcher polls for the result. A large
 body consists of views of the user's arrays, also while it is sent; no copy of the data is made.
 """
 
@@ -17,6 +17,7 @@ from tinker_sync._policy import Meaning, Stage, rule_for
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
+    APIResponseValidationError,
     APIStatusError,
     BillingError,
     ClientClosedError,
@@ -106,15 +107,15 @@ class TrainingPart:
         return encoded(number)
 
     def keep(self, body: bytes | PiecedBody) -> None:
-        """Put the body back after a look at it, so that `bytes_for` can be called once more."""
+        """Store a body that was inspected, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 
 
 class PartSender:
-    """A sender of the parts of one training client. Thread-safe.
+    """A sender of the parts (requests) of one training client's calls. Thread-safe.
 
     Args:
-        server: the server, with the poller that carries the requests.
+        server: the server, with the poller that sends the requests.
         session: the session of the client; None for a client without one.
     """
 
@@ -157,7 +158,7 @@ class PartSender:
 class Submission:
     """One part on its way to the server. `Tries` repeats it until it is accepted or has failed.
 
-    Its steps follow one another, so at most one thread runs one.
+    Its steps follow one another, so one thread at a time runs a step.
     """
 
     __slots__ = ("_budget", "_call", "_ended", "_give_up_at", "_part", "_sender", "_taken_bytes", "_tries")
@@ -173,7 +174,7 @@ class Submission:
         self._taken_bytes = 0
 
     def begin(self, number: int) -> None:
-        """Wait for the limit of bytes, and send the part for the first time."""
+        """Wait until the limit of bytes allows the part, and send it for the first time."""
         try:
             self._prepare(number)
         except MemoryError as error:  # nothing was sent
@@ -241,8 +242,11 @@ class Submission:
             return PAUSE_S
         if not isinstance(found, Reply):
             return found
+        try:
+            request_id, _ = read_promise(part.endpoint, found, server.connection.secrets)
+        except APIResponseValidationError as error:
+            return self._tries.after_unreadable(error)
         self._give_back_bytes()
-        request_id, _ = read_promise(part.endpoint, found, server.connection.secrets)
         self._sender.await_result(part, request_id)
         return None
 
@@ -259,7 +263,7 @@ class Submission:
         if not size:  # it is not a chunk, and does not wait for chunks
             return
         self._budget = machinery.train_bytes
-        # Each chunk under way uses a connection, so that small ones count more than their size.
+        # Each chunk under way uses a connection, so small chunks count more than their size.
         taken = max(size, _LEAST_TRAIN_BYTES)
         if not self._budget.acquire(taken, None if math.isinf(left_s) else left_s):
             raise _too_late(self._part, self._sender.clock)
@@ -322,7 +326,10 @@ def leave_unnumbered(body: bytes, _number: int) -> bytes:
 def number_proto(
     buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
 ) -> bytes | PiecedBody:
-    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
+    """Return a body with its number.
+
+    A small body becomes one piece, so that it is sent in one packet with the HTTP head.
+    """
     pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
     if compress is not None:
         return compress(PiecedBody(pieces))

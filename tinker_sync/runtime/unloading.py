@@ -31,8 +31,8 @@ class ModelPlace:
     The lifecycle of the client calls `last_call` at the end.
 
     Args:
-        core: the shared parts.
-        line: the calls of the model.
+        core: the parts that the clients of a service share.
+        line: the `TrainingLine` of the client.
     """
 
     def __init__(self, core: Core, line: TrainingLine) -> None:

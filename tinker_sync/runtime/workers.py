@@ -11,8 +11,8 @@ server answers, or before a callback of the user returns. `Workers` makes these 
 - `close` waits for a bounded time.
 - `reserve` starts a thread ahead of the first job. The last thread stays while `needed()` is true.
 
-Ctrl-C may interrupt the main thread at any point of `run`. The next free thread does a job that was queued by
-then. Any thread may call any method, also a thread of the pool.
+Ctrl-C may interrupt the main thread at any point of `run`. If the job is already queued, the next free thread
+does it. Any thread may call any method, also a thread of the pool.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WorkersClosedError(RuntimeError):
 
 
 def no_thread(error: RuntimeError) -> TinkerError:
-    """Return the failure of a call for which the system gives no thread, or whose client was closed."""
+    """Return the error of a call that no worker takes: no thread can start, or the client is closed."""
     if isinstance(error, WorkersClosedError):
         return ClientClosedError()
     return TinkerError(f"no thread for this call: {error}")
@@ -159,7 +159,7 @@ class Workers(ThreadPoolExecutor):
             self._adjust_thread_count()
 
     def reserve(self) -> None:
-        """Start a thread if the pool has none. Without the thread a later job starts it.
+        """Start a thread if the pool has none. Otherwise the first job starts it.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.reserve()

@@ -1,7 +1,7 @@
-"""Reports to the service about sessions and failures of its client, unless telemetry is off.
+"""Reports to the service about sessions and failures of a client, unless telemetry is off.
 
-`reports` turns a failure into an event without content, `buffer` keeps events, `sender` sends them. Only the
-thread `tinker-telemetry` sends. Nothing here knows a client; `clients.service` wires it in.
+`reports` turns a failure into an event without content, `buffer` keeps events, `sender` sends them on the
+thread `tinker-telemetry`. This package imports no client; `clients.service` makes a client use it.
 """
 
 from __future__ import annotations

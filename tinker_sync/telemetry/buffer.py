@@ -1,4 +1,4 @@
-"""A bounded queue of numbered events that wait to be sent. Any thread may enter."""
+"""A bounded queue of numbered events that wait to be sent. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Draft:
     time_s: float
     fields: Mapping[str, Any] = field(factory=dict)
     key: object = None
-    """Only one event of a key waits at a time. None means no key."""
+    """The queue holds at most one event with a given key. None: no key."""
     event_id: str = field(factory=lambda: str(uuid.uuid4()), kw_only=True)
     """Lets the service recognize an event that is sent twice."""
 
@@ -59,7 +59,7 @@ class EventBuffer:
         self._closed = False  # guarded by _lock; final
 
     def add(self, draft: Draft) -> bool:
-        """Number an event and keep it. Return False when it is dropped."""
+        """Number an event and queue it. Return False if it is dropped."""
         with self._lock:
             if self._closed or draft.key in self._keys:
                 return False

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve
-
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import CallFailed, Event, SessionEnded, SessionStarted
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -42,18 +40,18 @@ BATCH: Final = 100
 FLUSH_S: Final = 10.0
 _LONGEST_PAUSE_S: Final = 300.0
 _POST_LIMIT_S: Final = 5.0
-# A batch is dropped after so many failures, which takes some minutes.
+# A batch is dropped after this many failures, which takes some minutes.
 _MOST_TRIES: Final = 6
 
 _log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Sends the events of one client. Thread-safe, but only one thread may call `step` at a time.
+    """A sender of the events of one client. Thread-safe, but only one thread may call `step` at a time.
 
     Args:
-        caller: makes the calls.
-        settings: of the client.
+        caller: makes the requests.
+        settings: the settings of the client.
         clock: the current time.
     """
 
@@ -122,7 +120,7 @@ class Telemetry:
     # -------------------------------------------------------------------------------------- sending
 
     def step(self, limit_s: float = _POST_LIMIT_S) -> bool:
-        """Send one batch. Return False when the thread must pause before the next."""
+        """Send one batch. Return False if the thread must pause before the next one."""
         batch = self._buffer.take(BATCH)
         if not batch:
             return False
@@ -144,7 +142,7 @@ class Telemetry:
             process_uuid=self._process_uuid,
         )
         call = make_call("telemetry", self._settings, request, deadline_s=limit_s)
-        self._caller.call(evolve(call, max_retries=0))
+        self._caller.call(call.but(max_retries=0))
 
     def _note_refusal(self, batch: Sequence[NumberedEvent], error: APIStatusError) -> bool:
         status = error.status_code

@@ -1,7 +1,7 @@
-"""`FaultMiddleware`: an ASGI application that makes calls to another one go wrong.
+"""`FaultMiddleware`: an ASGI application around another one, which makes calls fail as a test plans.
 
-It runs on the event loop of the server. The scene decides which fault happens to a call; this module carries
-it out. It cuts a connection with the server's own event, so a reset is a real one.
+It runs on the event loop of the server. A `Scene` decides on the fault of a call, and this module carries it
+out. To cut a connection it sends the server an event, so a reset is a real TCP reset.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from tinker_sync.testing.faults import Fault
 
 _COME_AGAIN: Final = frozenset({402, 408, 409, 425, 429})
-"""Refusals after which a client sends the same call once more."""
+"""The statuses of refusals after which a client sends the same call again."""
 
 
 @define
 class _CapturedReply:
-    """The reply of the inner application, kept back."""
+    """The reply of the inner application, kept instead of being sent."""
 
     status: int = 500
     headers: list[tuple[bytes, bytes]] = field(factory=list)
     body: bytearray = field(factory=bytearray)
 
     async def take(self, event: Message) -> None:
-        """Capture an event, in place of `send`."""
+        """Keep an event. The inner application calls this method as its `send`."""
         if event["type"] == "http.response.start":
             self.status, self.headers = event["status"], list(event.get("headers", ()))
         elif event["type"] == "http.response.body":
@@ -110,7 +110,7 @@ class FaultMiddleware:
 
 
 class _CallInProgress:
-    """One call, with the actions that faults are made of."""
+    """One call, with a method for each step of a fault."""
 
     def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send, call: RecordedCall) -> None:
         self._app = app
@@ -121,16 +121,19 @@ class _CallInProgress:
         self._captured: _CapturedReply | None = None
 
     async def pass_on(self) -> None:
-        """Let the inner application reply."""
+        """Run the inner application, and send its reply."""
         await self._app(self._scope, self._receive, self._send_recorded)
 
     async def work(self) -> None:
-        """Let the inner application do the work, and capture its reply."""
+        """Run the inner application, and keep its reply."""
         self._captured = _CapturedReply()
         await self._app(self._scope, self._receive, self._captured.take)
 
     async def refuse(self) -> None:
-        """Let the server refuse the call too, so that it counts the number in it as used."""
+        """Run the inner application without the key, so that it refuses the call too.
+
+        The server then counts the sequence number of the call as used.
+        """
         headers = [pair for pair in self._scope["headers"] if pair[0].lower() != b"x-api-key"]
         await self._app({**self._scope, "headers": headers}, self._receive, _CapturedReply().take)
 
@@ -197,7 +200,7 @@ def _needs_work(fault: Fault) -> bool:
 
 
 def _uses_up_number(call: RecordedCall, fault: FixedReply) -> bool:
-    """Return True for a refusal after which the server does not wait for the number of the call."""
+    """Return True for a refusal after which the server does not wait for a call with this sequence number."""
     refusal = 400 <= fault.status < 500 and fault.status not in _COME_AGAIN
     return refusal and not fault.after_work and call.endpoint in ORDERED
 
@@ -212,7 +215,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replay(content: bytes, receive: Receive) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return a `receive` that gives the body once more, and then later events."""
+    """Return a `receive` that returns the body, which was read already, and then later events."""
     replayed = False
 
     async def receive_again() -> Any:

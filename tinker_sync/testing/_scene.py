@@ -1,6 +1,6 @@
-"""`Scene`: applies a plan to a server; it counts calls, decides on their faults and records them.
+"""`Scene`: counts the calls to a server, chooses their faults by a plan, and records them.
 
-The event loop of the server and the threads of a test come in. The lock is held only to count and to copy.
+The event loop of the server and the threads of a test call it. The lock is held only to count and to copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Cassette`: the requests and answers of a run, as a file of JSON lines without secrets.
 
-A request of a replay finds its answer by what it asks for, not by when: the key leaves out numbers that
-follow from the order of concurrent samples, and facts about the process. Pure, except that `save` and `load`
-write and read the file.
+A replay finds the answer to a request by a key made of the request's content, not of its time: the key leaves
+out sequence numbers, which depend on the order of concurrent samples, and facts about the process. Pure,
+except that `save` and `load` write and read the file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tinker_sync.errors import ConfigurationError
 
 FORMAT: Final = 1
 API: Final = "/api/v1"
-# Clients call these in a rhythm of their own, or with facts about the process; any body gets the answer.
+# The bodies of these calls depend on the time or on the process, so a replay does not compare them.
 _BODY_IS_FREE: Final = re.compile(
     r"/(client/config|client/dynamic_config|create_session|session_heartbeat|telemetry|auth/token|healthz"
     r"|sessions/[^/]+/finish)$"
 )
 _SIGNED: Final = re.compile(r"(https?://[^\s\"'?]+)\?[^\s\"']+")
 _KEPT_HEADERS: Final = ("content-type", "retry-after", "location", "x-should-retry")
-# What a replay cannot do: answer for many requests at once, compress, exchange keys for tokens.
+# Turns off what a replay lacks: one poll for many requests, compression, tokens in place of keys.
 PLAIN_SETTINGS: Final = {
     "sample_use_retrieve_futures": False,
     "proto_compress_fwdbwd": False,
@@ -41,7 +41,7 @@ PLAIN_SETTINGS: Final = {
 
 @frozen
 class RecordedReply:
-    """An answer as it is replayed."""
+    """An answer of a server, with the headers that a replay sends."""
 
     status: int
     headers: dict[str, str]
@@ -50,7 +50,7 @@ class RecordedReply:
 
 @frozen
 class RecordedExchange:
-    """A request, as far as it is compared, and its answer.
+    """A request, reduced to the content that a replay compares, and its answer.
 
     >>> asked = {"prompt": "a", "seq_id": 3}
     >>> RecordedExchange("POST", "/api/v1/asample", asked, RecordedReply(200, {}, b"")).key
@@ -64,12 +64,12 @@ class RecordedExchange:
 
     @property
     def key(self) -> str:
-        """What a request of the replay is found by."""
+        """The key by which a replay finds this exchange."""
         return key_of(self.method, self.target, self.request)
 
 
 def key_of(method: str, target: str, request: Any) -> str:
-    """Return what a request is found by.
+    """Return the key by which a replay finds the answer to a request.
 
     >>> key_of("POST", "/api/v1/session_heartbeat", {"session_id": "s"})
     'POST /session_heartbeat'
@@ -85,7 +85,7 @@ def key_of(method: str, target: str, request: Any) -> str:
 
 
 def comparable(content_type: str, body: bytes, secrets: Iterable[Secret] = ()) -> Any:
-    """Return a body as it is compared: JSON without secrets, anything else by its checksum.
+    """Return the form of a body that is compared: JSON without secrets, or the checksum of any other body.
 
     >>> comparable("application/json", b'{"api_key": "tml-12345678"}')
     {'api_key': '***'}
@@ -111,7 +111,7 @@ def without_secrets(tree: Any, secrets: Iterable[Secret] = ()) -> Any:
 
 
 class Cassette:
-    """Exchanges in the order of their answers. Not thread-safe."""
+    """The recorded exchanges, in the order of their answers. Not thread-safe."""
 
     def __init__(self, exchanges: Iterable[RecordedExchange] = ()) -> None:
         self.exchanges = list(exchanges)
@@ -137,7 +137,7 @@ class Cassette:
             raise ConfigurationError(f"{path} is not a cassette: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file. Of polls for a result, the last answer is kept."""
+        """Write the file. Of all polls for one result, it keeps the last answer."""
         head = {"format": FORMAT, "made_by": f"tinker_sync {__version__}"}
         lines = [head, *(_written(exchange) for exchange in self._kept())]
         Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -156,7 +156,7 @@ class Cassette:
 def kept_reply(
     target: str, status: int, headers: dict[str, str], content: bytes, secrets: Iterable[Secret]
 ) -> RecordedReply:
-    """Return an answer as it is kept: without secrets, and with settings that a replay can follow."""
+    """Return the part of an answer that is kept: no secrets, and settings without features a replay lacks."""
     kept: dict[str, str] = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
     if "location" in kept:
         kept["location"] = without_secrets(kept["location"], secrets)

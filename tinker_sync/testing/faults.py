@@ -1,7 +1,7 @@
 """The faults of one call, as values: an unexpected reply, part of a reply, or no reply.
 
-Pure, immutable data that any thread may use; `_middleware` carries a fault out. A function creates each, so
-that a test reads like a sentence.
+Pure, immutable data that any thread may use; `_middleware` carries a fault out. A function of this module
+creates each kind of fault.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FixedReply(Fault):
 
 @frozen(repr=False)
 class Cut(Fault):
-    """The connection ends without a reply."""
+    """A connection that ends without a reply."""
 
     after_work: bool
     """True: the server does the work first."""
@@ -89,7 +89,7 @@ class Slow(Fault):
 
 @frozen(repr=False)
 class SessionExpired(Fault):
-    """Every present session expires: its calls and heartbeats get a 410 from now on."""
+    """A fault that expires every present session: its calls and heartbeats get a 410 from now on."""
 
 
 def status(

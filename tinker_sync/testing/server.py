@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tinker_sync.testing.calls import RecordedCall
 
 PACE: Final = 0.01
-# A call that has not come by then does not come.
+# The default time limit of `wait_for_calls`: a call that has not arrived by then does not arrive.
 _PATIENCE_S: Final = 10.0
 
 
@@ -49,7 +49,7 @@ class LocalServer:
         key: the key that clients send; None: a new one.
         data_dir: the directory for checkpoints and other state; None: one that is removed at the end.
         process: run the server in a child process, which starts more slowly and can be killed.
-        json_only: speak JSON only, as servers before protobuf do.
+        json_only: accept and send JSON only, as servers before protobuf do.
         settings: other settings of the server, such as `fwdbwd_max_chunk_len=2` or `hold_s=1.0`.
 
     >>> from tinker_sync.testing import FaultPlan, LocalServer, faults
@@ -139,7 +139,7 @@ class LocalServer:
         kind = ProcessBackend if self._process else ThreadBackend
         self._backend = kind(model=self._model, key=self.key, data_dir=directory, settings=self._settings)
         app = FaultMiddleware(self._backend.app, self._scene, pace=self.pace)
-        # The same port after a restart, so that clients find it again.
+        # A restart uses the same port, so that clients find the server again.
         thread = ServerThread(app, key=self.key, port=self._port)
         try:
             thread.start()
@@ -265,7 +265,7 @@ class LocalServer:
 
     @property
     def pending_faults(self) -> tuple[FaultRule, ...]:
-        """The rules of the plan that have not struck yet; assert that it is empty at the end of a test."""
+        """The rules of the plan that have caused no fault yet. At the end of a test it should be empty."""
         return self._scene.pending
 
     def forget(self) -> None:

@@ -1,7 +1,8 @@
-"""`record` and `replay`: a run against any server becomes a test without one.
+"""`record` and `replay`: record a run against any server, and replay it in a test without the server.
 
-Both are servers on this machine that clients are pointed at: one passes requests on and keeps the answers,
-the other answers from a cassette. Requests arrive on the server's own thread; a pool passes them on.
+Both start a server on this machine that clients use. That of `record` forwards requests and keeps the
+answers; that of `replay` answers from a `Cassette`. Requests arrive on the thread of this server; a pool of
+workers forwards them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 
 _REPLAY_KEY: Final = "tml-replayed"
 _UPSTREAM_S: Final = 600.0
-# Each request that waits for a result holds one of them.
+# The number of workers. Each request that waits for a result occupies one.
 _AT_ONCE: Final = 128
-# These headers belong to one connection, or are made anew.
+# These headers belong to one connection, or the HTTP library sets them again.
 _OF_THE_CONNECTION: Final = frozenset(
     {"connection", "content-length", "transfer-encoding", "expect", "host", "accept-encoding"}
 )
@@ -54,11 +55,11 @@ _OF_THE_CONNECTION: Final = frozenset(
 def record(
     path: str | os.PathLike[str], *, base_url: str | None = None, api_key: str | None = None
 ) -> RecordingProxy:
-    """Record a run into a file that `replay` answers from.
+    """Record a run into a file for `replay`.
 
-    In the `with` block `ServiceClient()` and other clients without a `base_url` of their own are recorded,
-    also those of the reference client; `service()` makes one. Keys, tokens and signatures of addresses are
-    masked in the file; prompts and answers are in it. Downloads of files are not recorded.
+    The `with` block records all clients that are made without a `base_url`, also those of the reference
+    package; `service()` makes a client too. Keys, tokens and signatures of addresses are masked in the file.
+    Prompts and answers are in it. Downloads of files are not recorded.
 
     Args:
         path: the file; it is replaced when the block ends without an exception.
@@ -84,18 +85,18 @@ def record(
 
 
 def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer:
-    """Answer from a file that `record` has made; see there.
+    """Answer the requests of a run from a file that `record` has made.
 
     Args:
         path: the file.
-        strict: raise at the end of the block when a request had no answer in the file, also where the program
-            has caught that error.
+        strict: raise at the end of the block if a request had no answer in the file, even if the program has
+            caught the error of that request.
     """
     return ReplayServer(Cassette.load(path), str(path), strict=strict)
 
 
 class CassetteServer:
-    """A server that clients of this process are pointed at for the time of a `with` block."""
+    """A server that new clients of this process use by default inside a `with` block."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -157,10 +158,10 @@ class CassetteServer:
         return service
 
     def _begin(self) -> None:
-        """Get ready before the server listens."""
+        """Prepare, before the server listens."""
 
     def _end(self, *, failed: bool) -> None:
-        """Finish after the last request."""
+        """Clean up, after the last request."""
 
     async def _answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes
@@ -169,7 +170,7 @@ class CassetteServer:
         raise NotImplementedError
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve one request; an ASGI application."""
         if scope["type"] == "lifespan":
             for kind in ("startup", "shutdown"):
                 await receive()
@@ -192,7 +193,7 @@ class CassetteServer:
 
 
 class RecordingProxy(CassetteServer):
-    """Passes requests on to a server and keeps the answers. Made by `record`."""
+    """A server that forwards requests to another one and keeps the answers. `record` makes it."""
 
     def __init__(self, path: Path, settings: Any) -> None:
         super().__init__("" if settings.api_key is None else settings.api_key.reveal())
@@ -228,7 +229,7 @@ class RecordingProxy(CassetteServer):
     def _pass_on(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> RecordedReply | None:
-        """Make the request of a client to the server, on a worker."""
+        """Forward the request of a client to the recorded server. Runs on a worker."""
         sent = {name: value for name, value in headers.items() if name not in _OF_THE_CONNECTION}
         sent["accept-encoding"] = "identity"
         try:
@@ -269,7 +270,7 @@ class RecordingProxy(CassetteServer):
 
 
 class ReplayServer(CassetteServer):
-    """Answers from a cassette. Made by `replay`. Requests arrive on one thread, which owns the answers."""
+    """A server that answers from a cassette. `replay` makes it. Its one thread owns the answers."""
 
     def __init__(self, cassette: Cassette, name: str, *, strict: bool = True) -> None:
         super().__init__(_REPLAY_KEY)
@@ -281,7 +282,7 @@ class ReplayServer(CassetteServer):
             self._answers[exchange.key].append(exchange.reply)
         self._asked: set[str] = set()
         self.misses: list[str] = []
-        """The requests without an answer, described."""
+        """A description of each request without an answer."""
 
     @property
     def unused(self) -> list[str]:
@@ -301,7 +302,7 @@ class ReplayServer(CassetteServer):
         if not answers:
             return self._miss(method, target, asked)
         self._asked.add(key)
-        # The last answer stays: a client may ask again, and polls go on.
+        # The last answer is used again: a client may repeat a request, and polls go on.
         return answers.popleft() if len(answers) > 1 else answers[0]
 
     def _miss(self, method: str, target: str, asked: Any) -> RecordedReply:
@@ -321,7 +322,7 @@ class ReplayServer(CassetteServer):
 
 
 def _plain(content: bytes) -> bytes:
-    """Return the settings of a server without what cannot be recorded."""
+    """Return the settings of a server, with the features off that a recording cannot hold."""
     tree = None
     with suppress(ValueError):
         tree = json.loads(content)

@@ -5,7 +5,7 @@
   the special tokens as attributes, `encoded` shapes the results.
 - `chat` renders messages with `template`, and `schemas` describes tools.
 
-Any thread may use a tokenizer. Chat templates need the extra `chat`. Nothing here knows a client or a server.
+Any thread may use a tokenizer. Chat templates need the extra `chat`. This package uses no client or server.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ Tool: TypeAlias = Any
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Keys for the reasoning of a message; templates read the first or the second."""
 _OPEN: Final = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks the end of the last message. Its trailing space is lost when the template strips messages."""
+"""Marks the end of a last message that the model continues. If the mark's trailing space is missing from the
+rendered text, the template strips messages."""
 
 
 @frozen
@@ -55,7 +56,7 @@ class Rendering:
         return render(self.template, given, marked=marked)
 
     def render_open(self, messages: Sequence[Message], where: str) -> str:
-        """Render a chat up to the end of the last message's value under the key `where`."""
+        """Render a chat up to the end of the last message, whose text is under the key `where`."""
         prepared = _prepare_all(messages)
         content = _leave_open(prepared, where, self.template)
         given = {**self.variables, "messages": prepared, "tools": self.tools, "documents": self.documents}
@@ -68,7 +69,7 @@ class Rendering:
 
 @frozen
 class Chat:
-    """Renders and encodes chats for one tokenizer."""
+    """A renderer and encoder of chats for one tokenizer."""
 
     tokenizer: Tokenizer
 
@@ -164,10 +165,10 @@ class Chat:
 def find_generated(
     rendering: Rendering, messages: Sequence[Message], text: str, *, prompt: bool = False
 ) -> list[tuple[int, int]]:
-    """Return the spans of a chat's text that stand between the template's generation tags.
+    """Return the spans of a rendered chat that are between the template's generation tags.
 
     Raises:
-        InvalidInputError: the template changes the text between its tags, which hides the spans.
+        InvalidInputError: the template changes the text between its tags, so the spans cannot be found.
     """
     if BEGIN in text or END in text:
         raise InvalidInputError("messages: U+FDD0 and U+FDD1 are not allowed in a text")
@@ -233,7 +234,7 @@ def _prepare(message: Any, where: str) -> dict[str, Any]:
 
 
 def _leave_open(messages: list[dict[str, Any]], where: str, template: str) -> str:
-    """Mark the end of the last message, and return its text."""
+    """Append `_OPEN` to the last message's text under the key `where`, and return the text without it."""
     last = messages[-1]
     content = last.get(where)
     if content is None:

@@ -1,4 +1,4 @@
-"""Results of encoding: named columns of ids and masks, their lengths, arrays and tensors. Pure."""
+"""Results of encoding: named columns of ids and masks, as lists, arrays or tensors; padding lengths. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TensorKind: TypeAlias = Literal["np", "pt"]
 """numpy arrays or torch tensors in place of lists."""
 
 _NO_LIMIT: Final = int(1e20)
-"""A model limit above this is the default of files that state none."""
+"""Configuration files without a limit have a number above this one as the model's limit."""
 
 _COLUMNS: Final = {
     "input_ids": "ids",

@@ -2,7 +2,7 @@
 
 This module reads the cache directly, without network and without loading a library. The hub's own library,
 which comes with `tokenizers`, downloads what the cache lacks: it knows the host, tokens, proxies, locks
-between processes and the cache's layout. Any thread may enter.
+between processes and the cache's layout. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find(source: TokenizerSource) -> TokenizerFiles:
 
 
 def complete(source: TokenizerSource, place: TokenizerFiles, names: Sequence[str]) -> TokenizerFiles:
-    """Download further files, where the hub has them, and return the updated place."""
+    """Download further files, as far as the hub has them, and return the updated `TokenizerFiles`."""
     return _complete(source, place, names) if place.unknown(names) else place
 
 
@@ -162,7 +162,7 @@ def _fetch(source: TokenizerSource, name: str) -> None:
     try:
         hub.hf_hub_download(source.id, name, revision=source.revision)
     except errors.LocalEntryNotFoundError:
-        raise  # no network, which proves nothing about the file
+        raise  # without network it is unknown if the file exists
     except errors.EntryNotFoundError as error:
         if name == TOKENIZER_FILE:
             raise _NotOnHubError(f"it has no {TOKENIZER_FILE}") from error

@@ -1,4 +1,4 @@
-"""`get_tokenizer`: loads the tokenizer of a model once in a process. Any thread may enter."""
+"""`get_tokenizer`: loads the tokenizer of a model once in a process. Any thread may call it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from tinker_sync.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _KEPT: Final = 32
-# Parsing a smaller vocabulary frees too little memory to return any.
+# Files larger than this are worth a call of `trim_malloc`: parsing smaller ones frees little memory.
 _TRIM_BYTES: Final = 1_000_000
 
 
 class LoadedOnce(Generic[T]):
-    """A cache of the values used last. Threads that wait for a load share its failure. Thread-safe.
+    """A cache that loads each value once and keeps the values used last. Thread-safe.
+
+    Threads that wait for another thread's load get its failure too.
 
     >>> loaded = LoadedOnce(2)
     >>> loaded.get("a", lambda: "first"), loaded.get("a", lambda: "second")
@@ -42,7 +44,7 @@ class LoadedOnce(Generic[T]):
         _fork.renew_in_child(self)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
-        """Return the value of a key. The first thread loads it, and others wait; a failure is not kept."""
+        """Return the value of a key. The first thread loads it, and others wait. A failure is not kept."""
         new: Once[T] = Once()
         with self._lock:
             once = self._kept.setdefault(key, new)
@@ -140,7 +142,7 @@ def _load_transformers(source: TokenizerSource) -> Any:
 
 
 def _load_vendor(source: TokenizerSource) -> Any:
-    """Return the tokenizer of the vendor's package, or None when that package leaves it to others."""
+    """Return the tokenizer of the vendor's package, or None if the package does not have this tokenizer."""
     try:
         vendor: Any = importlib.import_module("tml_tokenizers.tinker_tokenizers")
     except ImportError as error:
@@ -153,10 +155,10 @@ def _load_vendor(source: TokenizerSource) -> Any:
 
 
 def trim_malloc() -> bool:
-    """Return freed memory to the system, where the C library is glibc; return True when some was.
+    """Return freed memory to the system if the C library is glibc. Return True if some was returned.
 
-    A parsed vocabulary takes several times the memory of the tokenizer built from it, and glibc keeps the
-    rest for later: about as much again as is in use.
+    Parsing a vocabulary takes several times the memory of the resulting tokenizer. Without this call, glibc
+    would keep the freed memory of the process, about as much as the process uses.
     """
     if not sys.platform.startswith("linux"):
         return False

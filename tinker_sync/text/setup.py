@@ -126,7 +126,7 @@ def _make_added(token: Any) -> AddedToken:
 
 
 def _token_text(token: Any) -> str:
-    """Return the text of a token given as text, as an object, or as one saved without its type."""
+    """Return the text of a token, which is a str, an `AddedToken`, or a mapping with `content`."""
     if isinstance(token, AddedToken):
         return token.content
     if isinstance(token, Mapping):
@@ -177,7 +177,7 @@ def _as_special(value: Any) -> Any:
 
 
 def _collect_named(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the named tokens: the common ones, then those of this model."""
+    """Return the special tokens by name: the common names first, then names that only this model has."""
     own = {
         name: value
         for name, value in config.items()

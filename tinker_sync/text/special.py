@@ -13,7 +13,10 @@ from tinker_sync.text.setup import NAMED
 
 
 class _TokenAttribute:
-    """A special token, or None. The user may set it to a token of the vocabulary."""
+    """The descriptor of an attribute such as `eos_token`: the text of a special token, or None.
+
+    The user may set the attribute to another token of the vocabulary, or to None.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -30,7 +33,10 @@ class _TokenAttribute:
 
 
 class _IdAttribute:
-    """The id of a special token, or None."""
+    """The descriptor of an attribute such as `eos_token_id`: the id of a special token, or None.
+
+    The user may set the attribute to the id of another token of the vocabulary, or to None.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name.removesuffix("_id")
@@ -101,7 +107,7 @@ class SpecialTokens:
         """Give a token of the vocabulary a name such as "pad_token". None removes the name.
 
         Raises:
-            InvalidInputError: the token is not in the vocabulary, which is as fixed as the model's.
+            InvalidInputError: the token is not in the vocabulary. The vocabulary of a model cannot grow.
         """
         if token is not None and self._backend.token_to_id(token) is None:
             raise InvalidInputError(f"{name}: {token!r} is not in the vocabulary, which is the model's")

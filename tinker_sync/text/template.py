@@ -130,7 +130,7 @@ def _make_namespace() -> type[Any]:
                 raise SecurityError(f"a namespace takes no names with a leading underscore, got {name!r}")
 
     class PublicNamespace(Namespace):
-        """A namespace that refuses names with a leading underscore, which lead into the interpreter."""
+        """A namespace that refuses names with a leading underscore, which could escape from the sandbox."""
 
         def __init__(*args: Any, **items: Any) -> None:  # a template may use an item named self
             self, *given = args

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(SpecialTokens):
-    """Converts text to the token ids of a model and back. Threads may share it, also after a fork.
+    """A converter of text to the token ids of a model and back. Threads may share it, also after a fork.
 
     The results equal those of `transformers` for the same files. `get_tokenizer` of a client returns the
     tokenizer of its model, and `from_directory` reads one from files:
@@ -51,7 +51,7 @@ class Tokenizer(SpecialTokens):
         self.model_input_names = setup.model_input_names
         self.padding_side = setup.padding_side
         self.truncation_side = setup.truncation_side
-        # The clean-up suits vocabularies of words; with byte pairs it would remove spaces of the text.
+        # The clean-up is made for vocabularies of words. With byte pairs it would remove spaces of the text.
         harmless = setup.clean_up_bpe_too or type(backend.model).__name__ != "BPE"
         self.clean_up_tokenization_spaces = setup.clean_up_spaces and harmless
 
@@ -190,7 +190,7 @@ class Tokenizer(SpecialTokens):
     def _encode_cut(
         self, texts: Sequence[str], pairs: Sequence[str] | None, longest: int, add_special_tokens: bool
     ) -> list[Encoding]:
-        """Encode texts and cut them before the special tokens are added, which keeps those."""
+        """Encode texts, and cut them before the special tokens are added, so that these are never cut off."""
         if pairs is not None:
             raise InvalidInputError("truncation: pairs of texts cannot be cut; shorten one of the two first")
         room = longest - (self.num_special_tokens_to_add() if add_special_tokens else 0)

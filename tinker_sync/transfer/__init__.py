@@ -5,6 +5,6 @@
 - `signed` makes the HTTP requests; `response_head` reads their answers; `retry` decides on another attempt.
 - `download_state` keeps on disk what has arrived; `progress` reports to the user.
 
-A download or an upload runs on one thread of its own; the parts of a file run on workers. Nothing here knows
-which calls of the service give the addresses.
+A download or an upload runs on one thread of its own; the parts of a file run on workers. The caller passes
+functions that call the service for the addresses.
 """

@@ -7,10 +7,10 @@ reads headers of any size into memory, and filters members differently in each v
 - Only regular files and directories are created. A link becomes a second name of a file in the same archive;
   any other link, a device, a sparse file or an unknown member is refused.
 - Every name is safe on every system and unique, even where the file system ignores case or accents.
-- Size, number of members and compression ratio are limited, memory is flat, and the archive must have its
-  end mark.
+- Size, number of members and compression ratio are limited, the memory used does not depend on the size, and
+  the archive must have its end mark.
 
-Runs on one thread, and knows nothing about the source of the archive.
+It runs on one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
 _BLOCK: Final = 512
 _PIECE: Final = 1 << 20
 _GZIP: Final = b"\x1f\x8b"
-# The extended headers of one entry: a path of 32 directories is 8 kB.
+# The largest size of the extended headers of one entry. A path of 32 directories takes 8 kB.
 _MAX_EXTENSION: Final = 1 << 16
 _MAX_EXTENSIONS: Final = 4
 _FILE, _HARD, _SOFT, _DIRECTORY = b"0", b"1", b"2", b"5"
@@ -47,11 +47,12 @@ class ArchiveLimits:
     """
 
     entries: int = 10_000
-    """A checkpoint has a few dozen."""
+    """The largest number of members; a checkpoint has a few dozen."""
     ratio: int = 200
-    """Weights hardly compress, and a fresh optimizer state of zeros is only a part of a checkpoint."""
+    """The largest ratio of unpacked to packed size. Weights hardly compress. A new optimizer state compresses
+    well, because it is zeros, but it is only a part of a checkpoint."""
     allowance_bytes: int = 1 << 28
-    """A small archive may grow to this size at any ratio."""
+    """An archive may always grow to this size, whatever its ratio."""
     total_bytes: int | None = None
 
     def max_bytes(self, size_bytes: int) -> int:
@@ -90,7 +91,7 @@ def unpack(
     Args:
         archive: the file.
         into: the directory to create; it must not exist.
-        limits: on what the archive may grow to.
+        limits: the limits on size and number of members.
         on_progress: called with the size of each piece written; may raise to stop.
 
     Raises:
@@ -148,7 +149,7 @@ class _Plain:
         return data
 
     def drain(self) -> None:
-        """Read to the end, where gzip checks its checksum."""
+        """Read to the end, so that gzip compares its checksum."""
         while data := self._file.read(_PIECE):
             self._read_bytes += len(data)
             self.refuse_beyond(self._read_bytes)
@@ -216,7 +217,7 @@ class _Unpacker:
         self._sizes[parts] = size_bytes
 
     def _make_links(self) -> None:
-        """Create the links as second names of files, following links to links inside the archive."""
+        """Create each link as a second name of the file to which it leads, also by way of other links."""
         for parts in self._links:
             target = self._links[parts]
             for _ in range(len(self._links)):
@@ -293,7 +294,7 @@ def _make_member(kind: bytes, name: str, link: str, size_bytes: int, more: dict[
         size_bytes = int(more["size"])
     if kind in (b"\0", b"7"):
         kind = _FILE
-    if kind == _FILE and name.endswith("/"):  # how very old archives write directories
+    if kind == _FILE and name.endswith("/"):  # very old archives mark directories like this
         kind = _DIRECTORY
     if kind not in (_FILE, _HARD, _SOFT, _DIRECTORY):
         raise UnsafeArchiveError(f"it is {_REFUSED.get(kind, f'of the unknown kind {kind!r}')}", name)

@@ -1,8 +1,9 @@
-"""The download of one checkpoint, as files or as one archive; the target appears only when complete.
+"""The download of one checkpoint, as files or as one archive. The target exists only when it is complete.
 
 An unfinished download keeps a directory `<target>.partial`: the bytes that arrived, a state for each file,
 and a note of what was created on the server. A download of the same checkpoint to the same target goes on
-from there, in this process or a later one. The last step removes the directory and reveals the target.
+from there, in this process or a later one. The last step moves the result to the target and removes the
+directory.
 
 `run` belongs to one thread. A lock file keeps a second download, of any process, from the same target.
 """
@@ -28,12 +29,12 @@ from tinker_sync.transfer.progress import ProgressReporter
 from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 ARCHIVE: Final = "archive"
-# Left free on the disk, because a full disk breaks other programs.
+# The space to leave free on the disk, because a full disk breaks other programs.
 _SPARE_BYTES: Final = 64 << 20
 
 
 class DownloadSource(Protocol):
-    """The service's side of one download: it prepares the files and signs their addresses."""
+    """The calls of the service that a download makes: they prepare the files and sign their addresses."""
 
     @property
     def archive(self) -> bool:
@@ -74,7 +75,7 @@ class CheckpointDownload:
     bytes_resumed: int = 0
     """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """How often a connection broke or an address needed a new signature."""
+    """The number of times that a connection broke or an address needed a new signature."""
     size_bytes: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -136,7 +137,7 @@ class CheckpointFetch:
         self._refuse_existing()
         try:
             with self._partial.hold() as partial:
-                self._refuse_existing()  # again, for an earlier download may have left the target there
+                self._refuse_existing()  # again: another download may have created the target meanwhile
                 try:
                     result = self._download()
                 except BaseException:
@@ -189,7 +190,7 @@ class CheckpointFetch:
             self._partial.remove()
 
     def _begin(self) -> None:
-        """Prepare the source, with the note of an earlier attempt for the same checkpoint."""
+        """Prepare the files on the server, or continue with those that an earlier attempt has prepared."""
         note = self._work / "download.json"
         wanted = {"tinker_path": self._request.tinker_path, "base_url": self._settings.base_url}
         memory = dict(read_json(note))
@@ -266,7 +267,7 @@ class CheckpointFetch:
                 on_progress=lambda _: self._cancellation.refuse_stopped(),
             )
         except UnsafeArchiveError:
-            remove(self._work / "archive.json")  # a later attempt must not begin with the same bytes
+            remove(self._work / "archive.json")  # so that a later attempt fetches the archive again
             remove(archive)
             raise
         self._reveal(into)

@@ -2,7 +2,7 @@
 
 - `PartialDirectory` is the working directory, which only a download may have created.
 - `DownloadState` is the state of one file. It is replaced as a whole, and only after the bytes that it lists
-  are on the disk, so it never claims too much, even when the machine stops at any moment.
+  are on the disk. So it never lists bytes that are not there, even if the machine stops.
 
 Any thread may save a state.
 """
@@ -31,11 +31,11 @@ _MARK_TEXT: Final = """\
 tinker_sync keeps an unfinished download in this directory.
 Download the same checkpoint to the same place to go on, or delete the directory.
 """
-# What a download creates in its directory, and drafts of its JSON files that a killed process leaves.
+# The names that a download creates in its directory, including drafts of JSON files left by a killed process.
 _OWN: Final = re.compile(
     r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json(?:\.\d+\.new)?"
 )
-# Their content is not followed by name: a target that the user replaces may hold links, an archive may not.
+# Directories that are not searched for links: a target that the user replaces may hold some.
 _NOT_OPENED: Final = frozenset({"old", "unpacked"})
 
 
@@ -72,13 +72,14 @@ class PartialDirectory:
                 _lock(file)
             except OSError:
                 raise TransferError(f"another download to {self._target} is under way") from None
-            # A process that ends between the two last steps of a download leaves no target.
+            # The last steps of a download move the old target away and the new one in its place. A process
+            # that ended between them left no target, so the old one is moved back.
             if os.path.lexists(self.path / "old") and not os.path.lexists(self._target):
                 os.replace(self.path / "old", self._target)
             yield self
 
     def clear(self) -> None:
-        """Remove the content, except for the mark and the lock."""
+        """Remove the content of the directory, except for its mark and its lock file."""
         for entry in self.path.iterdir():
             if _OWN.fullmatch(entry.name) and entry.name != "lock":
                 remove(entry)
@@ -92,7 +93,7 @@ class PartialDirectory:
             self.path.rmdir()
 
     def _create(self) -> None:
-        """Create the directory with its mark in one step, unless another download is faster."""
+        """Create the directory with its mark in one step, unless another download has just created it."""
         parent = self.path.parent
         parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=parent, prefix=f".{self.path.name}."))
@@ -105,7 +106,7 @@ class PartialDirectory:
                 raise
 
     def _refuse_foreign(self) -> None:
-        """Refuse a directory that is not a download's, before anything in it changes.
+        """Refuse a directory that no download created, before anything in it changes.
 
         Raises:
             TransferError: the directory, or something in it, is the user's.
@@ -154,11 +155,11 @@ def remove(place: Path) -> None:
 
 
 Stretch = tuple[int, int]
-"""Bytes of a file, the begin included and the end not."""
+"""A range of bytes of a file: the first one, and the one after the last."""
 
 
 class Coverage:
-    """A set of bytes, as disjoint stretches of a file. Not thread-safe.
+    """The set of the bytes of a file that have arrived, as disjoint stretches. Not thread-safe.
 
     >>> have = Coverage([(0, 10), (20, 30)])
     >>> have.add(10, 15)
@@ -178,7 +179,7 @@ class Coverage:
         if end <= begin:
             return
         first = bisect_left(self._ends, begin)  # the first stretch that touches the new one
-        last = bisect_right(self._begins, end)  # the one after the last that does
+        last = bisect_right(self._begins, end)  # the one after the last stretch that touches it
         if first < last:
             begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
         pairs = zip(self._begins[first:last], self._ends[first:last], strict=True)

@@ -6,7 +6,7 @@
   compared with the first. When the server names no version, a resumed download first compares the end of a
   stretch on the disk with the server's bytes.
 - A file with another size, or another checksum than the server sends, is fetched again.
-- From a server without ranges, each attempt reads from the beginning, and one unbroken connection is enough.
+- From a server without range requests, each attempt reads the whole file over one connection.
 
 Memory is one piece for each part under way. `run` belongs to one thread; the other parts run on workers.
 """
@@ -40,17 +40,17 @@ from tinker_sync.transfer.signed import (
     SignedResponse,
 )
 
-# Large enough to make a round trip cheap, small enough for several parts at once.
+# Large enough that the round trip for each part does not matter, small enough to fetch several parts at once.
 PART_BYTES: Final = 8 << 20
 _PIECE: Final = 128 << 10
-# A killed process loses at most the bytes of this time.
+# A killed process loses at most the bytes that arrived in this time.
 SAVE_EVERY_S: Final = 1.0
 _MAX_VERSIONS: Final = 4
-# Compared when the server names no version of the file.
+# The number of bytes to compare when the server names no version of the file.
 _SAMPLE_BYTES: Final = 64 << 10
 
 Keep = Callable[[int, bytes], int]
-"""Takes the place of a piece and the piece; returns how many of its bytes were missing."""
+"""A function of a piece's offset and the piece, which returns the number of its bytes that were missing."""
 
 
 @frozen
@@ -64,7 +64,7 @@ class Fetched:
 
 @frozen(kw_only=True)
 class FetchContext:
-    """The collaborators and limits that all files of a download share."""
+    """The objects and limits that all files of a download share."""
 
     links: SignedLinks
     http: SignedHttp
@@ -84,7 +84,8 @@ class FileDownload:
         place: the path that the file is written to.
         state_file: the path that keeps the state while the file is incomplete.
         context: shared by all files of the download.
-        size_known: called with the size, once known, and the bytes still missing; may raise to refuse.
+        size_known: called with the size, when it is known, and the number of missing bytes; may raise an
+            error to stop the download.
         encoded: accept a file compressed in transit, and keep it compressed.
     """
 
@@ -155,7 +156,8 @@ class FileDownload:
         self._context.reporter.add(bytes_done=done, bytes_resumed=done, bytes_total=size or 0)
         if size is not None:
             self._size_known(size, size - done)
-        # No later request would notice another version: it names none, or there is no later request.
+        # Without a named version, or if no byte is missing, no later request would notice that the server has
+        # another file.
         if state.have and (not state.version.named or done == size):
             self._compare_sample(state.have[0])
 
@@ -172,7 +174,7 @@ class FileDownload:
             self._context.reporter.add(bytes_done=-done, bytes_total=-(size or 0))
 
     def _compare_sample(self, stretch: Stretch) -> None:
-        """Begin again unless the server still has the end of a stretch on the disk."""
+        """Compare the end of a stretch on the disk with the server's bytes; begin again if they differ."""
         sample = (max(stretch[0], stretch[1] - _SAMPLE_BYTES), stretch[1])
         with self._place.open("rb") as file:
             file.seek(sample[0])
@@ -200,7 +202,7 @@ class FileDownload:
         try:
             self._work(0)
         finally:
-            self._alone.wait()  # the helpers stop on the same failure, or when no part is left
+            self._alone.wait()  # until the workers have stopped, after a failure or when no part is left
             with self._lock:
                 self._fetching = False
             self._save()
@@ -208,7 +210,7 @@ class FileDownload:
             raise self._failure
 
     def _help(self) -> None:
-        """Start workers for the other parts, once the server has sent a first one."""
+        """Start workers for the other parts, when the server has sent the first part."""
         with self._lock:
             if not self._fetching or self._helping or not self._in_parts or self._context.parts < 2:
                 return
@@ -305,12 +307,12 @@ class FileDownload:
             state = DownloadState(self._version, self._checksum, tuple(self._have))
         with self._place.open("r+b") as file:
             os.fsync(file.fileno())
-        state.save(self._state_file)  # another thread may save an older state after this: it is true as well
+        state.save(self._state_file)  # another thread may overwrite it with an older state, which is true too
 
     # ---------------------------------------------------------------------------- one part
 
     def _persist(self, part: Stretch, keep: Keep) -> None:
-        """Fetch a part, retrying as long as bytes keep arriving."""
+        """Fetch a part. Try again after failures, as long as bytes arrive."""
         clock, cancellation = self._context.clock, self._context.cancellation
         attempts = Attempts(clock.now())
 
@@ -362,7 +364,7 @@ class FileDownload:
             self._read_body(answer, head.begin, head.end, keep)
 
     def _learn(self, head: FileHead) -> None:
-        """Check that the version is the known one, and keep what is new about it."""
+        """Check that the version is the known one, and store new facts about it."""
         found = head.version
         with self._lock:
             known = self._version
@@ -386,7 +388,7 @@ class FileDownload:
             if not piece:
                 if end is not None:
                     raise ConnectionBroken("the server ended the file early")
-                with self._lock:  # only the end of the body gives the size
+                with self._lock:  # the server sent no size, so it is known only at the end of the body
                     self._version = evolve(self._version or FileVersion(), size=at)
                 self._context.reporter.add(bytes_total=at)
                 break

@@ -1,7 +1,7 @@
-"""Safety checks on the file names that a server or an archive gives, before a file is opened. Pure.
+"""Safety checks of the file names from a server or an archive, before a file is opened. Pure.
 
 A safe name means the same file on every operating system and stays inside its directory: it has no root, no
-drive, no way up and no Windows device, and no file system takes it for another name of the same directory.
+drive, no `..` and no Windows device, and no file system treats it as equal to another name of the directory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check(part: str) -> None:
 
 
 class Names:
-    """The names taken in one directory; names that some file system takes for the same are refused.
+    """The names in one directory. It refuses a name that some file system treats as equal to a present one.
 
     >>> names = Names()
     >>> names.add_file(("Dir", "a.bin"))
@@ -80,10 +80,10 @@ class Names:
         self._taken: dict[Parts, tuple[Parts, bool]] = {}
 
     def add_file(self, parts: Parts) -> None:
-        """Take a name for a file, and names for its directories.
+        """Add the name of a file, and the names of its directories.
 
         Raises:
-            UnsafeName: the name is taken, or one of its directories is a file.
+            UnsafeName: the name is present, or one of its directories is a file.
         """
         if not parts:
             raise UnsafeName("it is empty")
@@ -93,10 +93,10 @@ class Names:
             raise UnsafeName(f"it is there already, written {'/'.join(there[0])!r}")
 
     def add_directory(self, parts: Parts) -> None:
-        """Take a name for a directory, which may be one already.
+        """Add the name of a directory, if it is not present.
 
         Raises:
-            UnsafeName: the name is taken for a file, or taken in another spelling.
+            UnsafeName: the name is present as a file, or in another spelling.
         """
         for depth in range(1, len(parts) + 1):
             whole = parts[:depth]

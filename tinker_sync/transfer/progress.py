@@ -1,7 +1,7 @@
-"""Progress of a transfer, reported to the user's listener in plain values on a callback worker.
+"""Progress of a transfer, which a callback worker reports to the user's function, the listener.
 
-A slow listener never slows a transfer down: it gets the newest state when it is ready for one, at most ten
-times a second, and always the last state. Any thread may report.
+A slow listener never slows a transfer down: it gets the newest state when its last call has returned, at most
+ten times a second, and always the last state. Any thread may report.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class TransferProgress:
     bytes_resumed: int = 0
     """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """How often a connection broke or an address needed a new signature."""
+    """The number of times that a connection broke or an address needed a new signature."""
 
 
 class ProgressReporter:
-    """Reports the progress of one transfer to a listener. Thread-safe.
+    """A reporter of the progress of one transfer to a listener. Thread-safe.
 
     Args:
         listener: the user's function, or None.

@@ -53,9 +53,9 @@ class FileHead:
     version: FileVersion
     begin: int
     end: int | None
-    """None: the body ends where the connection says so."""
+    """None: the size is unknown before the body ends."""
     whole: bool
-    """The server sends the whole file although the request named a part."""
+    """True if the server sends the whole file although the request named a part."""
     checksum: tuple[str, str] | None
 
 
@@ -70,7 +70,7 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
         encoded: accept a file that is compressed in transit.
 
     Raises:
-        TryAgain: the response is of no use, but the next one may be.
+        TryAgain: the response cannot be used, but the next one may be.
         FileChanged: the file is shorter than the beginning of the part.
         TransferError: another attempt would get the same response.
     """
@@ -110,7 +110,7 @@ def _read_part(answer: ResponseHead, at: int, until: int) -> FileHead:
 
 
 def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 200, which brings the whole file: the server ignores ranges, or the file has changed since."""
+    """Read a 200 with the whole file: the server ignores ranges, or the file has changed."""
     del at, until
     length = answer.headers.get("content-length", "")
     size = int(length) if length.isdecimal() else None

@@ -12,7 +12,7 @@ _MAX_REFUSALS: Final = 4
 
 
 class TryAgain(Exception):
-    """A failure that another attempt may get past.
+    """A failure after which another attempt may succeed.
 
     Args:
         message: what happened.
@@ -27,7 +27,7 @@ class TryAgain(Exception):
 
 
 class FileChanged(Exception):
-    """The server has another file now, or the local bytes are damaged: fetch it from the beginning."""
+    """The error for a file that has changed on the server or is damaged locally. Fetch it again."""
 
 
 class Attempts:
@@ -43,7 +43,7 @@ class Attempts:
 
     def __init__(self, now_s: float) -> None:
         self.progressed = False
-        """New bytes have arrived since the last failure."""
+        """True if new bytes have arrived since the last failure."""
         self._progressed_at = now_s
         self._failures = 0
         self._refusals = 0
@@ -58,7 +58,7 @@ class Attempts:
         return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
 
     def pause_s(self, error: Exception, draw: float) -> float:
-        """Return the pause before the next attempt: none after progress or after the first refusal."""
+        """Return the pause before the next attempt: 0 after progress, and after the first refused address."""
         hint_s = error.after_s if isinstance(error, TryAgain) else None
         if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
             return 0.0

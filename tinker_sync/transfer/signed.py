@@ -1,10 +1,10 @@
 """Requests to signed addresses, which let their holder read or write one file for a limited time.
 
-The addresses lead to hosts outside the service, so nothing of the user goes there: no key, no default header,
-no cookie, no netrc password, no client certificate. An address is as good as a key, so it stays out of errors
-and reprs. Proxies, trusted certificates and adapters are those of the user's session.
+The addresses belong to hosts outside the service, so requests carry nothing of the user: no key, no default
+header, no cookie, no netrc password, no client certificate. An address gives access like a key, so it never
+appears in errors and reprs. Proxies, trusted certificates and adapters are those of the user's session.
 
-Any thread may enter.
+Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MARGIN_S: Final = 30.0
 
 
 class Readable(Protocol):
-    """A file that can be sent."""
+    """A file whose content is sent."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class ConnectionBroken(Exception):
-    """The connection broke or was never made. The text names the host, not the address."""
+    """The error for a connection that broke or was never made. The text names the host, not the address."""
 
 
 class SignedResponse:
@@ -53,7 +53,8 @@ class SignedResponse:
     def __init__(self, response: requests.Response, origin: Origin) -> None:
         self._response = response
         self._origin = origin
-        # `read1` returns what has arrived; `read` waits for a full piece and loses it when the line breaks.
+        # `read1` returns the bytes that have arrived. `read` waits for a full piece, and loses an incomplete
+        # one if the connection breaks.
         self._read = getattr(response.raw, "read1", None) or response.raw.read  # urllib3 from 2.1 on
         self.status = response.status_code
         self.headers = HeaderMap(response.headers)
@@ -89,7 +90,7 @@ class SignedResponse:
 
 
 class Cancellation:
-    """The switch that stops one transfer. Thread-safe.
+    """A flag that stops one transfer. Thread-safe.
 
     >>> cancellation = Cancellation()
     >>> cancellation.stop()
@@ -135,10 +136,10 @@ class Cancellation:
 
 
 class SignedHttp:
-    """Sends requests to signed addresses. Thread-safe.
+    """A sender of requests to signed addresses. Thread-safe.
 
     Args:
-        settings: timeouts, the user's session, and the service's base URL: https there forbids http here.
+        settings: timeouts, the user's session, and the base URL; if it is https, http addresses are refused.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -210,7 +211,7 @@ class SignedHttp:
 
 @frozen
 class SignedUrls:
-    """Addresses by file name, and the time they expire."""
+    """The addresses by file name, and the time at which they expire."""
 
     urls: Mapping[str, str] = field(repr=False)
     expires: datetime | None
@@ -286,5 +287,5 @@ class _Signed:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return the moment with a time zone. The service means UTC when it gives none."""
+    """Return the moment with a time zone. The service means UTC if it sends none."""
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

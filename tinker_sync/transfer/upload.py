@@ -27,7 +27,7 @@ _MAX_UPLOADS: Final = 3
 
 
 class AddressesExpired(Exception):
-    """A signed address is no longer valid."""
+    """The error for a signed address that is no longer valid."""
 
 
 class _CountedFile:
@@ -154,7 +154,7 @@ class DirectoryUpload:
 
     @staticmethod
     def _find_problem(name: str, answer: SignedResponse) -> str | None:
-        """Return None after success, or the problem when another attempt may help; raise otherwise."""
+        """Return None after success, or the problem if another attempt may succeed; otherwise raise."""
         if 200 <= answer.status < 300:
             return None
         rule = rule_for(answer.status, Stage.FILE)

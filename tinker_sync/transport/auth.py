@@ -186,7 +186,7 @@ class KeyRing:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Return every value to mask in logs and errors: those of the settings, tokens, and kept values."""
+        """Return every value to mask in logs and errors: from the settings, the tokens and `keep`."""
         tokens = self._tokens.known if self._tokens else ()
         with self._lock:
             kept = tuple(self._kept)
@@ -218,7 +218,7 @@ class KeyRing:
 def _printed_tokens(settings: Settings, clock: Clock) -> tokens.TokenCache | None:
     """Return a cache of the command's output if that is itself the credential, otherwise None.
 
-    This is so for servers that are not the vendor's and so exchange no tokens, if no key is set.
+    That is the case for servers other than the vendor's, which exchange no tokens, if no key is set.
     """
     command = _command_of(settings)
     if command is None or settings.api_key is not None or settings.is_vendor_host:

@@ -1,39 +1,48 @@
-"""A large body in pieces: views of the user's arrays, with a few bytes of framing around each.
+"""A large body in pieces: the user's arrays, with a few bytes of framing around each.
 
-The pieces go to the socket as they are, so no copy of the data is made. A retry must send the same bytes as
-the first try, and a user's program may have changed an array in between. So the first try takes a checksum,
-and each later one compares. One thread at a time.
+A try to send the body gathers small pieces into blocks, because each piece of a system call has its cost. A
+block is dropped once it is sent, so the body never lies in memory a second time. Large arrays go to the
+socket from where they lie. A retry must send the same bytes as the first try, and a user's program may have
+changed an array in between. So the first try keeps a checksum of each block, and each later one compares.
+One thread at a time.
 """
 
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Final, TypeAlias
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
 
 from tinker_sync.errors import InvalidInputError
 
-Piece: TypeAlias = bytes | bytearray | memoryview
+Piece: TypeAlias = Any
+"""Bytes, or a contiguous array of any kind."""
 
-# zlib lets go of the interpreter lock for more bytes than this. A busy main thread would then keep the lock
-# for a switch interval, which takes far longer than the checksum of one piece.
+# The processor's cache holds a block from the moment that it is gathered until it is sent.
+BLOCK_BYTES: Final = 256 * 1024
+# zlib releases the interpreter lock for more bytes than this. A busy main thread would then keep the lock
+# for a switch interval, which takes far longer than the checksum of these bytes.
 _SUM_BYTES: Final = 5120
 
 
 class PiecedBody:
-    """A body that is sent without a copy of its pieces.
+    """A body that is sent without a copy of the whole. Its pieces are contiguous.
 
     >>> body = PiecedBody([b"tokens: ", memoryview(b"1234")])
     >>> len(body), b"".join(body.to_send())
     (12, b'tokens: 1234')
     """
 
-    __slots__ = ("_checksum", "_pieces", "_size")
+    __slots__ = ("_groups", "_pieces", "_size", "_sums")
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._pieces = [piece for piece in pieces if len(piece)]
-        self._size = sum(map(len, self._pieces))
-        self._checksum: int | None = None  # that of the first try
+        self._pieces = [*pieces]
+        sizes = [len(each) if isinstance(each, (bytes, bytearray)) else each.nbytes for each in self._pieces]
+        self._groups = list(_groups(sizes))
+        self._size = sum(sizes)
+        self._sums: list[int] = []  # of the blocks that earlier tries have sent
 
     def __len__(self) -> int:
         return self._size
@@ -41,33 +50,48 @@ class PiecedBody:
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._pieces)
 
-    def to_send(self) -> list[Piece]:
-        """Return the pieces, in a new list, for one try to send them.
+    def to_send(self) -> Iterator[bytes | memoryview]:
+        """Yield the blocks of the body, for one try to send them.
 
         Raises:
             InvalidInputError: an array has changed since an earlier try, so the body cannot be sent again.
 
         >>> weights = bytearray(8)
         >>> body = PiecedBody([weights])
-        >>> _ = body.to_send()
+        >>> _ = list(body.to_send())
         >>> weights[3] = 1
-        >>> body.to_send()
+        >>> list(body.to_send())
         Traceback (most recent call last):
         tinker_sync.errors.InvalidInputError: data: an array has changed since the request was first sent...
         """
-        checksum = 0
-        for piece in self._pieces:
-            if len(piece) <= _SUM_BYTES:
-                checksum = zlib.crc32(piece, checksum)
-                continue
-            view = memoryview(piece)
+        sums = self._sums
+        for index, block in enumerate(self._blocks()):
+            view, checksum = memoryview(block), 0
             for at in range(0, len(view), _SUM_BYTES):
                 checksum = zlib.crc32(view[at : at + _SUM_BYTES], checksum)
-        if self._checksum is None:
-            self._checksum = checksum
-        elif checksum != self._checksum:
-            raise InvalidInputError(
-                "data: an array has changed since the request was first sent, so it cannot be sent again; "
-                "keep the arrays of a call as they are until its result is there"
-            )
-        return list(self._pieces)
+            if index == len(sums):
+                sums.append(checksum)
+            elif checksum != sums[index]:
+                raise InvalidInputError(
+                    "data: an array has changed since the request was first sent, so it cannot be sent "
+                    "again; keep the arrays of a call as they are until its result is there"
+                )
+            yield block
+
+    def _blocks(self) -> Iterator[bytes | memoryview]:
+        for first, last in self._groups:
+            if last > first + 1:
+                yield b"".join(self._pieces[first:last])
+            elif whole := memoryview(self._pieces[first]).cast("B"):
+                for at in range(0, len(whole), BLOCK_BYTES):
+                    yield whole[at : at + BLOCK_BYTES]
+
+
+def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of the pieces of each block. A piece larger than a block is alone."""
+    ends = list(accumulate(sizes))
+    first = before = 0
+    while first < len(ends):
+        last = max(first + 1, bisect_right(ends, before + BLOCK_BYTES))
+        yield first, last
+        first, before = last, ends[last - 1]

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
-from attrs import define, field, fields, frozen
+from attrs import field, frozen
 
 from tinker_sync._secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
 from tinker_sync.transport.body import PiecedBody
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Required, Unpack
 
 __all__ = ["Call", "Reply", "SendFailed"]
 
 _NONE: Final = HeaderMap()
 
 
-@define(eq=False, kw_only=True, repr=False)
+class _CallFields(TypedDict, total=False):
+    """The parameters of `Call`."""
+
+    method: Required[str]
+    path: Required[str]
+    query: str
+    body: bytes | PiecedBody | None
+    headers: Mapping[str, str]
+    accept: str
+    content_type: str
+    sdk_method: str
+    credential: Literal["usual", "exchange", "none"]
+    timeout: Timeout | None
+    read_s: float | None
+    max_retries: int | None
+    patient: bool
+    deadline_s: float | None
+    repeatable: bool
+    needed: bool
+    follow_redirects: bool
+    idempotency_key: str | None
+    attempt: int
+    fresh: bool
+
+
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
+
+    A field that is not given is that of the class, because most calls set few of them.
 
     >>> Call(method="POST", path="/api/v1/asample", body=b"{}")
     <Call POST /api/v1/asample, 2 bytes>
@@ -29,7 +60,7 @@ class Call:
     query: str = ""
     """Encoded, without the question mark."""
     body: bytes | PiecedBody | None = None
-    headers: HeaderMap = field(default=_NONE, converter=header_map)
+    headers: HeaderMap = _NONE
     """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
     accept: str = "application/json"
     content_type: str = "application/json"
@@ -37,7 +68,7 @@ class Call:
     sdk_method: str = ""
     """The public method that causes the call, for the header `X-SDK-Method`; "" omits the header."""
     credential: Literal["usual", "exchange", "none"] = "usual"
-    """The key to send: the one for ordinary calls, the long-lived one that buys a token, or none."""
+    """The key to send: the one for ordinary calls, the one that is exchanged for a token, or none."""
     timeout: Timeout | None = None
     """None means the configured one."""
     read_s: float | None = None
@@ -45,7 +76,7 @@ class Call:
     max_retries: int | None = None
     """None means the configured number."""
     patient: bool = False
-    """True if tries do not count for the first minutes, unless the call or the user sets their number."""
+    """True if tries in the first minutes do not count, unless the call or the user sets their number."""
     deadline_s: float | None = None
     """The limit of the whole call, pauses included. None means the configured one."""
     repeatable: bool = True
@@ -60,6 +91,12 @@ class Call:
     fresh: bool = False
     """True to use a new connection; set by the retry loop if an old one is suspect."""
 
+    def __init__(self, **given: Unpack[_CallFields]) -> None:
+        fields = self.__dict__
+        fields.update(given)
+        if type(fields.get("headers", _NONE)) is not HeaderMap:
+            fields["headers"] = header_map(fields["headers"])
+
     def but(self, **changes: Any) -> Call:
         """Return a copy of the call with some fields changed. The new values are not converted.
 
@@ -67,16 +104,13 @@ class Call:
         2
         """
         made = object.__new__(Call)
-        for name in _CALL_FIELDS:
-            object.__setattr__(made, name, changes[name] if name in changes else getattr(self, name))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.update(changes)
         return made
 
     def __repr__(self) -> str:
         size = "" if self.body is None else f", {len(self.body)} bytes"
         return f"<Call {self.method} {self.path}{size}>"
-
-
-_CALL_FIELDS: Final = tuple(field.name for field in fields(Call))
 
 
 @frozen
@@ -94,7 +128,7 @@ class Reply:
     resent: bool = field(default=False, kw_only=True, repr=False)
     """True if the call was sent before on a connection that broke, and may have been received then."""
     may_be_cut: bool = field(default=False, kw_only=True, repr=False)
-    """True if the answer states no length, so that its content alone can show a cut."""
+    """True if the answer states no length, so that only its content can show that it is incomplete."""
 
     @property
     def ok(self) -> bool:

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._policy import UNREADABLE_ANSWERS, Meaning, Stage, delay_s, rule_for
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
+    APIResponseValidationError,
     APIStatusError,
     InternalServerError,
     TinkerError,
@@ -40,7 +41,8 @@ from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
 ErrorT = TypeVar("ErrorT", bound=TinkerError)
-# The log names a call that fails for longer than this: minutes of silence look like a hang.
+T = TypeVar("T")
+# A call that fails for longer than this is logged, because minutes of silence look like a hang.
 QUIET_S: Final = 2.0
 NAME_EVERY_S: Final = 60.0
 _logger: Final = logging.getLogger(__name__)
@@ -88,22 +90,34 @@ class Caller:
 
     @property
     def judge(self) -> Judge:
-        """Return the judge that decides about retries, for code that sends without this caller."""
+        """Return the judge that decides about retries, for code that sends the requests itself."""
         return self._judge
 
     def call(self, call: Call) -> Reply:
         """Send a call until a good answer comes, and return the answer.
 
         Raises:
-            APIStatusError: The server refused the call, or asked for later tries for too long.
+            APIStatusError: The server refused the call, or asked the client to try later for too long.
             APIConnectionError: No answer came, or the client was closed meanwhile.
             CredentialError: The call needs a key and none is usable.
+        """
+        return self.read(call, _leave)
+
+    def read(self, call: Call, read: Callable[[Reply], T]) -> T:
+        """Send a call until an answer comes that `read` can read, and return what `read` returns.
+
+        Raises:
+            APIResponseValidationError: No answer could be read; `read` has raised it.
+            APIError, CredentialError: As for `call`.
         """
         tries = self.tries(call)
         while True:
             found = tries.after(self._attempt(tries))
             if isinstance(found, Reply):
-                return found
+                try:
+                    return read(found)
+                except APIResponseValidationError as error:
+                    found = tries.after_unreadable(error)
             self._clock.wait(self._closing, found * self._settings.pace)
 
     def next_key(self) -> str:
@@ -111,7 +125,7 @@ class Caller:
         return next(self._keys)
 
     def tries(self, call: Call) -> Tries:
-        """Return the tries of a call, for code that sends without this caller."""
+        """Return a `Tries` for a call, for code that sends the requests itself."""
         return Tries(self, call, self._settings, self._clock)
 
     def _attempt(self, tries: Tries) -> Reply | SendFailed:
@@ -169,7 +183,7 @@ class Caller:
 
 
 class Trouble:
-    """The schedule by which the log names the failures of one call. For one thread at a time.
+    """A schedule of log lines about a call that keeps failing. For one thread at a time.
 
     >>> trouble = Trouble()
     >>> [trouble.is_due(now_s, pause_s=1.0) for now_s in (10.0, 11.0, 12.0, 70.0, 71.0)]
@@ -184,7 +198,7 @@ class Trouble:
         self._named_s: float | None = None
 
     def is_due(self, now_s: float, pause_s: float) -> bool:
-        """Return True if the log names a failure now, before a pause: after 2 s, then once a minute."""
+        """Return True if a failure is to be logged before a pause: the first after 2 s, then one a minute."""
         if self.since_s is None:
             self.since_s = now_s
         if now_s + pause_s - self.since_s < QUIET_S:
@@ -266,6 +280,22 @@ class Tries:
                 found.error.attempts = call.attempt + 1
         if isinstance(found, Fatal):
             raise self.explained(found.error)
+        return self._pause_before(found)
+
+    def after_unreadable(self, error: APIResponseValidationError) -> float:
+        """Return the pause before the next try, because the answer could not be read.
+
+        Raises:
+            APIResponseValidationError: the given error, if the call must not be repeated or no try is left.
+        """
+        error.ambiguous = True  # the server has answered, so it may have carried out the call
+        if not self._call.repeatable:
+            raise error
+        return self._pause_before(Retry(error, limit=UNREADABLE_ANSWERS - 1))
+
+    def _pause_before(self, found: Retry) -> float:
+        """Use up a retry, and return the pause before it."""
+        caller, call = self._caller, self._call
         pause_s = caller.pause_s(found, call)
         now_s = self._now_s()
         self._spend(found, now_s + pause_s)
@@ -278,12 +308,15 @@ class Tries:
         return pause_s
 
     def explained(self, error: ErrorT) -> ErrorT:
-        """Return the error, marked if an earlier try may have been carried out."""
+        """Return the error. Set its `ambiguous` to True if the server may have carried out an earlier try."""
         error.ambiguous = error.ambiguous or self._lost
         return error
 
     def _spend(self, verdict: Retry, next_try_s: float) -> None:
-        """Use up a retry for a try that begins at `next_try_s`; raise the error if there is none."""
+        """Count a retry that begins at `next_try_s`.
+
+        Raise the error if no retry or no time is left for it.
+        """
         limit = verdict.limit
         self._limited += limit is not None
         spent = self._retries <= 0 and next_try_s >= self._free_until_s
@@ -296,6 +329,10 @@ class Tries:
         return self._clock.now() + self._skipped_s
 
 
+def _leave(reply: Reply) -> Reply:
+    return reply
+
+
 def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
@@ -306,7 +343,10 @@ def _may_have_been_done(error: APIError) -> bool:
 
 
 def _unique_keys() -> Iterator[str]:
-    """Return an iterator from which any thread may draw: see "Threads" in the docstring of `runtime`."""
+    """Return an iterator of unique keys.
+
+    Any thread may draw from it: see "Threads" in the docstring of `runtime`.
+    """
     return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 

@@ -38,7 +38,7 @@ def _zstandard() -> Any | None:
 
 
 def accepted_encodings() -> str:
-    """Return the value of `Accept-Encoding`: the encodings that `decode` can undo here.
+    """Return the value of `Accept-Encoding`: the encodings that `decode` can undo in this installation.
 
     >>> accepted_encodings().startswith("gzip, deflate")
     True

@@ -59,7 +59,7 @@ class CredentialCommand:
 
 @frozen
 class _End:
-    """The end of a run: its output, and the problem if it has one."""
+    """The result of a run of the command: its output, and the problem if it has failed."""
 
     output: Secret
     problem: str = ""
@@ -161,7 +161,7 @@ def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
 def _keys_in(command: Secret) -> list[Secret]:
     """Return the words of the command line that may be keys: shells and tools quote words in complaints.
 
-    Names of programs and files are not among them, because a complaint without them would be useless.
+    Names of programs and files are not among them, because an error text without them would be useless.
     """
     words = re.split(r"[\s'\"=:;|&()<>]+", command.reveal())
     return [command, *(Secret(word) for word in words if _MAYBE_KEY.match(word))]

@@ -40,8 +40,8 @@ from tinker_sync.transport.request import (
     redirected,
 )
 from tinker_sync.transport.session import SessionRules, Way
-from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
-from tinker_sync.wire.http1.client import request_head
+from tinker_sync.transport.socket_line import Limits, SocketLine
+from tinker_sync.wire.http1.client import ReplyParser, request_head
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # Common Python servers close connections that were idle for 5 s. A call that must not be repeated does not
@@ -66,7 +66,7 @@ class Launcher:
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
-        self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its way does not change
+        self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its route is fixed
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
@@ -89,7 +89,9 @@ class Launcher:
     def launch_head(
         self, origin: Origin, call: Call, head: bytes, limits: Limits, *, fresh: bool
     ) -> SocketLine | None:
-        """Send a request whose head is written. Return None if a proxy serves the origin: use `launch` then.
+        """Send a request whose head (request line and headers) is already encoded.
+
+        Return None, and send nothing, if a proxy leads to the origin. Then the caller must use `launch`.
 
         Raises:
             SendFailed: The request was not sent, or not to its end.
@@ -125,12 +127,12 @@ class Launcher:
         line.send(head, body)
         return line
 
-    def keep_cookies(self, hop: Hop, reply: RawReply) -> None:
-        """Store the cookies of an answer, as the session does."""
+    def keep_cookies(self, hop: Hop, reply: ReplyParser) -> None:
+        """Store the cookies of an answer, as a `requests.Session` does."""
         self._rules.keep_cookies(hop.address, reply.headers)
 
     def _complete(self, hop: Hop, way: Way) -> Headers:
-        """Return all headers of this hop. `Host` comes first, because some servers want it there."""
+        """Return all headers of a request to one address. `Host` comes first, as some servers require."""
         headers = {"host": ("Host", hop.origin.netloc), **hop.headers}
         authorization = self._rules.authorization(way) if hop.own else way.netrc
         if authorization:
@@ -163,7 +165,7 @@ class Launcher:
 
 
 class Exchange:
-    """One attempt of a call, made by `Http.open`."""
+    """One attempt of a call, with its redirects. `Http.open` makes it. For one thread at a time."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class Exchange:
 
     @property
     def _hop(self) -> Hop:
-        """Return the request under way, composed when it is first needed."""
+        """Return the request that is under way. It is composed when it is first needed."""
         if self._made_hop is None:
             self._made_hop = self._compose()
         return self._made_hop
@@ -238,7 +240,12 @@ class Exchange:
         Raises:
             SendFailed: The attempt ended without a reply.
         """
-        return self._ask(self._line.step)
+        try:
+            raw = self._line.step()
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+            return None
+        return None if raw is None else self._conclude(raw)
 
     def finish(self) -> Reply:
         """Wait for the reply and return it.
@@ -247,9 +254,14 @@ class Exchange:
             SendFailed: The attempt ended without a reply.
         """
         while True:
-            reply = self._ask(self._line.finish)
-            if reply is not None:
-                return reply
+            try:
+                raw = self._line.finish()
+            except SendFailed as failed:
+                self._replace_or_raise(failed)
+            else:
+                reply = self._conclude(raw)
+                if reply is not None:
+                    return reply
 
     def abort(self) -> None:
         """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
@@ -277,14 +289,6 @@ class Exchange:
         if self._told:
             journal.sent(self._call, self._hop.headers)
 
-    def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
-        try:
-            raw = line()
-        except SendFailed as failed:
-            self._replace_or_raise(failed)
-            return None
-        return None if raw is None else self._conclude(raw)
-
     def _replace_or_raise(self, failed: SendFailed) -> None:
         """Send again if an idle connection was dead and no call can be carried out twice; otherwise raise."""
         if failed.stale and (self._repeatable or not failed.maybe_received):
@@ -293,27 +297,30 @@ class Exchange:
                 self._send(fresh=True)
             except SendFailed as again:
                 failed = again
-            except InvalidInputError as changed:  # by a body whose arrays have changed
+            except InvalidInputError as changed:  # raised by a body whose arrays have changed
                 changed.ambiguous = self._resent
                 raise
             else:
                 return
         raise self._lost(failed)
 
-    def _conclude(self, raw: RawReply) -> Reply | None:
-        if "set-cookie" in raw.fields:
+    def _conclude(self, raw: ReplyParser) -> Reply | None:
+        fields = raw.fields.lines
+        if "set-cookie" in fields:
             self._launcher.keep_cookies(self._hop, raw)
         if raw.status in REDIRECTS and self._call.follow_redirects and (location := _location(raw)):
             self._follow(raw.status, location)
             return None
-        encoding, body = raw.fields.get("content-encoding"), raw.body
+        encoding, body = "", raw.body()
+        if "content-encoding" in fields:
+            _, encoding = fields["content-encoding"]
         try:
             if encoding:
                 body = content.decode(body, encoding, limit=self._limits.max_body_bytes)
         except (MalformedMessage, MessageTooLarge) as error:
             final = isinstance(error, MessageTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        # A compressed body reveals a cut by itself.
+        # The decoder detects an incomplete compressed body.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
         if self._told:
@@ -363,6 +370,6 @@ class Exchange:
         return failed
 
 
-def _location(raw: RawReply) -> str | None:
+def _location(raw: ReplyParser) -> str | None:
     """Return the target of a redirect. Its repr is masked, because it may be a signed address."""
     return next((Secret(value).reveal() for name, value in raw.headers if name.lower() == "location"), None)

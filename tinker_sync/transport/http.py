@@ -204,7 +204,10 @@ class Http:
         return self._pools.closed
 
     def renew_after_fork(self) -> None:
-        """Drop the copies of the parent's connections, in a forked child. The first call does it as well."""
+        """Drop the copies of the parent's connections, in a forked child.
+
+        The child's first call also does this.
+        """
         self._pools.renew_after_fork()
         self._rules.renew_after_fork()
 

@@ -1,7 +1,7 @@
 """Reports about requests, for the log and the observers.
 
 The log lines have headers and bodies redacted, and bodies cut. Most are at DEBUG, and are formatted only if
-that level is enabled. Any thread may enter.
+that level is enabled. Any thread may call the methods.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Journal:
-    """A reporter of the stages of calls. Thread-safe; never raises.
+    """A reporter of the events of requests, to the log and to observers. Thread-safe; never raises.
 
     Args:
-        observer: receives every stage; None for no observer.
+        observer: receives every event; None for no observer.
         base_url: the base of the addresses in curl lines.
         as_curl: True to log each request as a curl line, too.
         secrets: returns the values to mask in the log.

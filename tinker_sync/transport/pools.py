@@ -98,7 +98,10 @@ class Origin(NamedTuple):
 
 @frozen(eq=False)
 class Route:
-    """The way to an origin. Routes compare by identity, because each is made once."""
+    """The way to an origin: direct or through a proxy, with TLS settings.
+
+    Routes compare by identity, because each is made once.
+    """
 
     origin: Origin
     tls: ssl.SSLContext | None = None
@@ -153,7 +156,10 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def is_quiet(self) -> bool:
-        """Return True if nothing has arrived since the last answer: bytes or an end make it unfit for use."""
+        """Return True if nothing has arrived since the last answer.
+
+        Bytes, or the end of the stream, make the connection unfit for use.
+        """
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek
                 return not _has_arrived(self.sock)
@@ -181,7 +187,7 @@ def never_block(sock: socket.socket) -> None:
 
 
 def connect(route: Route, timeout_s: float | None) -> Connection:
-    """Open a connection: name, TCP, tunnel and TLS, each step within `timeout_s`.
+    """Open a connection. Each step (name lookup, TCP, tunnel, TLS) may take `timeout_s`.
 
     Raises:
         ConnectFailed: No connection was opened. The text names the cause and holds no credentials.
@@ -275,7 +281,7 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text without the address of a Python object that urllib3 puts before it."""
+    """Return the text of a urllib3 error without the address of a Python object at its beginning."""
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
@@ -307,15 +313,14 @@ class Pools:
             route: the route of the connection.
             max_idle_s: the longest idle time of the connection; None means the limit of the pools.
         """
-        self._notice_fork()
+        if self._pid != os.getpid():
+            self.renew_after_fork()
         allowed_s = self._max_idle_s if max_idle_s is None else min(max_idle_s, self._max_idle_s)
         oldest_s = self._clock.now() - allowed_s
         while True:
             with self._lock:
                 idle = self._idle.get(route)
-                if not idle or self._closed:
-                    return None
-                if idle[-1].idle_since_s < oldest_s:  # the others are older
+                if not idle or self._closed or idle[-1].idle_since_s < oldest_s:  # the others are older
                     return None
                 connection = idle.pop()
                 self._idle_count -= 1
@@ -329,7 +334,10 @@ class Pools:
         return self._idle_count > 0
 
     def adopt(self, connection: Connection) -> bool:
-        """Count a new connection as taken. Return False if the pools are closed: the caller must close it."""
+        """Count a new connection as in use.
+
+        Return False if the pools are closed: the caller must close it.
+        """
         self._notice_fork()
         with self._lock:
             if not self._closed:
@@ -345,12 +353,15 @@ class Pools:
             self._busy.discard(connection)
             keep = ours and not self._closed and self._idle_count < self._max_idle
             if keep:
-                self._idle.setdefault(connection.route, deque()).append(connection)
+                idle = self._idle.get(connection.route)
+                if idle is None:
+                    idle = self._idle[connection.route] = deque()
+                idle.append(connection)
                 self._idle_count += 1
-            expired = []
-            if now_s >= self._look_at_s:
-                self._look_at_s = now_s + _LOOK_EVERY_S
-                expired = self._expired_locked(now_s - self._max_idle_s)
+                if now_s < self._look_at_s:
+                    return
+            self._look_at_s = now_s + _LOOK_EVERY_S
+            expired = self._expired_locked(now_s - self._max_idle_s)
         for old in expired if keep else [connection, *expired]:
             old.close()
 

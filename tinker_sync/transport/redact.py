@@ -79,7 +79,7 @@ def curl(
     headers: Mapping[str, str] | None = None,
     secrets: Iterable[str | Secret] = (),
 ) -> str:
-    """Return a call as a command line that runs once the variables in it are set.
+    """Return a curl command line that repeats a call, once the variables in it are set.
 
     Secrets appear as variables: the key as `$TINKER_API_KEY`, others under the name of their header or field.
     The command line reads a body from the file `body.bin` if it is long, encoded, or not JSON.
@@ -111,7 +111,8 @@ def curl(
 def _masked(content: bytes, known: tuple[str | Secret, ...]) -> str:
     """Return a body as text with its secrets masked.
 
-    JSON is masked field by field: a server that echoes a body quotes it as a text inside of a text.
+    JSON is masked field by field, because a field may hold another body as escaped text: some servers echo a
+    body.
     """
     try:
         tree = json.loads(content)
@@ -150,7 +151,7 @@ def _quoted_header(name: str, value: str, known: tuple[str | Secret, ...]) -> st
 
 
 def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
-    """Return the body in single quotes, interrupted by variables; empty if the body is not JSON."""
+    """Return a JSON body as a quoted shell word with variables for its secrets; empty if it is not JSON."""
     from shlex import quote
 
     try:

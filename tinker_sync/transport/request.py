@@ -1,8 +1,8 @@
-"""One request to one address: its headers, its head as bytes, and the request after a redirect.
+"""One request to one address: its headers, its head (request line and headers) as bytes, and its redirects.
 
 Headers come in layers, and later layers replace earlier ones: defaults (`User-Agent`, `Accept-Encoding`,
 Cloudflare Access), the session's headers, those the protocol needs for the call, the call's own, and the
-user's default headers. Any thread may enter.
+user's default headers. Any thread may use this module.
 
 Credentials stay with the origin for which they are meant. A request to another origin carries a short list of
 harmless headers, not "all but the secret ones", because users may put secrets into any header.
@@ -56,7 +56,7 @@ class RedirectRefused(Exception):
 
 @frozen(eq=False, repr=False)
 class Hop:
-    """A request on its way to one address."""
+    """A request to one address. A redirect leads to another hop."""
 
     method: str
     url: SplitResult
@@ -195,16 +195,16 @@ class HeaderLayers:
 
 @frozen(eq=False, repr=False)
 class _Written:
-    """The part of a head that several requests share, as text. Its repr shows no header."""
+    """The lines of a head that several requests share, as text. Its repr shows no header."""
 
     text: str
     names: frozenset[str]
 
 
 class RequestHeads:
-    """A writer of the heads of requests to one server. Thread-safe.
+    """An encoder of the heads (request line and headers) of requests to one server. Thread-safe.
 
-    It writes the shared lines of like requests once.
+    It encodes the lines that similar requests share once, and keeps them.
 
     Args:
         settings: the address and the headers of the user.
@@ -217,7 +217,7 @@ class RequestHeads:
         self._written: dict[object, _Written | None] = {}  # replaced by an empty one when it is full
 
     def hop(self, call: Call, credential: str, session_headers: HeaderMap) -> Hop:
-        """Return the request of a call to the server itself. An empty `credential` is not sent."""
+        """Return the request of a call to the configured server. An empty `credential` is not sent."""
         base = self._base
         url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
         secret = Secret(credential) if credential else None
@@ -225,9 +225,9 @@ class RequestHeads:
         return Hop(call.method, url, self.origin, headers, call.body)
 
     def write(self, call: Call, credential: str) -> bytes | None:
-        """Return the head of a usual request: with a body, and without headers of a session.
+        """Return the encoded head of a POST with a body, for a client without headers of a session.
 
-        Returns None if the lines of this request must be composed and checked one by one.
+        Return None if the headers of this request must be composed and checked one by one.
         """
         if call.method != "POST" or call.body is None:
             return None
@@ -254,7 +254,10 @@ class RequestHeads:
         return written
 
     def _write(self, call: Call, credential: str) -> _Written | None:
-        """Return the lines that all like requests share, or None if the user sets a line that differs."""
+        """Return the lines that similar requests share.
+
+        Return None if the user sets a header that must differ from request to request.
+        """
         hop = self.hop(call.but(headers=_NONE, idempotency_key=None), credential, _NONE)
         headers = {"host": ("Host", self.origin.netloc), **hop.headers}
         del headers[RETRY_COUNT.lower()]

@@ -9,8 +9,8 @@ Without a session, the environment alone counts. This module imports requests if
 or if a file goes through an adapter of requests; a program that connects to its server directly never loads
 it.
 
-Any thread may enter. The client reads proxies and certificates when it first contacts an origin. It reads
-headers, user name and password, and cookies with every request.
+Any thread may use this module. The client reads proxies and certificates when it first contacts an origin. It
+reads headers, user name and password, and cookies with every request.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SessionRules:
             return self._plain
 
     def way_to(self, origin: Origin) -> Way:
-        """Return the way to an origin, always the same object for one origin.
+        """Return the `Way` (route and options) of requests to an origin. It is the same object every time.
 
         Raises:
             ConfigurationError: A certificate file cannot be used.
@@ -140,7 +140,7 @@ class SessionRules:
         )
 
     def authorization(self, way: Way) -> str | None:
-        """Return the `Authorization` for the user's origin: from the session, else from the netrc file."""
+        """Return `Authorization` for the configured server: from the user's session, else from netrc."""
         if self._given is None:
             return None
         auth = self._given.auth
@@ -183,7 +183,7 @@ class SessionRules:
         jar.extract_cookies(_CookieReply(values), _cookie_request(url))  # type: ignore[arg-type]
 
     def renew_after_fork(self) -> None:
-        """Drop the copies of the parent's connections, in a forked child; the session stays usable."""
+        """Drop the copies of the parent's connections, in a forked child. The session stays usable."""
         self._pid = os.getpid()
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
         session = self._given or self._plain
@@ -217,8 +217,8 @@ class SessionRules:
         return {"proxies": proxies, "verify": merged["verify"], "cert": merged["cert"]}
 
     def _netrc(self, url: str) -> str | None:
-        # This needs a session from the user: a user who gives an API key alone does not expect a password to
-        # be sent.
+        # The netrc file counts only with a session from the user: a user who gives an API key alone does not
+        # expect a password to be sent.
         if self._given is None or not self._given.trust_env:
             return None
         found = requests.utils.get_netrc_auth(url)

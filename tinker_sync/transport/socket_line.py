@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Mapping
 from typing import Final, NamedTuple, NoReturn
 
-from attrs import define, field
-
 from tinker_sync._clock import Clock, slice_of
-from tinker_sync.transport.body import Piece, PiecedBody
+from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.pools import Connection, Pools, never_block
 from tinker_sync.transport.scheme import with_tls
@@ -23,25 +20,11 @@ from tinker_sync.wire.http1.client import ReplyParser, SpeaksTls
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # A socket's timeout covers one whole `sendall`. Sending in pieces limits each piece, not the whole upload.
-_SEND_BYTES: Final = 256 * 1024
-# The most pieces that Linux, macOS and the BSDs take in one call.
-_MOST_PIECES: Final = 1024
-
-
-@define(eq=False)
-class RawReply:
-    """An answer as received, with its content encoding still in place."""
-
-    status: int
-    headers: list[tuple[str, str]] = field(repr=False)  # may hold the signed address of a redirect
-    fields: Mapping[str, str] = field(repr=False)
-    """The headers by lower-case name."""
-    body: bytes = field(repr=False)
-    lasts_until_close: bool = False
+_SEND_BYTES: Final = BLOCK_BYTES
 
 
 class Limits(NamedTuple):
-    """The limits of one request: its time, its silences, and the size of its answer."""
+    """The limits of one request: its duration, the silences of the server, and the size of the answer."""
 
     connect_s: float
     read_s: float
@@ -80,7 +63,9 @@ class SocketLine:
         """
         try:
             if isinstance(body, PiecedBody):
-                self._send_pieces([head, *body.to_send()])
+                self._send_piece(head)
+                for block in body.to_send():
+                    self._send_piece(block)
             elif not body or len(body) <= _SEND_BYTES:
                 self._send_piece(head + body if body else head)  # a small body shares the packet of its head
             else:
@@ -96,15 +81,17 @@ class SocketLine:
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
         """Send a piece. The first try does not block and needs no timeout, since most requests are small."""
-        sock = self.sock
-        self._begin_silence(self._limits.read_s)
-        left_s = self._left_s()
+        sock, limits, now_s = self.sock, self._limits, self._clock.now()
+        self.expires_at_s = min(now_s + limits.read_s, limits.give_up_s)
+        if self.expires_at_s <= now_s:
+            raise TimeoutError("timed out")
         try:
             never_block(sock)
             at = sock.send(piece)
         except self._connection.nothing_yet:
             at = 0
         if at < len(piece):
+            left_s = self.expires_at_s - now_s
             sock.settimeout(left_s if math.isfinite(left_s) else None)
             sock.sendall(memoryview(piece)[at:])
             self._begin_silence(self._limits.read_s)
@@ -114,38 +101,17 @@ class SocketLine:
         for at in range(0, len(block), _SEND_BYTES):
             self._send_piece(view[at : at + _SEND_BYTES])
 
-    def _send_pieces(self, pieces: list[Piece]) -> None:
-        """Send pieces from where they lie. Only TLS, and Windows, need them in one place, a few at a time."""
-        sock, first = self.sock, 0
-        gathers = type(sock) is socket.socket and hasattr(sock, "sendmsg")
-        while first < len(pieces):
-            if not gathers:
-                last = _end_of_block(pieces, first)
-                self._send_block(b"".join(pieces[first:last]))
-                first = last
-                continue
-            self._begin_silence(self._limits.read_s)
-            left_s = self._left_s()
-            sock.settimeout(left_s if math.isfinite(left_s) else None)
-            sent = sock.sendmsg(pieces[first : first + _MOST_PIECES])
-            while first < len(pieces) and sent >= len(pieces[first]):
-                sent -= len(pieces[first])
-                first += 1
-            if sent:
-                pieces[first] = memoryview(pieces[first])[sent:]
-        self._begin_silence(self._limits.read_s)
-
-    def step(self) -> RawReply | None:
+    def step(self) -> ReplyParser | None:
         """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
 
         Raises:
             SendFailed: The request failed, or no answer came in time.
         """
-        sock = self.sock
+        sock, parser = self.sock, self._parser
         try:
             never_block(sock)
-            while not self._parser.done:
-                self._take(sock.recv(self._parser.wants))
+            while not parser.done:
+                self._take_from(sock)
         except self._connection.nothing_yet:
             if self._clock.now() >= self.expires_at_s:
                 self._fail(TimeoutError("timed out"))
@@ -154,7 +120,7 @@ class SocketLine:
             self._fail(error)
         return self._conclude()
 
-    def finish(self) -> RawReply:
+    def finish(self) -> ReplyParser:
         """Wait for the answer and return it.
 
         Raises:
@@ -162,7 +128,7 @@ class SocketLine:
         """
         try:
             while not self._parser.done:
-                self._take(self._receive())
+                self._receive()
         except (OSError, MalformedMessage, MessageTooLarge) as error:
             self._fail(error)
         except BaseException:  # Ctrl-C leaves half an answer on the connection
@@ -170,21 +136,23 @@ class SocketLine:
             raise
         return self._conclude()
 
-    def _receive(self) -> bytes:
-        """Wait for the next piece and return it."""
+    def _receive(self) -> None:
+        """Wait for the next piece and take it."""
         sock, left_s = self.sock, self._left_s()
         while True:
             now_s = slice_of(left_s)
             sock.settimeout(now_s)
             left_s -= now_s
             try:
-                return sock.recv(self._parser.wants)
+                self._take_from(sock)
             except TimeoutError:
                 if left_s <= 0:
                     raise
+            else:
+                return
 
     def abort(self) -> None:
-        """Give up the request and close the connection. Do nothing if the line is over."""
+        """Give up the request and close the connection. Do nothing if the request is over."""
         if not self._over:
             self._over = True
             self._pools.discard(self._connection)
@@ -198,13 +166,20 @@ class SocketLine:
             raise TimeoutError("timed out")
         return left_s
 
-    def _take(self, data: bytes) -> None:
-        if data:
-            self._parser.feed(data)
-            if not self._parser.done:
-                self._begin_silence(self._limits.idle_s)
+    def _take_from(self, sock: socket.socket) -> None:
+        """Receive once, and take what comes."""
+        parser = self._parser
+        room = parser.room()
+        if room is not None:
+            with room:
+                count = sock.recv_into(room)
+            parser.fill(count)
+        elif data := sock.recv(parser.wants):
+            parser.feed(data)
         else:
-            self._parser.eof()
+            parser.eof()
+        if not parser.done:
+            self._begin_silence(self._limits.idle_s)
 
     def _answered_early(self) -> bool:
         """Return True if the whole answer has arrived: a server may refuse a large body before its end."""
@@ -212,24 +187,24 @@ class SocketLine:
         try:
             never_block(sock)
             while not self._parser.done:
-                self._take(sock.recv(self._parser.wants))
+                self._take_from(sock)
         except (OSError, MalformedMessage, MessageTooLarge):
             return False
         self._parser.keep_alive = False
         return True
 
-    def _conclude(self) -> RawReply:
+    def _conclude(self) -> ReplyParser:
+        parser, connection = self._parser, self._connection
         if not self._over:
             self._over = True
-            self._connection.requests += 1
+            connection.requests += 1
             # After a 5xx, servers often close the connection without announcing it in the answer. The next
             # call on it may be one that must not be repeated.
-            if self._parser.keep_alive and self._parser.status < 500:
-                self._pools.give_back(self._connection)
+            if parser.keep_alive and parser.status < 500:
+                self._pools.give_back(connection)
             else:
-                self._pools.discard(self._connection)
-        parser = self._parser
-        return RawReply(parser.status, parser.headers, parser.fields, parser.body(), parser.lasts_until_close)
+                self._pools.discard(connection)
+        return parser
 
     def _fail(self, error: Exception) -> NoReturn:
         self.abort()
@@ -259,12 +234,3 @@ class SocketLine:
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         )
-
-
-def _end_of_block(pieces: list[Piece], first: int) -> int:
-    """Return the index after the last piece of a block of at most `_SEND_BYTES`, of one piece at least."""
-    size, last = 0, first
-    while last < len(pieces) and (last == first or size + len(pieces[last]) <= _SEND_BYTES):
-        size += len(pieces[last])
-        last += 1
-    return last

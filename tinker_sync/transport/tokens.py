@@ -299,7 +299,10 @@ class TokenCache:
         return at_hand
 
     def _flight_locked(self) -> _Flight | None:
-        """Return the renewal under way, or None. A forked child drops the parent's: it lacks its thread."""
+        """Return the renewal under way, or None.
+
+        A forked child drops the renewal of the parent, whose thread does not exist in the child.
+        """
         if self._flight is not None and self._flight.process != os.getpid():
             self._flight = None
         return self._flight

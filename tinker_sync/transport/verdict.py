@@ -2,7 +2,7 @@
 
 `Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None if
 the answer is the one that the call asked for. The caller of `Judge` acts on it. Pure except for the clock, so
-any thread may enter.
+any thread may call it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ Verdict = Retry | Fatal
 
 
 class Judge:
-    """A judge of answers and failures. Immutable; any thread may call.
+    """A judge that decides if a call is sent again after an answer or a failure.
+
+    Immutable; any thread may call it.
 
     Args:
         base_url: the base of the addresses in errors.
@@ -65,7 +67,7 @@ class Judge:
         Args:
             reply: the answer.
             call: the call that was sent; its `attempt` counts the tries so far.
-            stage: the place at which the answer arrived.
+            stage: the stage of the call, such as a submit or a poll.
         """
         if reply.ok or (300 <= reply.status < 400 and not call.follow_redirects):
             return None
@@ -129,7 +131,9 @@ def _is_empty_400(reply: Reply) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """Return the pause that a server asks for, or None. A server has three forms to ask for it.
+    """Return the pause that a server asks for, or None.
+
+    The headers are `retry-after-ms`, or `retry-after` with seconds or a date.
 
     Args:
         headers: the answer's headers, by lower-case name, or a mapping that ignores case.

@@ -1,6 +1,6 @@
-"""Values that go to and come from the service: frozen models without I/O and without a wire format.
+"""The types of requests and answers: frozen models without I/O and without a wire format.
 
-Every name loads its module on first use, so scripts that touch only scalars never wait for numpy.
+Every name loads its module on first use, so scripts that use no arrays do not load numpy.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ _HOMES = {
     """,
 }
 
-# Modules of the reference client's `types` from which scripts import; here they are this package.
+# Modules of the reference client's `types` from which scripts import. Here each is another name of this
+# package.
 _OTHER_PATHS = """
     audit_log_entry audit_log_response auth_token_response billing_usage_request billing_usage_response
     checkpoints_list_response client_config_request client_config_response client_dynamic_config_response

@@ -1,4 +1,4 @@
-"""The check of chat messages, for every function that takes some."""
+"""A check of chat messages, for all functions that take them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, Final
 from tinker_sync.errors import InvalidInputError
 
 _OTHER_FORMATS: Final = {"from": "role", "value": "content", "speaker": "role", "text": "content"}
-"""Keys of other chat formats, and ours."""
+"""Keys of other chat formats, each with the key to use instead."""
 
 
 def refuse_odd_messages(messages: Any) -> None:
-    """Refuse what is no list of messages with roles, and name the keys that other formats use.
+    """Refuse a value that is not a list of messages with roles.
+
+    The error also names the keys of other chat formats.
 
     Raises:
         InvalidInputError: `problems` lists each message that is wrong.

@@ -1,6 +1,6 @@
 """Validators of fields for `attrs.field(validator=...)`: ranges, lengths, time zones.
 
-They refuse what the reference client refuses too; the message names class and field.
+They refuse the values that the reference client refuses. The error names class and field.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from tinker_sync.errors import InvalidInputError
 
 Check = Callable[[Any, Any, Any], None]
-"""A function of the instance, the field and its value."""
+"""A function that takes a model, a field and its value, and raises an error for a wrong value."""
 
 
 def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
-    """Require a number of at least `ge`, at most `le` and below `lt`; NaN and infinities are refused."""
+    """Return a check for a number of at least `ge`, at most `le` and below `lt`, but not NaN or infinity."""
     bounds = [f"{ge} or more"]
     bounds += [f"at most {le}"] if le < math.inf else []
     bounds += [f"less than {lt}"] if lt < math.inf else []
@@ -29,13 +29,13 @@ def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
 
 
 def finite(instance: Any, field: Any, value: float) -> None:
-    """Require a finite number."""
+    """Refuse a number that is not finite."""
     if not math.isfinite(value):
         raise _refuse(instance, field, "a finite number", value)
 
 
 def holds(least: int, most: float = math.inf) -> Check:
-    """Require a text or list of a certain length; None is accepted."""
+    """Return a check for the length of a text or list; it accepts None."""
     expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
 
     def check(instance: Any, field: Any, value: Any) -> None:
@@ -47,7 +47,7 @@ def holds(least: int, most: float = math.inf) -> Check:
 
 
 def with_time_zone(instance: Any, field: Any, value: Any) -> None:
-    """Require a datetime with a time zone."""
+    """Refuse a datetime without a time zone."""
     if value.utcoffset() is None:
         raise _refuse(instance, field, "a datetime with a time zone", value)
 

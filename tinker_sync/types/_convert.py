@@ -1,11 +1,12 @@
-"""Conversion of what users give to fields.
+"""Conversion of the values that users give to the fields of models.
 
 A conversion returns the exact equivalent of the annotated type: a float for an int, an int for a whole float
 or for digits, a model for a mapping of its fields. It never rounds or truncates. A value without an exact
 equivalent raises an `InvalidInputError` that begins with the place: `CreateCustomLossRequest.inputs[2]...`.
 
 cattrs structures lists, mappings, unions and models; the functions for scalars are its hooks, here and in
-`wire.json`. Values of the wanted class never reach it, so a program that gives only those never imports it.
+`wire.json`. A value of the wanted class needs no conversion, so a program that gives only such values never
+imports cattrs.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 Hook = Callable[..., Any]
-"""A function that cattrs calls with a value and the wanted kind, or, to make such a hook, with a kind."""
+"""A function that cattrs calls with a value and the wanted type; a factory of hooks gets the type alone."""
 
 
 MAX_PROBLEMS = 20
-"""A million wrong numbers are no more news than twenty."""
+"""The most problems that one error lists."""
 
 
 def noted(error: Exception, step: str | int) -> Exception:
-    """Return the error with the note by which cattrs marks the place of a value."""
+    """Add the key or index of a value to an error, as a note of the form that cattrs uses.
+
+    Return the error.
+    """
     from cattrs.errors import IterableValidationNote
 
     note = IterableValidationNote("", step, None)
@@ -55,7 +59,7 @@ def noted(error: Exception, step: str | int) -> Exception:
 
 
 def located(error: Exception, *outer: str | int) -> Iterator[tuple[tuple[str | int, ...], Exception]]:
-    """Yield each error of a cattrs exception group after the steps that lead to its value."""
+    """Yield each error of a cattrs exception group, with the keys and indices that lead to its value."""
     # Only the notes of cattrs have a type; those of users' own errors are bare texts.
     notes = [note for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "type")]
     steps = outer + tuple(note.name if hasattr(note, "name") else note.index for note in notes)
@@ -148,7 +152,7 @@ def _flag(value: Any, _: Any = bool) -> bool:
 
 
 def _octets(value: Any, _: Any = bytes) -> bytes:
-    """Return bytes as they are; text is base64, the form in which they travel."""
+    """Return bytes as they are. Text is decoded as base64, which is the JSON form of bytes."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -225,7 +229,7 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
     from cattrs.errors import IterableValidationError
 
     def each(items: Iterable[tuple[Any, Any]], hook: Hook, kind: Any) -> Iterator[tuple[Any, Any]]:
-        # The hooks of cattrs would go on to the end, with an exception for each of a million wrong items.
+        # The hooks of cattrs would convert all items, and keep an exception for each of a million wrong ones.
         errors: list[Exception] = []
         for step, item in items:
             try:
@@ -264,7 +268,7 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
 
 @cache
 def _converter() -> Converter:
-    """Return the converter of what users give, made when the first value needs it."""
+    """Return the converter for users' values. It is made when the first value needs it."""
     return make_converter(
         _listlike,
         _named,
@@ -293,7 +297,7 @@ def _named(value: Any, _: Any) -> dict[str, Any]:
 
 
 def exact_kinds(annotation: Any) -> set[type]:
-    """Return the classes whose instances an annotation takes as they are."""
+    """Return the classes whose instances fit an annotation without a conversion."""
     kinds = {each for each in members_of(annotation) if each in SCALARS or _is_class(each)}
     return kinds | ({type(None)} & {*get_args(annotation)})
 
@@ -303,7 +307,7 @@ def _is_class(kind: Any) -> bool:
 
 
 def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
-    """Return the conversion to an annotation. Errors begin with `where`."""
+    """Return a function that converts a value to an annotation. Errors begin with `where`."""
     if annotation is Any or annotation is object:
         return lambda value: value
     if get_origin(annotation) is Literal:
@@ -335,9 +339,10 @@ def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
 
 
 def _exact_items(annotation: Any) -> tuple[type | None, set[type], set[type] | None]:
-    """Return the container an annotation names, and the classes of the items and values it takes as they are.
+    """Return the container class of an annotation, and the classes that fit in it without a conversion.
 
-    The items of a dict are its keys. None for values of a list, and for values of any class.
+    The second result has the classes of list items or dict keys, the third one those of dict values. The
+    third one is None for a list, and for a dict whose values may have any class.
     """
     kind = members_of(annotation)[0]
     origin, arguments = get_origin(kind), get_args(kind)

@@ -15,7 +15,10 @@ from tinker_sync.types._arrays import wire_array
 
 
 def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
-    """Return stored, crow and col of the cells that differ from `pad`, or None if that is not smaller."""
+    """Return a 2-D array in CSR form (stored, crow, col) without cells equal to `pad`.
+
+    Return None if that form is not smaller.
+    """
     listed = dense != pad
     nnz = int(np.count_nonzero(listed))
     rows, columns = dense.shape
@@ -30,7 +33,7 @@ def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Arra
 def expand(
     stored: AnyArray, shape: Sequence[int], crow: Int64Array, col: Int64Array, pad: AnyArray
 ) -> AnyArray:
-    """Return the dense array for checked indices, with `pad` in unlisted cells."""
+    """Return the dense array of a CSR form with valid indices, with `pad` in cells that are not stored."""
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(crow))
     _refuse_duplicates(rows * shape[1] + col, shape)
     dense: AnyArray = np.full(shape, pad, dtype=stored.dtype)

@@ -5,7 +5,7 @@ refuses others with an `InvalidInputError` that names class and field. The conve
 the first value comes, so a program pays for the models it uses. A field made with `attrs.field(repr=False)`
 holds a secret: no repr and no refusal shows its value.
 
-Nothing here does I/O or knows a wire format; `_fields_out` alone decides which names a model shows.
+This module does no I/O and knows no wire format. `_fields_out` determines the names that a model shows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import enum
 import inspect
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime
 from functools import cache, partial, wraps
+from itertools import repeat
+from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -83,7 +86,7 @@ class Model(Structured):
     __signature__ = _Signature()
 
     def _fields_out(self) -> dict[str, Any]:
-        """Return the public fields in declared order, under the names that a dump shows, values untouched."""
+        """Return the public fields in declared order, under the names that a dump shows, not converted."""
         return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
 
     def model_dump(
@@ -144,7 +147,9 @@ class Model(Structured):
         return json.dumps(_finite(tree), indent=indent, separators=separators, ensure_ascii=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced. The new values are converted and checked like any others.
+        """Return a copy with some fields replaced.
+
+        The new values are converted and checked as in the constructor.
 
         >>> from tinker_sync.types import SamplingParams
         >>> SamplingParams(max_tokens=5).model_copy(update={"max_tokens": 7}).max_tokens
@@ -155,7 +160,7 @@ class Model(Structured):
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """Return a model made of a mapping of its fields, or the model itself.
+        """Return a model made from a mapping of its fields, or the model itself.
 
         >>> from tinker_sync.types import Cursor
         >>> Cursor.model_validate({"offset": 0, "limit": 20, "total_count": 3, "new": True}).limit
@@ -167,11 +172,17 @@ class Model(Structured):
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
     def _with(self, **values: Any) -> Self:
-        """Return a copy with values that a decoder knows to fit; nothing checks them."""
+        """Return a copy with values that are not checked. For decoders, which know that the values fit."""
         made = object.__new__(type(self))
-        for name in _slot_names(cast("Any", type(self))):
-            object.__setattr__(made, name, values[name] if name in values else getattr(self, name))
+        names, values_of = _slots(cast("Any", type(self)))
+        deque(map(object.__setattr__, repeat(made), names, values_of(self)), maxlen=0)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
         return made
+
+    def _fill(self, name: str, value: Any) -> None:
+        """Set a field of a model that its maker has not passed on yet; nothing checks the value."""
+        object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
@@ -194,7 +205,7 @@ class Model(Structured):
 
 
 def _compared(model: Any, hashed: bool) -> tuple[Any, ...]:
-    """Return the values by which a model compares, or those by which it hashes."""
+    """Return the values that determine the equality of a model or, if `hashed`, its hash."""
     return tuple(
         getattr(model, name) if key is None else key(getattr(model, name))
         for name, key in _compared_fields(cast("Any", type(model)), hashed)
@@ -208,8 +219,10 @@ def _compared_fields(cls: Any, hashed: bool) -> tuple[tuple[str, Callable[[Any],
 
 
 @cache
-def _slot_names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(cast("Any", cls)))
+def _slots(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of a model's fields, at least two, and the function that returns their values."""
+    names = tuple(field.name for field in attrs.fields(cast("Any", cls)))
+    return names, attrgetter(*names)
 
 
 # ---------------------------------------------------------------------------------------- the decorator
@@ -221,11 +234,11 @@ def model(cls: type[T]) -> type[T]: ...
 def model(*, kw_only: bool = ..., init: bool = ...) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
 def model(cls: type[T] | None = None, *, kw_only: bool = True, init: bool = True) -> Any:
-    """Make a model of an annotated class: frozen, slotted, compared by value, every field checked.
+    """Make a model class from an annotated class: frozen, slotted, compared by value, every field checked.
 
     Args:
-        kw_only: False where scripts construct it with positional arguments.
-        init: False for a class that inherits its `__init__`; the made one is then `__attrs_init__`.
+        kw_only: False if scripts construct the model with positional arguments.
+        init: False for a class that inherits its `__init__`; the generated one is then `__attrs_init__`.
     """
 
     def decorate(plain: type[T]) -> type[T]:
@@ -245,7 +258,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, init: bool = True
         )
         owner.append(made)
         cast("Any", made).__setattr__ = cast("Any", made).__delattr__ = _refuse_change
-        # Users do not write answers, and there are many of them.
+        # Answers do not need it, because users do not construct them, and there are many of them.
         if not getattr(made, "__response__", False) and "__init__" in vars(made):
             cast("Any", made).__init__ = advising(cast("Any", made).__init__)
         return made
@@ -270,7 +283,7 @@ def _attach_converters(
 
 
 def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
-    """Return the conversion of a field of the made class; the first value has it read the annotation."""
+    """Return the converter of a field. It reads the annotation of the field when the first value arrives."""
     exact: type | None = None
     nullable = False
     choices: frozenset[Any] = frozenset()  # of a literal of texts
@@ -307,7 +320,7 @@ _ONE_VALUE = inspect.Signature([inspect.Parameter("value", inspect.Parameter.POS
 
 
 def _discreet(convert: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
-    """Return a conversion whose refusals do not repeat the value, for a field that holds a secret."""
+    """Return a converter whose errors do not show the value, for a field that holds a secret."""
 
     def converted(value: Any) -> Any:
         with suppress(InvalidInputError):
@@ -319,7 +332,7 @@ def _discreet(convert: Callable[[Any], Any], where: str) -> Callable[[Any], Any]
 
 
 def advising(construct: Callable[P, None]) -> Callable[P, None]:
-    """Return a constructor that names the known parameters in the error for an unknown one."""
+    """Return a constructor whose error about an unknown parameter names the known ones."""
     code = construct.__code__
     parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
@@ -331,7 +344,7 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
             unknown = [name for name in given if name not in parameters]
             made_by = getattr(type(args[0]), "__made_by__", "")
             by_place = made_by and len(args) > max(code.co_argcount, 1)
-            # What the constructor itself raises comes from a frame further in.
+            # An error from the constructor's own code comes from an inner frame.
             if not (unknown or by_place) or error.__traceback__ is None or error.__traceback__.tb_next:
                 raise
             if unknown:
@@ -340,7 +353,7 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
                 reason = f"{type(args[0]).__name__} takes its parameters by name; {made_by} makes one"
         else:
             return
-        # Outside of the handler, so that it stands alone.
+        # Raised outside of the handler, so that the error has no context.
         raise TypeError(reason)
 
     return advised

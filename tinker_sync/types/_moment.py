@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 
-# `re` compiles them at the first moment; sampling sees none.
+# `re` compiles them at the first use, and sampling does not use them.
 _RFC_3339 = (
     r"(\d{4})-(\d\d)-(\d\d)"
     r"(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+\-\u2212]\d\d:?[0-5]\d)?)?"

@@ -19,7 +19,7 @@ _SCAN: Final = 0xDA
 
 
 class Picture(NamedTuple):
-    """The facts in an image's header."""
+    """The format and the size that an image's header states."""
 
     format: Literal["png", "jpeg"]
     width: int

@@ -1,4 +1,4 @@
-"""Models as conversions see them: their fields, their tags in a union, and the wording of refusals."""
+"""The parts of models that conversions need: fields, tags in a union, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ import attrs
 from tinker_sync.errors import InvalidInputError
 
 ABSENT: Any = object()
-"""Stands for no value where None is one."""
+"""A marker for the absence of a value, for cases in which None is a value."""
 
 _LONG = 8
 """Sequences longer than this are cut in a repr."""
 
 
 class Structured:
-    """The root of all models, with what conversions must know of a class."""
+    """The root of all data classes of the API, such as `Datum`. It sets how values convert to a class.
+
+    A subclass sets the class variables below. They decide on unknown fields, name the tag of the class in
+    a union, and give the hint in the error about a value of another class.
+    """
 
     __slots__ = ()
 
     __response__: ClassVar[bool] = False
-    """True for what servers send: unknown fields in an answer are ignored."""
+    """True for models that servers send: unknown fields in an answer are ignored."""
 
     __open__: ClassVar[bool] = False
     """True for models that keep unknown fields; in a union they take unknown tags."""
 
     __tag__: ClassVar[tuple[str, str] | None] = None
-    """The field and text that identify a class in its union, where its annotations do not."""
+    """The field and text that identify a class in its union, if its annotations do not."""
 
     __made_by__: ClassVar[str] = ""
-    """The functions that make an instance, for the refusal of a value of another class."""
+    """The functions that make an instance, named in the error about a value of another class."""
 
 
 StructuredT = TypeVar("StructuredT", bound=Structured)
@@ -56,12 +60,12 @@ def refuse_all(problems: Sequence[str]) -> None:
 
 
 class Unfit(InvalidInputError):
-    """A value that does not fit, without its place, which only the caller knows.
+    """The error for a value that does not fit. The code that catches it adds the place of the value.
 
     Args:
-        text: what is wrong.
-        value: what came, if the text is about it.
-        steps: fields and indices that lead from what the caller holds to the value.
+        text: the problem.
+        value: the given value, if the text is about it.
+        steps: the fields and indices that lead from the caller's value to this one.
     """
 
     def __init__(self, text: str, value: Any = ABSENT, steps: tuple[str | int, ...] = ()) -> None:
@@ -73,7 +77,7 @@ class Unfit(InvalidInputError):
 
 
 def relocated(error: InvalidInputError, old: str, new: str) -> InvalidInputError:
-    """Return the same refusal with places that begin with `new` where they began with `old`."""
+    """Return the same error with `old` replaced by `new` at the beginning of its places."""
     return InvalidInputError(
         new + problem[len(old) :] if problem.startswith(old) else f"{new}: {problem}"
         for problem in error.problems
@@ -123,19 +127,19 @@ def members_of(kind: Any) -> tuple[Any, ...]:
 
 
 def is_model(kind: Any) -> bool:
-    """Return whether an annotation is a model class."""
+    """Return True if an annotation is a model class."""
     return isinstance(kind, type) and issubclass(kind, Structured)
 
 
 def fields_of(cls: type) -> tuple[attrs.Attribute[Any], ...]:
-    """Return the fields of a model class, their types evaluated."""
+    """Return the fields of a model class with their types evaluated."""
     fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(cast("Any", cls)))
     return fields
 
 
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
-    """Return the public field names of a model class, in declared order: those its constructor takes."""
+    """Return the public field names of a model class in declared order: the parameters of its constructor."""
     fields = attrs.fields(cast("Any", cls))
     return tuple(each.alias for each in fields if each.init and not each.alias.startswith("_"))
 
@@ -157,7 +161,7 @@ def union_table(members: tuple[Any, ...]) -> tuple[str, dict[str, type[Structure
 
 
 def union_from(kind: Any, value: Any) -> Any:
-    """Return an instance as it is, or the member a mapping describes: by its tag, else by its fields."""
+    """Return a model as it is, or make the one that a mapping describes: by its tag, else by its fields."""
     members = members_of(kind)
     if isinstance(value, members) or (value is None and type(None) in get_args(kind)):
         return value
@@ -180,7 +184,7 @@ def union_from(kind: Any, value: Any) -> Any:
 
 
 def model_from(cls: type[StructuredT], value: Any, where: str = "") -> StructuredT:
-    """Return an instance as it is, or a new one of a mapping of its fields. Errors begin with `where`."""
+    """Return a model as it is, or make one from a mapping of its fields. Errors begin with `where`."""
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
@@ -202,7 +206,7 @@ def model_from(cls: type[StructuredT], value: Any, where: str = "") -> Structure
 
 
 def _not_a(wanted: str, value: Any, where: str = "", hint: str = "") -> InvalidInputError:
-    # Without the value: what should be a model of secrets may be the secret itself.
+    # The text does not quote the value, because it may be a secret.
     return InvalidInputError(
         f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}{hint}"
     )

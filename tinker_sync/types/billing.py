@@ -25,7 +25,7 @@ class GetBillingUsageRequest(Model):
 
 @model
 class TrainingBillingEvent(Model):
-    """Tokens of forward and backward passes."""
+    """The billed tokens of forward and backward passes."""
 
     __response__ = True
 
@@ -35,7 +35,7 @@ class TrainingBillingEvent(Model):
 
 @model
 class SamplingPrefillBillingEvent(Model):
-    """Tokens of prompts; cached ones cost less."""
+    """The billed tokens of prompts. Cached tokens cost less."""
 
     __response__ = True
 
@@ -46,7 +46,7 @@ class SamplingPrefillBillingEvent(Model):
 
 @model
 class SamplingSampleBillingEvent(Model):
-    """Sampled tokens."""
+    """The billed tokens that were sampled."""
 
     __response__ = True
 
@@ -56,7 +56,7 @@ class SamplingSampleBillingEvent(Model):
 
 @model
 class CheckpointBillingEvent(Model):
-    """Saved checkpoints."""
+    """The number of billed checkpoints that were saved."""
 
     __response__ = True
 
@@ -66,10 +66,10 @@ class CheckpointBillingEvent(Model):
 
 @model
 class StorageBillingEvent(Model):
-    """Checkpoints in storage.
+    """The billed storage of checkpoints.
 
     Attributes:
-        free: true for the part that is not charged, which comes as an event of its own.
+        free: True for the part that is not charged, which is a separate event.
 
     >>> StorageBillingEvent(gigabyte_hours=2.5).free
     False

@@ -23,7 +23,7 @@ class SupportedModel(Model):
 
 @model
 class GetServerCapabilitiesResponse(Model):
-    """The server's capabilities.
+    """The models that the server offers.
 
     >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
     >>> [each.model_name for each in offered.supported_models]

@@ -1,4 +1,4 @@
-"""The ends of all samples of a session, asked for in one request."""
+"""One request for all samples of a session that have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker_sync.types.scalars import RequestID
 
 @model
 class SamplingSessionFuturesTarget(Model):
-    """A sampling session, and the number of the process among those that share it."""
+    """A sampling session, and the number of this process among the processes that share it."""
 
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
@@ -21,7 +21,7 @@ class SamplingSessionFuturesTarget(Model):
 
 @model
 class FuturesRetrieveRequest(Model):
-    """A request for the requests that have ended since a cursor.
+    """A request for the samples that have ended since the poll that returned `prev_cursor`.
 
     Attributes:
         timeout: the longest time the server may hold the request, in seconds; None leaves it to the server.
@@ -40,7 +40,7 @@ class FuturesRetrieveRequest(Model):
 
 @model
 class FutureFinished(Model):
-    """A request succeeded; the size is that of its result before compression."""
+    """The success of a request, with the size of its result before compression."""
 
     __response__ = True
 
@@ -51,7 +51,7 @@ class FutureFinished(Model):
 
 @model
 class FutureFailed(Model):
-    """A request failed; its result holds the reason."""
+    """The failure of a request. Its result has the reason."""
 
     __response__ = True
 

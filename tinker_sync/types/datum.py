@@ -1,26 +1,30 @@
-"""`Datum`, one training example, and the provenance spans of its tokens."""
+"""`Datum`, one training example, and the spans that state the origin (provenance) of its tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tinker_sync._numpy import is_array, np
+from tinker_sync._numpy import AnyArray, is_array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
     array_like,
     array_of_torch,
     first,
+    is_finite,
     is_torch,
+    join_small,
+    least_of,
+    packed_list,
     place,
     wire_array,
 )
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import model_from, refuse_all
-from tinker_sync.types.model_input import ModelInput
+from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ _KNOWN_DTYPES: dict[str, TensorDtype] = {
 
 _PER_TOKEN = tuple(name for name in _KNOWN_DTYPES if name != "target_tokens")
 _ONE_FOR_ALL = ("clip_low_threshold", "clip_high_threshold")
-"""Of these, one value may stand for all tokens."""
+"""The inputs in which one value may stand for all tokens."""
 _FINITE = ("weights", "advantages", "logprobs")
 _SPARSE_FROM_TORCH = ("target_tokens", "weights")
 
@@ -83,7 +87,7 @@ class _Span(Model):
 
 @model
 class PromptProvenanceSpan(_Span):
-    """A run of tokens from the prompt of the named sequence, starting at `offset`.
+    """The origin of a run of tokens: the prompt of the sequence `sequence_id`, from `offset` on.
 
     >>> PromptProvenanceSpan(sequence_id="seq-1", length=12).offset
     0
@@ -92,7 +96,7 @@ class PromptProvenanceSpan(_Span):
 
 @model
 class SampledProvenanceSpan(_Span):
-    """A run of sampled tokens of the named sequence, starting at `offset`.
+    """The origin of a run of tokens: the sampled tokens of the sequence `sequence_id`, from `offset` on.
 
     >>> SampledProvenanceSpan(sequence_id="seq-1", offset=2, length=5).length
     5
@@ -110,7 +114,18 @@ def _tensors(given: Any) -> dict[str, TensorData]:
         raise TypeError(
             f"Datum.loss_fn_inputs: expected a mapping of names to tensors, got {type(given).__name__}"
         )
-    return {name: _tensor(name, value) for name, value in given.items()}
+    return {
+        name: (_tensor_of_list if type(value) is list else _tensor)(name, value)
+        for name, value in given.items()
+    }
+
+
+def _tensor_of_list(name: str, values: list[Any]) -> TensorData:
+    dtype = _KNOWN_DTYPES.get(name)
+    packed = None if dtype is None else packed_list(values, dtype)
+    if dtype is None or packed is None:
+        return _tensor(name, values)
+    return TensorData._wrap(packed, dtype, [len(values)])
 
 
 def _tensor(name: str, value: Any) -> TensorData:
@@ -259,50 +274,102 @@ class Datum(Model):
         >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3, 4]}).problems()
         ["datum.loss_fn_inputs['target_tokens']: has length 3, model_input has 2"]
         """
-        return list(self._problems(path))
+        return [path + problem for problem in self._problems()]
 
-    def _negative_targets(self, targets: TensorData, path: str) -> Iterator[str]:
-        """Yield the problem of negative targets that count. Those with a weight of 0, often -100, do not."""
-        tokens = targets._numpy
-        if not tokens.size or np.minimum.reduce(tokens, axis=None) >= 0:
-            return
+    def _problems(self) -> Iterator[str]:
+        """Yield the problems, each with its place in the datum in front."""
+        prompt, inputs = self.model_input, self.loss_fn_inputs
+        length = prompt.known_length()
+        if length == 0:
+            yield ".model_input: is empty"
+        for problem in prompt._problems():
+            yield f".model_input{problem}"
+        targets = inputs.get("target_tokens")
+        rows = None if targets is None else _rows(targets)
+        if targets is not None:
+            if length and rows != length and not _may_have_length(targets, length):
+                yield f".loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
+            if targets._numpy.size and least_of(targets._numpy) < 0:
+                yield from self._negative_targets(targets._numpy)
+        for name, tensor in inputs.items():
+            fits = tensor._crow is None and tensor._numpy.shape[:1] == (rows,)
+            if not fits and rows is not None and not _may_stand_for(name, tensor, rows):
+                yield f".loss_fn_inputs[{name!r}]: has length {_rows(tensor)}, target_tokens has {rows}"
+            if name in _FINITE and not is_finite(tensor._numpy):
+                yield _unfinite_problem(tensor, f".loss_fn_inputs[{name!r}]")
+        yield from _span_problems(self.model_input_spans, length, ".model_input_spans")
+        flat = targets is not None and targets._numpy.ndim == 1 and not targets.is_sparse
+        yield from _span_problems(self.loss_fn_input_spans, rows if flat else None, ".loss_fn_input_spans")
+
+    def _negative_targets(self, tokens: AnyArray) -> Iterator[str]:
+        """Yield the problem of negative targets that the loss counts.
+
+        Targets with a weight of 0, often -100, may be negative.
+        """
         counted = tokens < 0
         weights = self.loss_fn_inputs.get("weights")
         if weights is not None and weights._numpy.shape == counted.shape:
             counted &= weights._numpy != 0
         if counted.any():
-            least = int(targets._numpy[counted].min())
-            where = place(path, counted & (targets._numpy == least))
+            least = int(tokens[counted].min())
+            where = place(".loss_fn_inputs['target_tokens']", counted & (tokens == least))
             yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
 
-    def _problems(self, path: str) -> Iterator[str]:
-        length = self.model_input.known_length()
-        if length == 0:
-            yield f"{path}.model_input: is empty"
-        yield from self.model_input._problems(f"{path}.model_input")
-        targets = self.loss_fn_inputs.get("target_tokens")
-        rows = None if targets is None else _rows(targets)
-        if targets is not None and length and not _may_have_length(targets, length):
-            yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
-        if targets is not None:
-            yield from self._negative_targets(targets, f"{path}.loss_fn_inputs['target_tokens']")
-        for name, tensor in self.loss_fn_inputs.items():
-            fits = tensor._crow is None and tensor._numpy.shape[:1] == (rows,)
-            if not fits and rows is not None and not _may_stand_for(name, tensor, rows):
-                where = f"{path}.loss_fn_inputs[{name!r}]"
-                yield f"{where}: has length {_rows(tensor)}, target_tokens has {rows}"
-            if name in _FINITE and not _is_finite(tensor):
-                yield _unfinite_problem(tensor, f"{path}.loss_fn_inputs[{name!r}]")
-        if self.model_input_spans is not None:
-            yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
-        if self.loss_fn_input_spans is not None:
-            flat = targets is not None and targets._numpy.ndim == 1 and not targets.is_sparse
-            tiled = rows if flat else None
-            yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
+
+def are_surely_valid(data: Sequence[Datum], needed: Set[str]) -> bool:
+    """Return True if all data have the needed inputs and no problem. False means that there may be one.
+
+    This is the quick check of data of the usual form, text with dense inputs of the same length. It looks at
+    the values of all data together.
+    """
+    ids: list[AnyArray] = []
+    targets: list[AnyArray] = []
+    reals: list[AnyArray] = []
+    checked = {"target_tokens": targets, **dict.fromkeys(_FINITE, reals)}
+    for datum in data:
+        if not (needed <= datum.loss_fn_inputs.keys() and _gather(datum, ids, checked)):
+            return False
+    return (
+        _are_natural(ids)
+        and all(map(is_finite, join_small(reals)))
+        and (_are_natural(targets) or not any(map(_has_negative_target, data)))
+    )
+
+
+def _are_natural(arrays: list[AnyArray]) -> bool:
+    return all(least_of(joined) >= 0 for joined in join_small(arrays))
+
+
+def _has_negative_target(datum: Datum) -> bool:
+    """Return True if a target that the loss counts is negative."""
+    targets = datum.loss_fn_inputs.get("target_tokens")
+    return targets is not None and any(datum._negative_targets(targets._numpy))
+
+
+def _gather(datum: Datum, ids: list[AnyArray], checked: Mapping[str, list[AnyArray]]) -> bool:
+    """Append the arrays whose values need a check, or return False for a datum of an unusual form."""
+    chunks = datum.model_input.chunks
+    if len(chunks) != 1 or datum.model_input_spans is not None or type(chunks[0]) is not EncodedTextChunk:
+        return False
+    chunk = chunks[0]
+    tokens = chunk.tokens if chunk._packed is None else None
+    if isinstance(tokens, np.ndarray):
+        ids.append(tokens)
+    elif chunk._has_negative():
+        return False
+    length = chunk.length
+    shape = (length,)
+    for name, tensor in datum.loss_fn_inputs.items():
+        values = tensor._numpy
+        if values.shape != shape or tensor._crow is not None:
+            return False
+        if name in checked:
+            checked[name].append(values)
+    return length > 0
 
 
 def count_trained(data: Sequence[Datum]) -> int:
-    """Return how many tokens a loss counts: positions whose weight, or else advantage, is not 0."""
+    """Return the number of tokens that a loss counts: positions whose weight, or else advantage, is not 0."""
     total = 0
     for datum in data:
         inputs = datum.loss_fn_inputs
@@ -317,13 +384,13 @@ def count_trained(data: Sequence[Datum]) -> int:
 
 
 def _may_stand_for(name: str, tensor: TensorData, rows: int) -> bool:
-    """Return True if a tensor can hold an input of that name for so many targets."""
+    """Return True if a tensor can hold the input of this name for `rows` targets."""
     one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
     return name not in _PER_TOKEN or one or _may_have_length(tensor, rows)
 
 
 def _rows(tensor: TensorData) -> int | None:
-    """Return the first dimension; None for a scalar."""
+    """Return the size of the first dimension; None for a scalar."""
     shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return shape[0] if shape else None
 
@@ -332,12 +399,6 @@ def _may_have_length(tensor: TensorData, length: int) -> bool:
     """Return True if the tensor can hold one row or value for each of `length` positions."""
     shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return not shape or shape[0] == length or math.prod(shape) == length
-
-
-def _is_finite(tensor: TensorData) -> bool:
-    values = tensor._numpy
-    # count_nonzero is faster than all().
-    return values.dtype.kind != "f" or bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
 def _unfinite_problem(tensor: TensorData, where: str) -> str:
@@ -351,8 +412,8 @@ def _unfinite_problem(tensor: TensorData, where: str) -> str:
     return f"{at}: expected a finite number, got {first(values, bad)}"
 
 
-def _span_problems(spans: Sequence[ProvenanceSpan], length: int | None, where: str) -> Iterator[str]:
-    if length is None:
+def _span_problems(spans: Sequence[ProvenanceSpan] | None, length: int | None, where: str) -> Iterator[str]:
+    if spans is None or length is None:
         return
     covered = sum(span.length for span in spans)
     if covered != length:

@@ -66,7 +66,7 @@ class QueueState(str, Enum):
 
 @model
 class TryAgainResponse(Model):
-    """The result is not ready; `queue_state` gives the reason."""
+    """The answer to a poll whose result is not ready; `queue_state` gives the reason."""
 
     __response__ = True
 
@@ -77,7 +77,7 @@ class TryAgainResponse(Model):
 
 @model
 class RequestFailedResponse(Model):
-    """The request failed. An unknown category becomes `Unknown`.
+    """The answer to a poll for a request that has failed. An unknown category becomes `Unknown`.
 
     >>> RequestFailedResponse(error="out of memory", category="something new").category
     <RequestErrorCategory.Unknown: 'unknown'>

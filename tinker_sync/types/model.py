@@ -1,4 +1,4 @@
-"""Creation and description of models, and the server's capabilities."""
+"""Creation, description and unloading of models."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class UnloadModelRequest(Model):
 
 @model
 class UnloadModelResponse(Model):
-    """The unloaded model."""
+    """The id of the unloaded model."""
 
     __response__ = True
 

@@ -13,15 +13,16 @@ from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
-    min_of,
+    least_of,
     packed_int32,
     quick_hash,
     refuse_range_beyond_int32,
     same_values,
     token_container,
     tokens_as_int32,
+    unpacked_int32,
 )
-from tinker_sync.types._model import Model, model
+from tinker_sync.types._model import Model, model, refuse
 from tinker_sync.types._pictures import inspect_image
 
 if TYPE_CHECKING:
@@ -58,13 +59,11 @@ class RendersChats(Protocol):
 _TOKENS = "EncodedTextChunk.tokens"
 
 
-def _check_tokens(given: Any, chunk: object) -> TokenSequence:
-    """Check every id, and return the container to keep. The chunk also keeps what the check has packed."""
+def _check_tokens(given: Any) -> TokenSequence:
+    """Check every id, and return the container to keep."""
     tokens = token_container(given, _TOKENS)
     if isinstance(tokens, (list, tuple)):
-        packed = packed_int32(tokens)
-        if packed is not None:
-            object.__setattr__(chunk, "_packed", packed)
+        if packed_int32(tokens) is not None and [*map(type, tokens)].count(int) == len(tokens):
             return tokens
         # Keep the converted values of text such as "4", whole floats and numpy's integers.
         plain: list[int] = tokens_as_int32(tokens, _TOKENS).tolist()
@@ -89,31 +88,66 @@ class EncodedTextChunk(Model):
     True
     """
 
-    # First, because the conversion of `tokens` sets it.
     _packed: bytes | None = attrs.field(default=None, init=False, repr=False)
-    tokens: TokenSequence = attrs.field(converter=attrs.Converter(_check_tokens, takes_self=True))
+    # Not set while the ids of a list are packed: most lists go into a request and are never read.
+    tokens: TokenSequence
     type: Literal["encoded_text"] = "encoded_text"
+
+    def __init__(
+        self,
+        *,
+        tokens: TokenSequence,
+        type: Literal["encoded_text"] = "encoded_text",  # noqa: A002  # the name of the field
+    ) -> None:
+        put = object.__setattr__
+        packed = packed_int32(tokens) if isinstance(tokens, list) else None
+        put(self, "_packed", packed)
+        if packed is None:
+            put(self, "tokens", _check_tokens(tokens))
+        if type != "encoded_text":
+            raise refuse("EncodedTextChunk.type", "one of 'encoded_text'", type)
+        put(self, "type", "encoded_text")
+
+    if not TYPE_CHECKING:  # it would allow every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the ids of a list, at the first reading of `tokens`."""
+            if name != "tokens":
+                raise AttributeError(name)
+            tokens = unpacked_int32(self._packed)
+            object.__setattr__(self, "tokens", tokens)
+            return tokens
 
     @property
     def length(self) -> int:
         """The number of tokens."""
-        return len(self.tokens)
+        return len(self.tokens) if self._packed is None else len(self._packed) // 4
+
+    def listed(self) -> list[int]:
+        """Return the ids as a list, for a writer of JSON; the chunk does not keep the list."""
+        if self._packed is not None:
+            return unpacked_int32(self._packed)
+        held: Any = self.tokens
+        return held.tolist() if hasattr(held, "tolist") else [*held]
 
     def as_int32(self) -> Int32Array:
         """Return the ids as a contiguous int32 array; the user's array itself if it already is one."""
         if self._packed is not None:
             return np.frombuffer(self._packed, "<i4")
+        tokens: Any = self.tokens
+        if type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.flags.c_contiguous:
+            return cast("Int32Array", tokens)
         return tokens_as_int32(self.tokens, _TOKENS)
 
     def _has_negative(self) -> bool:
         if self._packed is not None:
             return not self._packed[3::4].isascii()  # the highest bit of the last byte is the sign
-        return len(self.tokens) > 0 and bool(min_of(self.tokens) < 0)
+        return len(self.tokens) > 0 and least_of(self.tokens) < 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):
             return NotImplemented
-        return self.tokens is other.tokens or same_values(self.as_int32(), other.as_int32())
+        return self is other or same_values(self.as_int32(), other.as_int32())
 
     def __hash__(self) -> int:
         return quick_hash(self.as_int32())
@@ -314,7 +348,7 @@ class ModelInput(Model):
                 `add_generation_prompt=False` and variables of the template.
 
         Raises:
-            InvalidInputError: the messages are no chat, or the template refuses them.
+            InvalidInputError: the messages are not a chat, or the template refuses them.
 
         >>> import tinker_sync
         >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
@@ -347,8 +381,7 @@ class ModelInput(Model):
                 raise InvalidInputError(
                     f"ModelInput.to_ints: chunks[{index}] is a {type(chunk).__name__}, which has no token ids"
                 )
-            held = chunk.tokens
-            tokens.extend(held if isinstance(held, Sequence) else held.tolist())
+            tokens += chunk.listed()
         return tokens
 
     @property
@@ -372,13 +405,13 @@ class ModelInput(Model):
         """
         return self.append(EncodedTextChunk(tokens=[token]))
 
-    def _problems(self, path: str) -> Iterator[str]:
-        """Yield the tokens that no model has, each with its place."""
+    def _problems(self) -> Iterator[str]:
+        """Yield a problem for each chunk with a negative token id, with its place in the input in front."""
         for index, chunk in enumerate(self.chunks):
             if isinstance(chunk, EncodedTextChunk) and chunk._has_negative():
                 least = min(chunk.tokens)
                 place = list(chunk.tokens).index(least)
-                yield f"{path}.chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
+                yield f".chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 
     def known_length(self) -> int | None:
         """Return the length if all chunks are text, else None.

@@ -1,4 +1,4 @@
-"""Optimizers: the family of a model, and the settings of each step."""
+"""The optimizer family of a model, and the settings of each optimizer step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class _OpenModel(Model):
-    """A family given by its `type`; undeclared fields are kept and readable as attributes."""
+    """A base of models whose `type` names an optimizer family.
+
+    Undeclared fields are kept, and readable as attributes.
+    """
 
     __slots__ = ()
 
@@ -157,7 +160,10 @@ class DimuonParams(OptimParamsBase):
 
 
 OptimParams: TypeAlias = AdamParams | OptimParamsBase
-"""The settings of a step. A mapping without a type becomes `AdamParams`, with one `OptimParamsBase`."""
+"""The settings of a step.
+
+A mapping without a type becomes `AdamParams`, one with a type `OptimParamsBase`.
+"""
 
 
 @model

@@ -11,7 +11,8 @@ from tinker_sync.types._model import Model, model
 class CreateSamplingSessionRequest(Model):
     """A request for a sampling session on a base model or a checkpoint.
 
-    `sampling_session_seq_id` counts these requests, and unnamed saves to sample from, from 0 in a session.
+    `sampling_session_seq_id` numbers the sampling sessions of a session from 0, including those of unnamed
+    saves.
     """
 
     session_id: str

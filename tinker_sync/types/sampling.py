@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NO_LOGPROB = -99999.0
-"""In an empty top-k cell, beside token id 0."""
+"""The log-probability in an empty top-k cell, whose token id is 0."""
 
 Stop: TypeAlias = str | Sequence[str] | Sequence[int] | None
 TopkList: TypeAlias = list[list[tuple[int, float]] | None]
@@ -152,7 +152,7 @@ class PromptAltTokens(Model):
 
 
 def _held(value: Any) -> Any:
-    """Keep numbers packed as they came from the wire, and make an array of anything else."""
+    """Return packed numbers of an answer as they are, and any other value as an array."""
     return value if value is None or type(value) is c_array else np.asarray(value)
 
 
@@ -161,12 +161,12 @@ def _optional_list(value: Any) -> list[Any] | None:
 
 
 def _list_field(name: str) -> Any:
-    """Return a field for a list given instead of an array."""
+    """Return a field for a list that is given instead of an array."""
     return attrs.field(default=None, repr=False, converter=_optional_list, alias=name)
 
 
 class _Views(dict[str, Any]):
-    """Lists and arrays created on first access. Pickles leave them out."""
+    """A cache of lists and arrays that are created on first access. Pickles leave it out."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Views, ()
@@ -177,21 +177,24 @@ def _views_field() -> Any:
 
 
 def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return a view, created on first use. Two threads may both create it; all get the same one."""
+    """Return a cached list or array, made on first use.
+
+    Two threads may both make it; all get the same one.
+    """
     return views[name] if name in views else views.setdefault(name, make())
 
 
 def _array_view(views: Any, name: str, held: Any) -> Any:
-    """Return the array over packed numbers; what else is held is an array already, or None."""
+    """Return packed numbers as an array. Other values are arrays already, or None."""
     return _view(views, name, lambda: np.asarray(held)) if type(held) is c_array else held
 
 
-# A repr makes no list of more.
+# A repr does not convert more tokens to a list.
 _SHOWN_TOKENS = 8
 
 
 class _LongRepr:
-    """The repr of an array as that of a long list."""
+    """An object whose repr shows an array like a long list."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -419,7 +422,8 @@ class SampleRequest(Model):
             if getattr(self, name) < 0:
                 yield f"{name}: expected 0 or more, got {getattr(self, name)}"
         length = self.prompt.known_length()
-        yield from self.prompt._problems("prompt")
+        for problem in self.prompt._problems():
+            yield f"prompt{problem}"
         yield from self._last_n_problems(length)
         yield from self._target_problems(length)
 

@@ -28,7 +28,7 @@ CustomLossInputRank: TypeAlias = Literal[0, 1, 2]
 """The rank of a custom loss input: 0 a scalar, 1 one value per token, 2 several values per token."""
 
 ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"]
-"""The program's own account of the end of its session."""
+"""The reason for the end of a session, as the program reports it."""
 
 Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 """The severity of a telemetry event."""

@@ -16,21 +16,21 @@ from tinker_sync.types.scalars import ClientSessionFinishReasonType
 
 @model
 class OwnSearchOwner(Model):
-    """The caller's sessions."""
+    """A search condition: the caller is the owner."""
 
     type: Literal["own"] = "own"
 
 
 @model
 class AccessibleSearchOwner(Model):
-    """The sessions of all users that the caller may see."""
+    """A search condition: the owner is any user whose objects the caller may see."""
 
     type: Literal["accessible"] = "accessible"
 
 
 @model
 class UserSearchOwner(Model):
-    """The sessions of 1 to 10 named users.
+    """A search condition: the owner is one of 1 to 10 named users.
 
     >>> UserSearchOwner(owner_urns=[])
     Traceback (most recent call last):
@@ -43,33 +43,33 @@ class UserSearchOwner(Model):
 
 
 SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
-"""The owners of the sessions to search."""
+"""The condition of a search for the owner."""
 
 
 @model
 class ActiveSessionStatusQuery(Model):
-    """Active sessions."""
+    """A search condition: the session is active."""
 
     type: Literal["active"] = "active"
 
 
 @model
 class CancelledSessionStatusQuery(Model):
-    """Sessions cancelled in the console."""
+    """A search condition: the session was cancelled in the console."""
 
     type: Literal["cancelled"] = "cancelled"
 
 
 @model
 class FailedSessionStatusQuery(Model):
-    """Sessions that failed because of a request, a run or a sampler."""
+    """A search condition: the session failed because of a request, a run or a sampler."""
 
     type: Literal["failed"] = "failed"
 
 
 @model
 class ClientFinishedSessionStatusQuery(Model):
-    """Sessions finished by their program, for one of the reasons, or for any when None.
+    """A search condition: the program finished the session, for one of `reasons`; None stands for any reason.
 
     >>> ClientFinishedSessionStatusQuery(reasons=["errored", "interrupted"]).type
     'client_finished'
@@ -85,7 +85,7 @@ SessionStatusQuery: TypeAlias = (
     | FailedSessionStatusQuery
     | ClientFinishedSessionStatusQuery
 )
-"""A state to search for."""
+"""The condition of a search for the state of a session."""
 
 
 # ------------------------------------------------------------------------------------------ the search
@@ -134,7 +134,7 @@ class SessionSearchRequest(Model):
 
 @model
 class SessionFailedRequestReason(Model):
-    """A request made the session fail."""
+    """The cause of a failed session: a request."""
 
     __response__ = True
 
@@ -145,7 +145,7 @@ class SessionFailedRequestReason(Model):
 
 @model
 class SessionFailedTrainingRunReason(Model):
-    """A training run made the session fail."""
+    """The cause of a failed session: a training run."""
 
     __response__ = True
 
@@ -155,7 +155,7 @@ class SessionFailedTrainingRunReason(Model):
 
 @model
 class SessionFailedSamplingSessionReason(Model):
-    """A sampling session made the session fail."""
+    """The cause of a failed session: a sampling session."""
 
     __response__ = True
 
@@ -171,7 +171,7 @@ SessionFailedReason: TypeAlias = (
 
 @model
 class SessionFailed(Model):
-    """The session failed because of the user or of the service."""
+    """The state of a session that failed because of the user or of the service."""
 
     __response__ = True
 
@@ -183,7 +183,7 @@ class SessionFailed(Model):
 
 @model
 class SessionCancelled(Model):
-    """The session was cancelled in the console."""
+    """The state of a session that was cancelled in the console."""
 
     __response__ = True
 
@@ -193,7 +193,7 @@ class SessionCancelled(Model):
 
 @model
 class ClientSessionFinishSuccess(Model):
-    """The program ended normally."""
+    """The reason of a session's end: the program ended normally."""
 
     __response__ = True
 
@@ -202,7 +202,7 @@ class ClientSessionFinishSuccess(Model):
 
 @model
 class ClientSessionFinishErrored(Model):
-    """The program ended with an exception."""
+    """The reason of a session's end: the program raised an exception."""
 
     __response__ = True
 
@@ -211,7 +211,7 @@ class ClientSessionFinishErrored(Model):
 
 @model
 class ClientSessionFinishInterrupted(Model):
-    """The program was interrupted."""
+    """The reason of a session's end: the program was interrupted."""
 
     __response__ = True
 
@@ -221,12 +221,12 @@ class ClientSessionFinishInterrupted(Model):
 ClientSessionFinishReason: TypeAlias = (
     ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted
 )
-"""The program's own account of the end of its session."""
+"""The reason for the end of a session, as the program reports it."""
 
 
 @model
 class ClientSessionFinished(Model):
-    """The program that opened the session finished it."""
+    """The state of a session that its program has finished."""
 
     __response__ = True
 
@@ -237,7 +237,7 @@ class ClientSessionFinished(Model):
 
 @model
 class SessionActive(Model):
-    """The session is in use."""
+    """The state of a session that is in use."""
 
     __response__ = True
 
@@ -245,12 +245,12 @@ class SessionActive(Model):
 
 
 SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive
-"""The state of a session; tell them apart by class or by `type`."""
+"""The state of a session; distinguish the kinds by class or by `type`."""
 
 
 @model
 class SessionSummary(Model):
-    """One session of the result, without `status` if its state is unknown.
+    """One session in the result of a search, without `status` if its state is unknown.
 
     >>> found = SessionSummary(
     ...     session_id="s-1",

@@ -1,4 +1,4 @@
-"""The service itself: its settings for clients, its health, and the caller's identity."""
+"""The settings that the service gives to its clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tinker_sync.types._model import Model, model
 
 @model
 class ClientConfigRequest(Model):
-    """A request for the settings of a client that speaks this version of the protocol."""
+    """A request for the settings of a client that uses this version of the protocol."""
 
     sdk_version: str
 

@@ -1,4 +1,4 @@
-"""Sessions: creation, heartbeats, sampling sessions and descriptions."""
+"""The creation of sessions, and their heartbeats."""
 
 from __future__ import annotations
 

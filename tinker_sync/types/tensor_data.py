@@ -76,7 +76,7 @@ class TensorData(_Unlocked):
             sparse_col_indices: CSR column of each listed cell.
 
         Raises:
-            TypeError: the dtype is missing, or the data are of a kind without numbers.
+            TypeError: the dtype is missing, or the data contain no numbers.
             InvalidInputError: the dtype cannot hold a value, the shape does not fit, or the indices are bad.
         """
         if dtype is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -12,7 +13,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import model_from, refuse_all
-from tinker_sync.types.datum import Datum, LossFnOutput
+from tinker_sync.types.datum import Datum, LossFnOutput, are_surely_valid
 from tinker_sync.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "dro": _SAMPLED,
     "gspo": (*_SAMPLED, "sequence_ratio_mask"),
 }
-"""The inputs without which a loss of the service cannot be computed. Other losses are the server's affair."""
+"""The inputs that each loss of the service needs. The server checks the inputs of other losses."""
 
 _SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
+
+
+_DATUMS_ONLY = {Datum}
 
 
 def listed_data(given: Iterable[Datum]) -> list[Datum]:
@@ -52,12 +56,13 @@ def listed_data(given: Iterable[Datum]) -> list[Datum]:
 def _data(given: Any) -> list[Datum]:
     if isinstance(given, Datum):
         raise TypeError(_SINGLE)
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+    if type(given) is not list and (isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)):
         raise TypeError(f"data: expected a list of Datum, got {type(given).__name__}")
     data = list(given)
-    for index, datum in enumerate(data):
-        if not isinstance(datum, Datum):
-            raise TypeError(f"data[{index}]: expected a Datum, got {type(datum).__name__}")
+    if set(map(type, data)) != _DATUMS_ONLY:
+        for index, datum in enumerate(data):
+            if not isinstance(datum, Datum):
+                raise TypeError(f"data[{index}]: expected a Datum, got {type(datum).__name__}")
     return data
 
 
@@ -110,6 +115,9 @@ class ForwardBackwardInput(Model):
             ...
         tinker_sync.errors.InvalidInputError: data: is empty; give at least one Datum
         """
+        needed = frozenset(_NEEDED.get(self.loss_fn, ()))
+        if self.data and are_surely_valid(self.data, needed):
+            return
         if problems := list(self._problems()):
             refuse_all(problems)
 
@@ -121,7 +129,8 @@ class ForwardBackwardInput(Model):
             for name in needed:
                 if name not in datum.loss_fn_inputs:
                     yield _missing(name, f"data[{index}]", self.loss_fn, datum)
-            yield from datum._problems(f"data[{index}]")
+            for problem in datum._problems():
+                yield f"data[{index}]{problem}"
 
 
 def _missing(name: str, path: str, loss_fn: str, datum: Datum) -> str:
@@ -154,10 +163,11 @@ _TENSORS_ONLY = {TensorData}
 
 def _outputs(given: Any) -> list[LossFnOutput]:
     outputs = list(given)
+    # The decoder gives thousands of records, all of `TensorData`: check them in one step.
+    if _TENSORS_ONLY.issuperset(map(type, chain.from_iterable([output.values() for output in outputs]))):
+        return outputs
     for index, output in enumerate(outputs):
-        # The decoder gives thousands of records, all of `TensorData`: check them in one step.
-        kinds = set(map(type, output.values()))
-        if kinds != _TENSORS_ONLY and not all(isinstance(tensor, TensorData) for tensor in output.values()):
+        if not all(isinstance(tensor, TensorData) for tensor in output.values()):
             where = f"ForwardBackwardOutput.loss_fn_outputs[{index}]"
             outputs[index] = {
                 name: model_from(TensorData, tensor, f"{where}[{name!r}]") for name, tensor in output.items()

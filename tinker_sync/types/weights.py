@@ -16,7 +16,7 @@ from tinker_sync.types.optim import AdamOptimizerConfig, OptimizerConfig
 from tinker_sync.types.scalars import ModelID
 
 SamplingClientKind = Literal["snapshot", "inflight"]
-"""Snapshot weights stay as saved. Inflight weights move with each later inflight save of the same model."""
+"""Snapshot weights stay as saved. Each later inflight save of the same model replaces inflight weights."""
 
 
 def _token_field() -> Any:
@@ -112,13 +112,13 @@ class SaveWeightsForSamplerResponse(Model):
         return _console_url(self.path)
 
     def get_playground_url(self) -> str:
-        """Return the checkpoint's playground in the web console."""
+        """Return the address of the checkpoint's playground in the web console."""
         return playground_url(self.path)
 
 
 @model
 class SaveWeightsForSamplerResponseInternal(Model):
-    """The server's answer to such a save: the path of a named one, or the sampling session."""
+    """The server's answer to a save for sampling: the path of a named save, or the sampling session."""
 
     __response__ = True
 

@@ -1,4 +1,4 @@
-"""Counts of the tokens a run uses, their cost, and limits on both.
+"""Counts of the tokens that a client uses, their cost, and limits on both.
 
     counts.py     token counts by kind
     prices.py     prices of a million tokens, from the user's file
@@ -7,7 +7,8 @@
     planned.py    estimates of planned work
     budget.py     limits on tokens or dollars
 
-Nothing here sends a request. Clients report each result, on the thread that decodes it.
+A client reports each result to its meter, on the thread that decodes the result. This package sends no
+request itself; a meter or a budget may call a function of the client that asks the server for a name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`Budget`: a limit on the tokens or dollars of a `with` block, checked before each call is sent.
 
-A result counts with the tokens it used. A pending call counts with the most it can use: passes and prompts
-with their tokens, samples with their `max_tokens`. So a thousand samples submitted at once stay within it.
+A result counts with the tokens that it used. A pending call counts with the most tokens that it can use:
+those of its data or prompt, and `max_tokens` for each sample. So samples that are submitted at once stay
+within the budget.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @frozen
 class _Amount:
-    """Tokens and dollars. The dollars are 0 in a budget of tokens only."""
+    """Tokens and dollars. A budget that limits only tokens has 0 dollars."""
 
     tokens: int = 0
     usd: float = 0.0
@@ -97,7 +98,7 @@ class Budget:
 
     @property
     def spent_tokens(self) -> int:
-        """Tokens of the results that have arrived.
+        """The tokens of the results that have arrived.
 
         >>> Budget(tokens=10).spent_tokens
         0
@@ -106,7 +107,7 @@ class Budget:
 
     @property
     def spent_usd(self) -> float:
-        """Dollars for these tokens; 0 in a budget of tokens only.
+        """The cost of these tokens in dollars; 0 in a budget that limits only tokens.
 
         >>> Budget(usd=1.0).spent_usd
         0.0
@@ -116,10 +117,10 @@ class Budget:
     # -------------------------------------------------------------------------------------- for clients
 
     def hold(self, plan: Plan) -> object:
-        """Reserve the most a call can use, and return the key of the reservation.
+        """Reserve the most tokens that a call can use, and return the key of the reservation.
 
         Raises:
-            BudgetExceededError: the budget does not have that much left.
+            BudgetExceededError: the rest of the budget is too small.
             ConfigurationError: the budget limits dollars and a price is unknown.
         """
         counts = TokenCounts(trained=plan.trained, prompt=plan.prompt, sampled=plan.sampled or 0)
@@ -172,7 +173,7 @@ class Budget:
         if self.usd is None:
             return _Amount(counts.total)
         price = self._prices.price(self._base_model(model))
-        if price.cached is None:  # an upper bound: the cache makes tokens cheaper
+        if price.cached is None:  # the price of prompt tokens is an upper bound: a cache makes them cheaper
             price = evolve(price, cached=price.prompt)
         return _Amount(counts.total, price.of(counts) or 0.0)
 

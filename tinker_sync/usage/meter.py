@@ -25,7 +25,7 @@ class UsageSpan(NamedTuple):
 
 
 class Meter:
-    """Counts tokens. Thread-safe.
+    """A counter of the tokens of each model. Thread-safe.
 
     >>> meter = Meter()
     >>> meter.observe(ModelNamed(model="s:train:0", base_model="org/base"))

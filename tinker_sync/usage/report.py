@@ -144,7 +144,7 @@ def reconcile(
     Args:
         counted: token counts by base model.
         bills: the responses that together cover the session.
-        session_id: of the session; None takes the whole bills.
+        session_id: the id of the session; None compares with the whole bills.
 
     >>> event = {
     ...     "bucket_start": "2026-01-30T00:00:00Z",

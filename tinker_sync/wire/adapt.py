@@ -1,6 +1,6 @@
-"""The fitting of requests to the dialect of a server, and the refusal of features that it would drop.
+"""Functions that fit requests to the dialect of a server, or refuse features that it would drop.
 
-Pure functions of a request and a `Dialect`. A request that needs no change is returned itself.
+The functions are pure. A request that needs no change is returned as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
     """Refuse a request with features that the server would skip silently.
 
     Raises:
-        UnsupportedByServerError: it has one; nothing was sent.
+        UnsupportedByServerError: the request has such a feature; nothing was sent.
 
     >>> from tinker_sync.types import ModelInput, SampleRequest, SamplingParams
     >>> request = SampleRequest(
@@ -62,10 +62,10 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
 
 
 def refuse_missing_call(name: str, dialect: Dialect) -> None:
-    """Refuse a call that the server does not offer, before the call takes a number.
+    """Refuse a call that the server does not offer, before the call takes a sequence number.
 
     Raises:
-        UnsupportedByServerError: it has no such call; nothing was sent.
+        UnsupportedByServerError: the server has no such call; nothing was sent.
 
     >>> refuse_missing_call("save_weights_external", Dialect.forced("json"))
     Traceback (most recent call last):
@@ -127,7 +127,7 @@ _FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
     "SaveWeightsForSamplerRequest": _of_saving,
     "CreateCustomLossRequest": lambda _: iter(["custom losses on the server"]),
 }
-"""What yields the newer features that a request makes use of."""
+"""The functions that yield the newer features that a request uses, by the class of the request."""
 
 
 def normalise_sample_request(
@@ -138,7 +138,7 @@ def normalise_sample_request(
     Args:
         request: the request.
         dialect: the protocol of the server.
-        context_length: returns the context of the model in tokens, or None if it is not known. Called where
+        context_length: returns the context of the model in tokens, or None if it is not known. Called if
             `max_tokens` is not given: a sample may then be as long as the context allows.
 
     Raises:
@@ -177,7 +177,7 @@ def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) ->
     """Fit examples to a server that reads flat values only: make sparse tensors dense, and drop shapes.
 
     Raises:
-        UnsupportedByServerError: a tensor has two real dimensions.
+        UnsupportedByServerError: a tensor has two dimensions larger than 1.
     """
     if not dialect.reads_data_only:
         return given
@@ -210,10 +210,10 @@ def _flat(tensor: TensorData, place: str) -> TensorData:
 
 
 def check_checkpoint_name(name: str, dialect: Dialect) -> None:
-    """Refuse a name that older servers refuse, before the call takes a number.
+    """Refuse a checkpoint name that older servers refuse, before the call takes a sequence number.
 
     Raises:
-        InvalidInputError: it is too long, or has other characters than letters, digits, `_` and `-`.
+        InvalidInputError: the name is too long, or has other characters than letters, digits, `_` and `-`.
     """
     if dialect.reads_data_only and not _NAME.fullmatch(name):
         raise InvalidInputError(

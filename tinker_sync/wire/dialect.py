@@ -1,8 +1,8 @@
 """The dialect of a server, decided from its answers.
 
-Servers speak different versions of the protocol: the vendor's server the newest one, open servers an older
-one or parts of it. Only this module decides by versions; `adapt.py` fits requests to a dialect. Pure, except
-for `DialectCache`, which is a locked dictionary.
+Servers support different versions of the protocol: the vendor's server the newest one, open servers an older
+one or parts of it. This module determines the version from the answers; `adapt.py` fits requests to a
+dialect. Pure, except for `DialectCache`, which is a locked dictionary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAST_WITH_FLAG: Final[Version] = (0, 36)
 _LOAD_FLAG: Final = "create_model_via_load_weights"
 # The first version with protobuf as its only form of bodies and results, and with chunk sizes of the server.
 _CHUNKS: Final[Version] = (0, 25)
-# Servers without `client/config` are older than the version that came with it.
+# Servers without `client/config` are older than the version that introduced it.
 _BEFORE_CONFIG: Final[Version] = (0, 17)
 _WITH_CONFIG: Final[Version] = (0, 18)
 
@@ -83,8 +83,8 @@ _UNTIL: Final[Mapping[str, Version]] = {
     "get_checkpoint_archive": (0, 28),
 }
 
-# It names a model that does not exist. It has no tensors and is plain ASCII, because a server that reads JSON
-# may repeat the body in its complaint.
+# A protobuf request for a model that does not exist. It has no tensors and is plain ASCII, because a server
+# that reads JSON may repeat the body in its error message.
 PROBE_BODY: Final = b"\n\x05probe"
 PROBE_CONTENT_TYPE: Final = PROTOBUF
 _JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_error\.dict|json")
@@ -92,7 +92,7 @@ _JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_erro
 
 @frozen(kw_only=True)
 class Dialect:
-    """The dialect of one server. Immutable.
+    """The calls, fields and encodings that one server supports. Immutable.
 
     >>> Dialect.of_vendor().protobuf, Dialect.forced("json").protobuf
     (True, False)
@@ -109,13 +109,13 @@ class Dialect:
     vendor: bool = False
     client_config: bool = True
     dynamic_config: bool | None = None
-    """True if there is such a call; None: not asked yet."""
+    """True if the server has this call; None before the client has asked."""
     create_model_via_load_weights: bool | None = None
-    """The setting of this name, as the server gives it; None: the server does not name it."""
+    """The server's setting of this name; None if its settings do not contain it."""
 
     @classmethod
     def of_vendor(cls) -> Dialect:
-        """Return the dialect of the vendor's server."""
+        """Return the dialect of the vendor's server, which supports the current version of the protocol."""
         return cls(version=CURRENT, protobuf=True, forward_only=True, vendor=True)
 
     @classmethod
@@ -123,7 +123,7 @@ class Dialect:
         """Return the dialect that a user chooses: "proto", "json" or a Dialect.
 
         Raises:
-            ConfigurationError: the value is another one.
+            ConfigurationError: the value is not valid.
         """
         if isinstance(kind, Dialect):
             return kind
@@ -135,15 +135,18 @@ class Dialect:
 
     @property
     def keeps_numbers(self) -> bool:
-        """True if the server does a repeated request once. Servers for JSON only ignore its number."""
+        """True if the server executes a repeated request once, by its sequence number.
+
+        Servers that read only JSON ignore the number.
+        """
         return self.vendor or self.protobuf
 
     @property
     def one_by_one(self) -> bool:
         """True if each training call is sent after the result of the one before it.
 
-        Servers without `client/config` queue what they have accepted by kind: an `optim_step` passes every
-        `forward_backward` that still waits, and trains on less than it was given.
+        Servers without `client/config` have a queue for each kind of call. An `optim_step` may overtake a
+        `forward_backward` that still waits there, and then lacks its gradients.
 
         >>> Dialect.of_vendor().one_by_one, decide(404, None).one_by_one
         (False, True)
@@ -154,7 +157,8 @@ class Dialect:
     def loads_into_new_models(self) -> bool:
         """True if one `load_weights`, addressed to a session, makes a model from a checkpoint.
 
-        Servers up to 0.36 name a setting for it. All servers of 0.38 do it, and do not name the setting.
+        Servers up to version 0.36 state this in a setting. All servers of version 0.38 do it, and have no
+        such setting.
 
         >>> Dialect.of_vendor().loads_into_new_models, Dialect.forced("json").loads_into_new_models
         (True, False)
@@ -181,7 +185,7 @@ class Dialect:
         return self.version >= FEATURES[feature]
 
     def offers(self, endpoint: str) -> bool:
-        """Return True if the server has a call, as far as is known. The server decides by 404.
+        """Return True if the server has a call, as far as its version shows.
 
         >>> Dialect.forced("json").offers("finish_session"), Dialect.forced("json").offers("forward")
         (False, True)
@@ -198,7 +202,7 @@ class Dialect:
         return endpoint.repeat is Repeat.SAFE or (endpoint.repeat is Repeat.NUMBERED and self.keeps_numbers)
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
-        """Return the dialect after the answer to `dynamic_config`."""
+        """Return the dialect completed by the answer to `dynamic_config`, which may show a newer version."""
         if status in NO_SUCH_CALL:
             return evolve(self, dynamic_config=False)
         if 200 <= status < 300 and isinstance(settings, Mapping):
@@ -208,7 +212,11 @@ class Dialect:
 
 @frozen
 class NeedsProbe:
-    """The settings are not conclusive: `forward_backward` gets `PROBE_BODY`, and `read_probe` the answer."""
+    """The result of `decide` if the settings of a server do not determine its dialect.
+
+    The caller then sends `PROBE_BODY` to `forward_backward`, passes the answer to `read_probe`, and calls
+    `decide` again.
+    """
 
 
 Spoken = Literal["json", "protobuf"]
@@ -217,11 +225,11 @@ Spoken = Literal["json", "protobuf"]
 def decide(
     config_status: int, config: object, *, probe: Spoken | None = None, vendor: bool = False
 ) -> Dialect | NeedsProbe:
-    """Decide by the answer to `client/config`.
+    """Return the dialect that the answer to `client/config` shows, or `NeedsProbe`.
 
     Args:
-        config_status: its status: 2xx, or 404, 405, 501 if there is no such call.
-        config: its JSON, after a 2xx.
+        config_status: the status of the answer: 2xx, or 404, 405, 501 if there is no such call.
+        config: the JSON of the answer, after a 2xx.
         probe: the result of `read_probe`, after a probe.
         vendor: True for the vendor's server.
 
@@ -258,10 +266,10 @@ def _version_of(settings: Mapping[str, Any]) -> Version:
 
 
 def read_probe(status: int, body: bytes) -> Spoken | None:
-    """Return the form of bodies by the answer to the probe; None for an answer such as 401 or 429.
+    """Return the form of bodies that the answer to a probe shows; None for an answer such as 401 or 429.
 
-    A server for JSON refuses the whole body or its content type, or fails. A server for protobuf refuses the
-    model that does not exist.
+    A server that reads JSON refuses the whole body or its content type, or fails. A server that reads
+    protobuf refuses the model, which does not exist.
 
     >>> read_probe(422, b'{"detail": [{"loc": ["body"], "type": "model_attributes_type"}]}')
     'json'

@@ -17,7 +17,7 @@ API: Final = "/api/v1"
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
 ACCEPT_EITHER: Final = f"{PROTOBUF}, {JSON}"
-"""For results that come as protobuf or JSON, whichever the server speaks."""
+"""The `Accept` header for results that a server sends as protobuf or as JSON."""
 
 
 class Repeat(str, Enum):
@@ -26,13 +26,16 @@ class Repeat(str, Enum):
     SAFE = "safe"
     """A repetition changes nothing of importance."""
     NUMBERED = "numbered"
-    """The body carries a number. A server that keeps numbers does the call once; others would do it twice."""
+    """The body has a sequence number.
+
+    A server that checks these numbers executes the call once; others would execute it twice.
+    """
     UNSENT = "unsent"
-    """It is repeated only if the server surely did not receive it."""
+    """The call is repeated only if the server certainly did not receive it."""
 
 
 class Endpoint(NamedTuple):
-    """One call of the protocol.
+    """A row of the table: one call of the protocol, with its types and its rule for repetitions.
 
     >>> ENDPOINTS["get_training_run"].path_for(run="run-1")
     '/api/v1/training_runs/run-1'
@@ -49,7 +52,7 @@ class Endpoint(NamedTuple):
     result: str | None = None
     """The type of the result, for calls whose answer is a promise."""
     promises: str | None = None
-    """The name of such a promise in `X-Tinker-Request-Type`."""
+    """The name of the call in the header `X-Tinker-Request-Type` of polls for its result."""
     result_as_protobuf: bool = False
     """True if the result may be protobuf."""
     repeat: Repeat = Repeat.SAFE
@@ -58,7 +61,10 @@ class Endpoint(NamedTuple):
     max_retries: int | None = None
     """The largest number of retries; None: as configured."""
     patient: bool = True
-    """True if the call is repeated for minutes. The callers of others ask again, or do without an answer."""
+    """True if the call is repeated for minutes.
+
+    The code that makes other calls repeats them, or continues without an answer.
+    """
     timeout_s: float | None = None
     """The longest silence of the server; None: as configured."""
     credential: Literal["usual", "exchange"] = "usual"
@@ -66,12 +72,15 @@ class Endpoint(NamedTuple):
     named: bool = True
     """True if the request names the public method that causes it."""
     needed: bool = False
-    """True if training cannot go on without it: a server's `x-should-retry: false` is not final then."""
+    """True if training cannot continue without the call.
+
+    A server's `x-should-retry: false` is then not final.
+    """
     legacy: bool = False
-    """True if only older servers offer it."""
+    """True if only older servers offer the call."""
 
     def path_for(self, **ids: object) -> str:
-        """Return the path with ids in it."""
+        """Return the path with the ids filled in."""
         return self.path.fill(ids)
 
     @property
@@ -333,7 +342,8 @@ def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
     return None
 
 
-# Of two matching templates the one with more fixed text counts: `.../a/publish` is no checkpoint "publish".
+# Of two matching templates the one with more fixed text counts, so that `.../a/publish` does not name a
+# checkpoint.
 _BY_PRECISION: Final = sorted(
     ENDPOINTS.values(), key=lambda endpoint: (len(endpoint.path.names), -len(endpoint.path.text))
 )

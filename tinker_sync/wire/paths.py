@@ -83,7 +83,7 @@ def _query_text(value: QueryValue) -> str:
 
 
 class PathTemplate:
-    """A path with slots for ids: `{run}` is one segment, `{*checkpoint}` is a name or a kind and a name.
+    """A path with slots for ids. `{run}` is one segment; `{*checkpoint}` is a name, or a kind and a name.
 
     >>> template = PathTemplate("/runs/{run}/checkpoints/{*checkpoint}")
     >>> template.fill({"run": "r 1", "checkpoint": "weights/a"})

@@ -24,7 +24,7 @@ _MAX_DEPTH: Final = 8  # of references to references
 Place = tuple[str, ...]
 """The names on the way to a field of a body: ("adam_params", "grad_clip_norm")."""
 
-# Fields that change what a call does, with the value under which they change nothing.
+# The fields that change the result of a call, each with the value that has no effect.
 _EFFECTS: Final[Mapping[str, Mapping[Place, object]]] = {
     "optim_step": {("adam_params", "grad_clip_norm"): 0.0, ("adam_params", "weight_decay"): 0.0},
     "create_model": {
@@ -34,7 +34,7 @@ _EFFECTS: Final[Mapping[str, Mapping[Place, object]]] = {
         ("lora_config", "train_unembed"): True,
     },
 }
-# Fields without which a call still does its work.
+# The fields without which a call has the same result.
 _NOTES: Final[Mapping[str, Mapping[Place, object]]] = {
     "create_model": {("user_metadata",): None},
     "save_weights": {("ttl_seconds",): None, ("overwrite",): False, ("user_metadata",): None},
@@ -43,7 +43,7 @@ _NOTES: Final[Mapping[str, Mapping[Place, object]]] = {
 
 
 class UsedField(NamedTuple):
-    """A field that a request gives a value, though a server may not know it.
+    """A field to which a request gives a value, and which a server may not know.
 
     >>> UsedField(("adam_params", "grad_clip_norm"), changes_result=True).name
     'adam_params.grad_clip_norm'
@@ -51,16 +51,16 @@ class UsedField(NamedTuple):
 
     place: Place
     changes_result: bool
-    """True where the call does something else without the field."""
+    """True if the call has another result without the field."""
 
     @property
     def name(self) -> str:
-        """The place as text."""
+        """The names of `place`, joined by dots."""
         return ".".join(self.place)
 
 
 def used_fields(call: str, request: Model) -> list[UsedField]:
-    """Return the fields of a request that a server may not know and that have an effect here.
+    """Return the fields with an effect in this request that a server may not know.
 
     >>> from tinker_sync.types import SaveWeightsRequest
     >>> used_fields("save_weights", SaveWeightsRequest(model_id="m", path="a", ttl_seconds=60))
@@ -86,7 +86,7 @@ def _value_at(tree: Any, place: Place) -> Any:
 
 @frozen(eq=False)
 class PublishedApi:
-    """What one server publishes. Immutable.
+    """The routes and body fields that one server publishes. Immutable.
 
     >>> api = PublishedApi.read(b'{"paths": {"/api/v1/training_runs/{id}": {"get": {}}}}')
     >>> from tinker_sync.wire.endpoints import ENDPOINTS
@@ -99,7 +99,7 @@ class PublishedApi:
 
     @classmethod
     def read(cls, body: bytes) -> PublishedApi | None:
-        """Return what a server publishes, or None if it is not a description of this API."""
+        """Return the description in a body, or None if the body does not describe this API."""
         try:
             tree = wire_json.loads(body)
         except WireError:
@@ -119,9 +119,9 @@ class PublishedApi:
         return self._operation(endpoint) is not None
 
     def drops(self, endpoint: Endpoint, place: Place) -> bool:
-        """Return True if the server takes bodies of a call, but skips a field of them without a word.
+        """Return True if the server accepts bodies of a call, but silently ignores a field of them.
 
-        A server that refuses unknown fields skips none. A body without a published form proves nothing.
+        Return False if the server refuses unknown fields, or does not publish the form of the body.
         """
         operation = self._operation(endpoint)
         schema = _value_at(operation, ("requestBody", "content", JSON, "schema"))
@@ -140,7 +140,7 @@ class PublishedApi:
         return found if isinstance(found, Mapping) else None
 
     def _fields(self, schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
-        """Return the fields that a body has, or None where others may be understood or are refused."""
+        """Return the fields of a body's schema; None if the schema accepts or refuses unknown fields."""
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if isinstance(schema.get("$ref"), str):

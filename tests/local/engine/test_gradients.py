@@ -87,7 +87,9 @@ def test_gradients_of_every_loss(loss_fn: str) -> None:
     compare(run, data, loss_fn, rtol=1e-4, atol=1e-7, seed=6)
 
 
-# These losses stop gradients, which differences do not; a linear loss with the same slopes replaces them.
+# These losses stop some gradients, which finite differences ignore. So the test uses a linear loss with the
+# same
+# slopes.
 @pytest.mark.parametrize("loss_fn", ["cispo", "gspo"])
 def test_gradients_of_losses_that_stop_gradients(loss_fn: str) -> None:
     run, config = busy_run(tiny_weights(dtype="float64")), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])

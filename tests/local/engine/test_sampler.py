@@ -126,7 +126,7 @@ def test_a_request_with_waiting_samples_can_be_cancelled() -> None:
     assert sampler.step() == []
     sampler.cancel(dropped)
     results: dict[int, SampleResult] = {}
-    for _ in range(4):  # two tokens in its first step, then one in each
+    for _ in range(4):  # the first step gives two tokens, and each later one gives one
         results.update(sampler.step())
     assert not sampler.busy
     assert set(results) == {other}

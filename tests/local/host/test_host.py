@@ -82,7 +82,7 @@ def test_an_unloaded_run_frees_its_memory(host: Host) -> None:
 
 def test_a_finished_job_is_freed() -> None:
     class Data:
-        """A stand-in for a large request."""
+        """A double of a large request."""
 
     worker, data = TrainWorker("tinker-engine-train"), Data()
     alive = weakref.ref(data)
@@ -127,7 +127,7 @@ def test_cancelled_requests_make_room(host: Host) -> None:
 
 def test_a_waiting_request_can_be_cancelled(host: Host) -> None:
     order = host.sample(tiny.NAME, spec())
-    if order.future.cancel():  # else the worker was faster
+    if order.future.cancel():  # otherwise the worker has begun already
         with pytest.raises(CancelledError):
             order.future.result(120)
     assert host.sample(tiny.NAME, spec()).future.result(120)

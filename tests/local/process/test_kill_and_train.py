@@ -1,7 +1,7 @@
 """Training goes on while its server is killed at any moment and started again at its port and directory.
 
-The moments are function calls of the server, of Python or C, or some milliseconds after one. A few deaths
-come with the suite; `SERVER_KILLS=300 pytest tests/local/process/test_kill_and_train.py` brings as many.
+The server kills itself at a function call, of Python or C, or some milliseconds after one. The suite does so
+a few times; `SERVER_KILLS=300 pytest tests/local/process/test_kill_and_train.py` does so 300 times.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ KILLS = int(os.environ.get("SERVER_KILLS", "4"))
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
 
 Run = Callable[[str, list[str]], str]
-"""Trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the last one."""
+"""A function that trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the
+last one."""
 
 
 def tries() -> Iterator[int]:
-    """Yield numbers up to a limit that no run comes near.
+    """Yield numbers up to a limit that no successful run reaches.
 
     Raises:
-        AssertionError: training does not go on.
+        AssertionError: the limit is reached, so training does not progress.
     """
     yield from range(100)
     raise AssertionError("training does not go on")
 
 
 def train_with_journal(journal: Path) -> Run:
-    """Return a run that is started again, with its journal, whenever it fails."""
+    """Return a `Run` that is started again with its journal after each failure."""
 
     def run(url: str, acknowledged: list[str]) -> str:
         path = None
@@ -77,7 +78,7 @@ def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
 
 
 def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
-    """Return a run that recovers within its script, or is started again with its journal."""
+    """Return a `Run` that recovers within its script, or is started again with its journal."""
 
     def run(url: str, acknowledged: list[str]) -> str:
         path = None
@@ -99,7 +100,7 @@ def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
 
 
 def acknowledged_in(journal: Path) -> list[str]:
-    """Return the paths of the checkpoints that a journal knows."""
+    """Return the paths of the checkpoints in a journal."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     return [line["path"] for line in lines if line.get("path")]
 
@@ -128,11 +129,14 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
 
 
 class Ground:
-    """A server that dies, and what an undisturbed run leaves behind.
+    """Runs under kills, compared with an undisturbed run.
+
+    The constructor trains once on a server that is not killed, and keeps the digests of the checkpoints.
+    `survive` trains again while the server kills itself, and checks that the checkpoints are the same.
 
     Args:
-        server: the server.
-        directory: its directory.
+        server: the server, which kills itself at a chosen function call.
+        directory: the directory with the server's checkpoints.
     """
 
     def __init__(self, server: MortalServer, directory: Path) -> None:
@@ -161,7 +165,7 @@ class Ground:
         return found
 
     def survive(self, run: Run, chance: random.Random) -> None:
-        """Let the server die again and again until a run has ended; check what it left behind."""
+        """Kill the server repeatedly until a run has ended, and check its checkpoints."""
         acknowledged: list[str] = []
         over = threading.Event()
         self._start(chance)

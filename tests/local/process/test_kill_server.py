@@ -36,7 +36,7 @@ DATUM = Datum(
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9")
 
 
-class Promises:
+class Acknowledged:
     """The checkpoints that the server has acknowledged, by path. Thread-safe."""
 
     def __init__(self) -> None:
@@ -63,7 +63,13 @@ class Promises:
                 self.losses[path] = loss
 
     def settle(self, found: dict[str, str]) -> None:
-        """Settle requests in flight by the checkpoints that were found."""
+        """Expect from now on what the unanswered requests left on disk.
+
+        The server was killed before it replied, so each of them may or may not have taken effect.
+
+        Args:
+            found: the digests of the checkpoints on disk, by path.
+        """
         self.in_flight += len(self.open)
         for path in self.open:
             self.losses.pop(path, None)
@@ -78,7 +84,7 @@ def digests_on_disk(directory: Path) -> dict[str, str]:
         try:
             about = json.loads((folder / "checkpoint.json").read_bytes())
             content = [path.read_bytes() for path in sorted(folder.iterdir())]
-        except FileNotFoundError:  # a sampler's, or deleted just now
+        except FileNotFoundError:  # a sampler's folder, or one that was just deleted
             continue
         found[f"tinker://{about['run']}/weights/{about['name']}"] = hashlib.sha256(
             b"".join(content)
@@ -87,9 +93,9 @@ def digests_on_disk(directory: Path) -> dict[str, str]:
 
 
 def train_and_save(
-    service: ServiceClient, directory: Path, promises: Promises, seed: int, over: threading.Event
+    service: ServiceClient, directory: Path, acknowledged: Acknowledged, seed: int, over: threading.Event
 ) -> None:
-    """Train, save and delete until the server has gone."""
+    """Train, save and delete until the server is killed."""
     rng, rest = random.Random(seed), RestClient(service.holder)
     try:
         client = service.create_lora_training_client(TINY, rank=2, seed=seed).result()
@@ -101,19 +107,19 @@ def train_and_save(
             path = f"tinker://{run}/weights/n{rng.randrange(3)}"
             action = rng.choice(["save", "save", "sampler", "delete"])
             if action == "save":
-                promises.begin(path)
+                acknowledged.begin(path)
                 client.save_state(path.rpartition("/")[2], overwrite=True).result(PATIENCE_S)
-                promises.keep(path, digests_on_disk(directory)[path], loss)
+                acknowledged.keep(path, digests_on_disk(directory)[path], loss)
             elif action == "sampler":
-                name = f"s{rng.randrange(2)}"  # often one that is there already, and is replaced
+                name = f"s{rng.randrange(2)}"  # often the name of a checkpoint that exists, and is replaced
                 path = f"tinker://{run}/sampler_weights/{name}"
-                promises.begin(path)
+                acknowledged.begin(path)
                 client.save_weights_for_sampler(name).result(PATIENCE_S)
-                promises.keep(path, "sampler", None)
-            elif promises.digests.get(path) is not None:
-                promises.begin(path)
+                acknowledged.keep(path, "sampler", None)
+            elif acknowledged.digests.get(path) is not None:
+                acknowledged.begin(path)
                 rest.delete_checkpoint_from_tinker_path(path).result(PATIENCE_S)
-                promises.keep(path, None, None)
+                acknowledged.keep(path, None, None)
     except (TinkerError, TimeoutError):
         if not over.is_set():
             raise
@@ -127,7 +133,7 @@ def load_all(directory: Path) -> dict[str, str]:
     """Load every checkpoint that the store lists, and return their digests."""
     found = {}
     with Store(directory) as store:
-        on_disk = digests_on_disk(directory)  # now: opening has swept what was never finished
+        on_disk = digests_on_disk(directory)  # after opening, which removed incomplete folders
         rows, total = store.list_user_checkpoints(100_000, 0)
         assert len(rows) == total
         for row in rows:
@@ -140,29 +146,29 @@ def load_all(directory: Path) -> dict[str, str]:
     return found
 
 
-def check_resumed_loss(service: ServiceClient, promises: Promises, rng: random.Random) -> None:
+def check_resumed_loss(service: ServiceClient, acknowledged: Acknowledged, rng: random.Random) -> None:
     """Check that a saved checkpoint, with its optimizer, gives the loss that it gave before."""
-    if promises.losses:
-        path = rng.choice(sorted(promises.losses))
+    if acknowledged.losses:
+        path = rng.choice(sorted(acknowledged.losses))
         client = service.create_training_client_from_state_with_optimizer(path).result()
-        assert loss_of(client) == promises.losses[path]
+        assert loss_of(client) == acknowledged.losses[path]
 
 
-def one_round(directory: Path, promises: Promises, seed: int) -> None:
+def one_round(directory: Path, acknowledged: Acknowledged, seed: int) -> None:
     rng, over = random.Random(seed), threading.Event()
-    before = promises.kept
+    before = acknowledged.kept
     with served("--data-dir", directory) as (process, url), ThreadPoolExecutor(CLIENTS) as pool:
         services = [ServiceClient(base_url=url, max_retries=0, pace=0.001) for _ in range(CLIENTS)]
         try:
-            check_resumed_loss(services[0], promises, rng)
+            check_resumed_loss(services[0], acknowledged, rng)
             workers = [
-                pool.submit(train_and_save, service, directory, promises, seed * CLIENTS + number, over)
+                pool.submit(train_and_save, service, directory, acknowledged, seed * CLIENTS + number, over)
                 for number, service in enumerate(services)
             ]
             after = rng.randint(1, 12)
-            while promises.kept - before < after and all(not worker.done() for worker in workers):
-                promises.under_way.clear()
-                assert promises.under_way.wait(PATIENCE_S)
+            while acknowledged.kept - before < after and all(not worker.done() for worker in workers):
+                acknowledged.under_way.clear()
+                assert acknowledged.under_way.wait(PATIENCE_S)
             # A random moment within the next operation.
             threading.Event().wait(rng.uniform(0, 0.03))
             over.set()
@@ -175,20 +181,20 @@ def one_round(directory: Path, promises: Promises, seed: int) -> None:
         for worker in workers:
             worker.result(PATIENCE_S)
     found = load_all(directory)
-    for path in {*promises.digests, *found} - promises.open:
-        assert found.get(path) == promises.digests.get(path), f"round {seed}: {path}"
-    promises.settle(found)
+    for path in {*acknowledged.digests, *found} - acknowledged.open:
+        assert found.get(path) == acknowledged.digests.get(path), f"round {seed}: {path}"
+    acknowledged.settle(found)
 
 
 def test_a_killed_server_keeps_acknowledged_checkpoints(
     tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    promises = Promises()
+    acknowledged = Acknowledged()
     for seed in range(ROUNDS):
-        one_round(tmp_path / "data", promises, seed)
-    assert promises.kept >= ROUNDS
+        one_round(tmp_path / "data", acknowledged, seed)
+    assert acknowledged.kept >= ROUNDS
     if ROUNDS >= 10:
-        assert promises.in_flight > 0  # or the kills came at quiet moments, and this showed little
+        assert acknowledged.in_flight > 0  # the kills have hit requests under way
     record_testsuite_property("kills", ROUNDS)
-    record_testsuite_property("acknowledged over HTTP", promises.kept)
-    record_testsuite_property("in flight", promises.in_flight)
+    record_testsuite_property("acknowledged over HTTP", acknowledged.kept)
+    record_testsuite_property("in flight", acknowledged.in_flight)

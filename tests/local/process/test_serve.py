@@ -28,7 +28,7 @@ def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str
     process.send_signal(how)
     assert process.stdout is not None
     assert process.stderr is not None
-    # Not communicate(): readline() may have buffered more than its line.
+    # `communicate` would miss output that `readline` has buffered.
     output, errors = process.stdout.read(), process.stderr.read()
     return process.wait(PATIENCE_S), output, errors
 
@@ -93,7 +93,7 @@ def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.Ca
             f"Error: 127.0.0.1:{port} cannot be listened on: another program uses the port; "
             "choose another one (--port), or 0 for one that is free\n"
         )
-        assert _embedded.find_key(url)  # the first one's key file is untouched
+        assert _embedded.find_key(url)  # the key file of the first server still exists
     assert _embedded.find_key(url) is None
 
 

@@ -34,7 +34,7 @@ TINY = "tinker-sync/tiny"
 @pytest.fixture(autouse=True)
 def a_process_without_server() -> Iterator[None]:
     yield
-    gc.collect()  # drops the clients of a failed test
+    gc.collect()  # frees the clients of a failed test
     _embedded.stop_server()
 
 

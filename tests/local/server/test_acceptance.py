@@ -1,4 +1,4 @@
-"""Every call of our clients that has an endpoint, against the embedded server; it really learns."""
+"""Every call of the clients works on the embedded server, and training lowers the loss."""
 
 from __future__ import annotations
 

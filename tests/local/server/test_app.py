@@ -1,4 +1,4 @@
-"""The door: which calls there are, who may make them, what is answered to what does not fit."""
+"""The application: its calls, keys and tokens, and the answers to invalid requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import FakeClock
+from support.each import for_each
 from support.embedded import API, KEY, PROTO, Running, pass_body, running
 
 from tinker_sync.errors import ConfigurationError
@@ -44,7 +45,7 @@ def test_every_call_of_the_protocol_has_a_handler() -> None:
 WRONG_KEYS = ("", "tml-wrong", KEY + "x", "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.")
 
 
-@pytest.mark.parametrize(("method", "path"), [row for row in paths() if not row[1].endswith("/healthz")])
+@for_each(("method", "path"), [row for row in paths() if not row[1].endswith("/healthz")])
 def test_every_call_needs_the_key(server: Running, method: str, path: str) -> None:
     for key in WRONG_KEYS:
         reply = server.ask(method, path, b"{}", {"X-API-Key": key})
@@ -73,7 +74,7 @@ def test_a_refused_token_is_named_as_the_reason_by_servers_that_exchange_them(tm
         assert (reply.status, "www-authenticate" in reply.headers) == (401, False)
 
 
-@pytest.mark.parametrize(("method", "path"), paths())
+@for_each(("method", "path"), paths())
 def test_no_call_breaks_on_nonsense(
     server: Running, method: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

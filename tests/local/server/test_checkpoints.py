@@ -1,4 +1,4 @@
-"""Checkpoints on the wire: saved, listed, searched, changed, fetched, brought along; and after a restart."""
+"""Checkpoints over HTTP: saving, lists, search, changes, downloads and uploads, also after a restart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def loss(server: Running, model: str, seq_id: int) -> float:
 
 
 def fetch(server: Running, url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Reply:
-    """Without the key."""
+    """Send a request to a signed address, without the key."""
     path = url.partition(str(server.port))[2]
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return server.ask(method, path, body, {"X-API-Key": "", **named})
@@ -114,7 +114,7 @@ def test_samplers_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_load_right_behind_a_save_finds_it(server: Running) -> None:
-    """The first promise is not awaited."""
+    """A load that is sent before the result of a save has arrived loads the saved checkpoint."""
     model = train(server, server.session())
     server.ok("/save_weights", {"model_id": model, "path": "here", "seq_id": 3})
     wanted = server.pass_(model, 4, forward_only=True).json()["request_id"]
@@ -461,11 +461,12 @@ def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
         assert reply.status in (400, 404) or json.loads(reply.body)["traceEvents"] == []
 
 
-# ------------------------------------------------------------------------------------------ one name again
+# ------------------------------------------------------------------------------------------ replaced
+# checkpoints
 
 
 def publish(server: Running, model: str, seq_id: int, name: str = "latest", **more: Any) -> str:
-    """A checkpoint to sample from."""
+    """Save a checkpoint to sample from, and return its path."""
     body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
     path: str = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])["path"]
     return path
@@ -617,7 +618,7 @@ def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch
 
 
 def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:
-    """Clients of 0.38 do this with any settings, before the weights are loaded."""
+    """`get_info` describes the model before its weights are loaded, because clients of 0.38 call it then."""
     model = train(server, server.session())
     path = save(server, model, 3, "here")["path"]
     session = server.session()

@@ -1,6 +1,6 @@
-"""Thousands of questions held open at once cost the server a little memory each, no thread and no time.
+"""Thousands of polls that are held open cost the server a little memory each, and no threads or CPU.
 
-The default run holds some; `TINKER_SYNC_HELD_POLLS=2000` holds as many as are promised, and `-s` shows the
+The default run holds some; `TINKER_SYNC_HELD_POLLS=2000` holds the documented number, and `-s` shows the
 figures.
 """
 
@@ -32,7 +32,7 @@ ROOT = Path(embedded.__file__).parents[2]
 
 
 class Process:
-    """A server in a process of its own, so that what is measured is the server's alone."""
+    """A server in its own process, so that the measured memory, threads and CPU are those of the server."""
 
     def __init__(self, directory: Path) -> None:
         flags = json.dumps({"hold_s": HOLD_S, "gap_patience_s": 600})
@@ -76,7 +76,7 @@ def server(tmp_path: Path) -> Iterator[Process]:
 
 
 class Crowd:
-    """A connection for each question, asked and answered without a thread."""
+    """Many polls, each on its own connection, without threads."""
 
     def __init__(self, wire: Wire, count: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -94,7 +94,7 @@ class Crowd:
             connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
 
     def answers(self) -> dict[int, int]:
-        """Count the answers by status, after all have come."""
+        """Wait for all answers, and return their numbers by status."""
         counts: dict[int, int] = {}
         content: dict[Any, bytes] = dict.fromkeys(self._connections, b"")
         missing, until = len(self._connections), time.monotonic() + PATIENCE_S

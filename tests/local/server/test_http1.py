@@ -1,4 +1,4 @@
-"""HTTP as it comes over a socket: in pieces, several at once, wrong, too large, cut off."""
+"""HTTP over a socket: requests in pieces, several at once, invalid, too large, or cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 
 class Echo:
-    """Answer with the content of the request, in the way that the path names."""
+    """An application that answers with the body of the request. The path selects the way of answering."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ def serving(**options: Any) -> Iterator[tuple[ServerThread, Echo]]:
 
 
 def talk(thread: ServerThread, *pieces: bytes, until: bytes = b"") -> bytes:
-    """Send pieces, each in a packet of its own; what came back until the end, or until `until`."""
+    """Send pieces, each in its own packet, and return the received bytes to the end or until `until`."""
     with socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
@@ -231,7 +231,7 @@ def test_what_stands_still_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_end_waits_for_answers_under_way() -> None:
-    """And does not wait for connections that are only open."""
+    """The end of the server waits for answers under way, and not for idle connections."""
     with (
         serving() as (thread, echo),
         socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as idle,

@@ -1,4 +1,4 @@
-"""Samplers that follow their model: inflight saves move them, snapshots keep their weights."""
+"""Inflight samplers get the weights of each inflight save of their model; snapshots keep their weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 class Run:
-    """A model that learns, and the samplers made of it."""
+    """A model in training, and its samplers."""
 
     def __init__(self, server: Running) -> None:
         self.server = server
@@ -44,7 +44,7 @@ class Run:
         self.server.optim(self.model, self.seq(), learning_rate=0.05)
 
     def save(self, kind: str | None) -> str:
-        """A sampler of the weights as they are now."""
+        """Make a sampler of the present weights, and return its id."""
         body: dict[str, Any] = {"model_id": self.model, "sampling_session_seq_id": self._sampler}
         self._sampler += 1
         body |= {"seq_id": self.seq(), **({} if kind is None else {"kind": kind})}
@@ -103,7 +103,7 @@ def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> Non
 def test_a_sample_under_way_ends_while_the_target_moves(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample has asked for its weights, and gets them when they are replaced already."""
+    """The weights are replaced while a sample waits for them; the sample uses the new ones."""
     run = Run(server)
     run.learn()
     sampler = run.save("inflight")

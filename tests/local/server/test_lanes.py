@@ -14,7 +14,7 @@ from tinker_sync.local.server.promises import Promise
 
 
 class Scene:
-    """A lane, and in which order its steps were done."""
+    """A lane, and the order in which its steps were carried out."""
 
     def __init__(self, patience_s: float = 60.0) -> None:
         self.done: list[str] = []

@@ -30,7 +30,7 @@ PASS = {"data": [DATUM, DATUM], "loss_fn": "cross_entropy"}
 
 
 class Script:
-    """Every call that has a body, one after another; what was answered, without what differs by chance."""
+    """A run of every call with a body, and the answers without their random parts."""
 
     def __init__(self, server: Running, spoil: Callable[[Any], Any], spoil_bytes: Callable[[bytes], bytes]):
         self._wire: Wire = server
@@ -162,7 +162,7 @@ def test_answers_are_the_same_with_fields_of_a_newer_client(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-# ------------------------------------------------------------------------------------------ what is reported
+# ------------------------------------------------------------------------------------------ reports
 
 
 def test_each_unknown_field_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

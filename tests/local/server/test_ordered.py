@@ -1,4 +1,4 @@
-"""Refused calls of a model, and what the next ones do: they never wait for the number of a refused one.
+"""Calls on a model never wait for the sequence number of a refused call.
 
 The server's patience for missing numbers is ten minutes here, so a call that waits fails the test.
 """
@@ -35,7 +35,7 @@ def model(server: Running) -> str:
 
 
 def done(server: Running, reply: Reply) -> Any:
-    """The result of a promise, which is there after at most one question."""
+    """Return the result of a promise, which must be ready at the first poll."""
     assert reply.status == 200, reply
     answer = server.retrieve(reply.json()["request_id"])
     assert answer.status == 200, answer
@@ -47,7 +47,7 @@ def optim_body(model: str, seq_id: int, **more: Any) -> dict[str, Any]:
 
 
 class Refusals:
-    """Ways in which a call with a number is refused, by name: each sends one and checks its status."""
+    """Functions that send a numbered call that the server refuses, and check the status of the answer."""
 
     @staticmethod
     def r400_named_inflight(server: Running, model: str, seq_id: int) -> None:
@@ -116,7 +116,7 @@ class Refusals:
 
     @staticmethod
     def unknown_loss(server: Running, model: str, seq_id: int) -> None:
-        """Taken, and failed when its turn comes."""
+        """Send a call that the server accepts and whose result is a failure."""
         reply = server.pass_(model, seq_id, loss="nonsense")
         assert reply.status == 200
 
@@ -175,7 +175,7 @@ class TestUsedAgain:
         done(server, server.pass_(model, 2))
         again = server.pass_(model, 1)
         done(server, again)
-        assert server.pass_(model, 1).json() == again.json()  # and from now on it is that call's
+        assert server.pass_(model, 1).json() == again.json()  # the number now belongs to that call
         assert server.optim(model, 1).status == 409
         done(server, server.optim(model, 3, learning_rate=0.0))
 
@@ -209,7 +209,8 @@ def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, mod
     done(server, second)
 
 
-# ------------------------------------------------------------------------------------------ the lane alone
+# ------------------------------------------------------------------------------------------ a lane without a
+# server
 
 
 def lane_of(order: list[int]) -> Lane:
@@ -221,7 +222,7 @@ def lane_of(order: list[int]) -> Lane:
 
 def step(number: int) -> Step:
     async def work() -> None:
-        """Nothing."""
+        """Do nothing."""
 
     return Step(Promise(str(number), "OptimStep"), work)
 
@@ -236,7 +237,7 @@ def test_one_lost_number_does_not_let_two_missing_ones_go() -> None:
         order: list[int] = []
         lane = lane_of(order)
         lane.add(3, b"3", step(3))
-        lane.refuse(None)  # 1 or 2
+        lane.refuse(None)  # a refused call whose number, 1 or 2, could not be read
         await worked_off(lane)
         assert order == []
         lane.add(1, b"1", step(1))

@@ -1,4 +1,4 @@
-"""Promises: waiting for them, their forms, and which of them are kept."""
+"""Promises: waiting for them, the forms of their results, and the limits of kept results."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_fetched_results_make_room_oldest_first() -> None:
             promises.settle(promise, result(400))
         for promise in opened[1:]:  # the first is never fetched, so it stays
             promises.mark_retrieved(promise)
-            promises.mark_retrieved(promise)  # twice is once
+            promises.mark_retrieved(promise)  # marking a promise twice has no effect
         kept = [promise for promise in opened if promises.get(promise.request_id) is promise]
         assert kept == [opened[0], opened[3], opened[4]]
         assert promises.is_gone(opened[1].request_id)

@@ -1,4 +1,4 @@
-"""Samplers and samples on the wire."""
+"""Samplers and samples over HTTP."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     assert len(tokens(server, quick)[0]) <= 2
     assert server.ok("/cancel_future", {"request_id": quick["request_id"]}) == {}  # done: left as it is
     worker = server.app.service.host._sampler
-    for _ in range(500):  # nothing is computed for it any more, which would take many seconds
+    for _ in range(500):  # the server has stopped its computation, which would take many seconds
         if not (worker._handles or worker._samplers[BASE].busy):
             break
         threading.Event().wait(0.002)
@@ -217,7 +217,7 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        of_clone = server.sample(sampler, counter * 10**9)  # of no interest to the first one
+        of_clone = server.sample(sampler, counter * 10**9)  # a sample of the clone, not of the first process
         first = server.sample(sampler, 0)["request_id"]
         asking.join(120)
         assert [each["request_id"] for each in found[0]["completions"]] == [first]  # type: ignore[attr-defined]
@@ -248,7 +248,7 @@ def test_a_question_that_may_not_be_held_is_answered_at_once(tmp_path: Path, tim
 
 
 def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
-    """A long sample of one client does not keep a short one of another waiting."""
+    """A short sample of one client does not wait for the end of a long sample of another."""
     one, two = (server.sampler(server.session()).json()["sampling_session_id"] for _ in range(2))
     slow = server.sample(one, 0, params={"max_tokens": 600, "stop": [], "seed": 1})
     quick = server.sample(two, 0, params={"max_tokens": 2, "stop": []})

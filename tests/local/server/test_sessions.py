@@ -1,4 +1,4 @@
-"""Sessions on the wire, and what is in memory for them."""
+"""Sessions over HTTP, and the memory that they use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 
 
 def on_loop(server: Running, work: Callable[[], object]) -> None:
-    """Do something where the server does it."""
+    """Run a function on the event loop of the server."""
     import asyncio
 
     async def run() -> None:
@@ -143,13 +143,13 @@ def test_what_waits_for_a_model_that_is_let_go_fails(tmp_path: Path) -> None:
 def _results() -> int:
     gc.collect()
     kinds = (ForwardBackwardOutput, SampleResponse)
-    # By type: others that the collector knows warn when they are asked for their class.
+    # `type`, because other objects warn when their `__class__` is read.
     return sum(type(each) in kinds for each in gc.get_objects())
 
 
 def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
-    """The server remembers a request that may come again, but not its result."""
-    before = _results()  # parameters of other tests
+    """The server remembers a request that may be repeated, and frees its result."""
+    before = _results()  # results that other tests hold
     with running(tmp_path, kept_results_bytes=1) as server:
         model = server.model(server.session())
         sampler = server.sampler(model.partition(":")[0]).json()["sampling_session_id"]

@@ -1,4 +1,4 @@
-"""Numbered training requests on the wire: order, repeats, refusals, and what becomes of models."""
+"""Numbered training requests over HTTP: order, repeats, refusals, and the end of models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ids(*replies: object) -> list[str]:
 
 
 def test_the_order_of_the_numbers_counts_not_that_of_arrival(server: Running) -> None:
-    """Chunk one last, and the step before all of them."""
+    """A step and the chunks of a pass arrive in the wrong order, and the server carries them out in order."""
     one, two = server.model(server.session()), server.model(server.session())
     step = {"learning_rate": 0.05}
     server.pass_(one, 1)
@@ -113,7 +113,7 @@ def test_no_such_promise(server: Running) -> None:
 
 
 def test_two_models_are_two_lanes(server: Running) -> None:
-    """A request that waits for its number does not delay other models."""
+    """A request that waits for a missing number does not delay requests of another model."""
     session = server.session()
     one, two = server.model(session, 0), server.model(session, 1)
     server.pass_(one, 5)
@@ -169,7 +169,7 @@ def test_a_model_can_be_dropped(server: Running) -> None:
 
 
 def test_many_at_once_from_many_threads(server: Running) -> None:
-    """Eight clients, one model each, all numbers in any order: each has its own result."""
+    """Eight clients train one model each, with requests in random order, and each gets its own results."""
     session = server.session()
     models = [server.model(session, number) for number in range(8)]
     losses: dict[str, list[float]] = {}
@@ -189,7 +189,7 @@ def test_many_at_once_from_many_threads(server: Running) -> None:
 
 
 def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_LARGE_BYTES", 1000)  # so that it is read beside the loop
+    monkeypatch.setattr(training, "_LARGE_BYTES", 1000)  # so that another thread decodes the body
     model = server.model(server.session())
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},
@@ -203,7 +203,7 @@ def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyP
 
 
 def test_bytes_of_a_request_are_the_request(server: Running) -> None:
-    """The same numbers in other bytes are another request."""
+    """A request with a used number and other bytes is refused, although its content is equal."""
     model = server.model(server.session())
     body = pass_body(model, 1)
     assert server.post("/forward_backward", body, content_type=PROTO).status == 200

@@ -39,7 +39,7 @@ def in_process(code: str, *arguments: object) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """Mount a file system of 1 MB, and yield its directory."""
     place = tmp_path / "small"
     place.mkdir()
     mount = shutil.which("mount")
@@ -55,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Leave no byte free."""
+    """Fill a file system completely, and return the file."""
     path = place / "filler"
     with path.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 8, 1):
@@ -177,7 +177,10 @@ def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
 def test_missing_rights_are_reported(tmp_path: Path) -> None:
-    """As root, the program drops its rights first."""
+    """A directory without write permission is an error that names it.
+
+    As root, the program drops its rights first.
+    """
     with store_with_run(tmp_path / "data") as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
     printed = in_process(
@@ -281,7 +284,7 @@ def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:
 
 
 def test_opening_keeps_folders_of_the_user(tmp_path: Path) -> None:
-    """A project often has a folder `checkpoints` of its own, and is given as data directory."""
+    """A data directory may be a project of the user, which has its own folder `checkpoints`."""
     for place in ("checkpoints/best", "staging/site"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "model.bin").write_bytes(b"mine")

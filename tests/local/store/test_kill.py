@@ -32,7 +32,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9"
 
 
 class Ledger:
-    """The states that a writer's output allows; an operation in progress may be done or not."""
+    """The states that the output of a writer allows.
+
+    An operation in progress may have been carried out or not.
+    """
 
     def __init__(self, before: State) -> None:
         self.sure = dict(before)
@@ -61,7 +64,7 @@ class Ledger:
 
 @contextmanager
 def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]:
-    """Start a writer, kill it shortly after `after` operations, and give its output."""
+    """Start a writer, kill it shortly after `after` operations, and yield its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "support.hasty_writer", str(directory), str(seed)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},

@@ -68,7 +68,7 @@ def test_checkpoints_are_billed_by_number_and_storage_hours(tmp_path: Path) -> N
         assert [(row.bucket_start, row.amount) for row in rows if row.kind == "checkpoint"] == [(BEGIN, 2)]
         stored = [(row.bucket_start, row.amount) for row in rows if row.kind == "storage"]
         assert stored == [
-            (BEGIN, pytest.approx(size * 0.75 / 1e9)),  # half an hour of one, a quarter of the other
+            (BEGIN, pytest.approx(size * 0.75 / 1e9)),  # one for half an hour, the other for a quarter
             (BEGIN + HOUR, pytest.approx(size / 1e9)),
             (BEGIN + 2 * HOUR, pytest.approx(size * 0.25 / 1e9)),
         ]

@@ -3,7 +3,7 @@
 runs, checkpoints, sessions, account    one call for each method
 bulk                                    one call for many checkpoints
 transfers                               downloads and uploads; `_sources` finds the files of a checkpoint
-listing                                 lists that go on behind the end of a page
+listing                                 iterators over lists of several pages
 _base                                   shared parts, and the one way to make a call"""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["AdminClient", "RestClient"]
 
 @names_requests
 class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, BulkCalls, AccountCalls):
-    """Manages runs, checkpoints and sessions. Threads may share it.
+    """A client for runs, checkpoints and sessions. Threads may share it.
 
     Methods return futures. Calls are sent at once and in parallel. Clients for the same server and key share
     their connections.

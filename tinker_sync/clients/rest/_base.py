@@ -1,4 +1,4 @@
-"""The base of all families of calls: the parts for each server and key, and the way to make a call."""
+"""The base class of all REST calls, and the parts that clients for one server and key share."""
 
 from __future__ import annotations
 
@@ -87,11 +87,12 @@ class RestBase:
         )
 
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
-        """Run `work` on a worker; its future cannot be cancelled once it has begun.
+        """Run `work` on a worker, and return its future, which cannot be cancelled once the work has begun.
 
         Args:
             work: makes the call.
-            changes: it changes something at the server, so the end of the client waits for it.
+            changes: True if the call changes something at the server, so that the end of the client waits for
+                it.
         """
         core = self._core
         core.refuse_closed()
@@ -104,7 +105,7 @@ class RestBase:
             future.mark_sending()
             try:
                 value = work()
-            except Exception as error:  # noqa: BLE001  # it belongs to the future
+            except Exception as error:  # noqa: BLE001  # the future raises it
                 future.fail(error)
             else:
                 future.resolve(value)
@@ -143,7 +144,7 @@ def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> 
 
     Args:
         core: the shared parts.
-        name: of the endpoint.
+        name: the name of the endpoint.
         request: the body.
         options: as for `Core.call`.
 

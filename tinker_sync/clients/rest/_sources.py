@@ -28,7 +28,7 @@ from tinker_sync.transfer.signed import SignedUrls, in_utc
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
 
-# The life of such an address where the server does not give one.
+# The validity of an archive's address if the server does not state it.
 _ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
 # An export exists for one download. Each new address prolongs its life.
 _EXPORT_TTL_S: Final = 3600
@@ -148,7 +148,7 @@ class ExportedFiles:
 
 
 class Archive:
-    """All files of a checkpoint in one archive, as older servers offer it."""
+    """All files of a checkpoint in one archive, which older servers offer."""
 
     archive = True
 

@@ -27,7 +27,7 @@ _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organization
 
 @names_requests
 class AdminClient(RestBase):
-    """Reads billing and audit. Threads may share it.
+    """A client for billing and the audit log. Threads may share it.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
@@ -40,8 +40,8 @@ class AdminClient(RestBase):
         """Return the usage in a window of time.
 
         Args:
-            starting_on: its begin, a datetime or RFC 3339 text.
-            ending_before: its end.
+            starting_on: the begin of the window, a datetime or RFC 3339 text.
+            ending_before: the end of the window.
 
         >>> import tinker_sync
         >>> from datetime import datetime, timedelta, timezone
@@ -112,7 +112,10 @@ class AdminClient(RestBase):
 
 
 class _UnknownOwner(UnsupportedByServerError, RuntimeError):
-    """The owner of the key is not known. Also a RuntimeError, which the reference client raises."""
+    """The error for a key whose owner is not known.
+
+    It is also a RuntimeError, which the reference client raises.
+    """
 
 
 class AccountCalls(RestBase):

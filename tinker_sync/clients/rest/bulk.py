@@ -36,7 +36,7 @@ class CheckpointOutcome:
 
     @property
     def ok(self) -> bool:
-        """True if the call did its work."""
+        """True if the call succeeded."""
         return self.error is None
 
 
@@ -195,7 +195,7 @@ class _Bulk:
                 return
             try:
                 outcome = self._call(path)
-            except Exception as error:  # noqa: BLE001  # it belongs to the future
+            except Exception as error:  # noqa: BLE001  # the future raises it
                 self._future.fail(error)
                 return
             with self._lock:

@@ -313,8 +313,8 @@ class CheckpointCalls(RestBase):
     ) -> APIFuture[ExternalWeightsUploadStartResult]:
         """Begin the upload of an adapter, and return the address for each file. Experimental.
 
-        `upload_external_weights` does the whole upload. This call is its first step: send each file to its
-        address with PUT then, and call `external_weights_upload_finish`.
+        `upload_external_weights` does the whole upload. This call is its first step. Afterwards, send each
+        file to its address with PUT, and call `external_weights_upload_finish`.
 
         Args:
             base_model: the base model of the adapter.

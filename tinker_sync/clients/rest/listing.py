@@ -38,7 +38,7 @@ PAGE_SIZE: Final = 1000
 _MODEST_PAGE_SIZE: Final = 100
 # The number of entries that may vanish between two pages before earlier pages are read again.
 _OVERLAP: Final = 16
-# For a server whose pages never begin at the end of the page before.
+# The most steps back in a row, for a server whose pages never begin at the end of the page before.
 _MAX_RETREATS: Final = 100
 # A later page equals the first one if as many entries have appeared as were read. If that happens more often
 # than this, the server ignores offsets.
@@ -54,7 +54,7 @@ class Page(Generic[T]):
 
 
 Fetch = Callable[[int, int], Future[Any]]
-"""Begins to fetch a page, given its size and offset."""
+"""A function that begins to fetch a page, given its size and offset."""
 
 
 class Listing(Iterator[T], Generic[T]):
@@ -140,7 +140,10 @@ class Listing(Iterator[T], Generic[T]):
             self._drop_ahead()
 
     def _sweep(self, *, whole: bool) -> Iterator[T]:
-        """Yield unknown entries from the front to the end, or to the first page without one."""
+        """Yield the entries that were not yielded before, from the front of the list.
+
+        With `whole`, continue to the end; otherwise stop at the first page without a new entry.
+        """
         offset, expected, repeated = 0, None, 0
         front: list[int] = []
         while True:
@@ -210,7 +213,7 @@ class Listing(Iterator[T], Generic[T]):
 
     @staticmethod
     def _step(length: int) -> int:
-        """Return the distance to the begin of the next page."""
+        """Return the number of entries between the begin of a page and the begin of the next one."""
         overlap = min(_OVERLAP, length // 8 or int(length > 1))
         return length - overlap
 

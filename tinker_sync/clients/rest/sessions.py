@@ -1,4 +1,4 @@
-"""Calls about sessions: list, search, move to a project, and trace."""
+"""Calls about sessions: get, list, search, move to a project, and export the timeline as a trace file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class _TraceFailed(TinkerError, RuntimeError):
-    """The server could not write a trace. Also a RuntimeError, which the reference client raises."""
+    """The error for a trace that the server could not write.
+
+    It is also a RuntimeError, which the reference client raises.
+    """
 
 
 class SessionCalls(RestBase):
@@ -146,7 +149,7 @@ class SessionCalls(RestBase):
         )
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Let the server write the trace of a session, and return its address. Takes minutes.
+        """Let the server write a session's timeline as a Perfetto trace. Return its address. Takes minutes.
 
         The future fails with a TinkerError that is also a RuntimeError if the server could not write it.
 

@@ -190,7 +190,7 @@ class TransferCalls(RestBase):
             try:
                 future.mark_sending()
                 future.resolve(work(control))
-            except Exception as error:  # noqa: BLE001  # it belongs to the future
+            except Exception as error:  # noqa: BLE001  # the future raises it
                 future.fail(error)
             finally:
                 worker.close(0)

@@ -14,7 +14,7 @@ LOT = 32
 
 
 def make_sums(seed: int, lots: int) -> list[list[tuple[int, int]]]:
-    """Return lots of sums."""
+    """Return groups of sums, called lots."""
     rng = random.Random(seed)
     return [[(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(LOT)] for _ in range(lots)]
 

@@ -1,6 +1,6 @@
 """The engine of the embedded server: a decoder in numpy that learns and samples. Arrays in, arrays out.
 
-It knows nothing of requests, files (except in `hf`), clocks or threads. Numbers are float32 unless the
+It uses no requests, no files (except in `hf`), no clocks and no threads. Numbers are float32 unless the
 weights are float64, and equal seeds give equal numbers. One thread at a time uses a trainer or a sampler.
 
     model, hf        base weights, and Hugging Face files of them

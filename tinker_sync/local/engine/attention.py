@@ -1,8 +1,8 @@
 """Causal attention with grouped heads, in blocks of queries, forward and backward.
 
-A `PackedSpan` describes sequences of `length` rows each from row `start` of a packed batch. Shorter sequences
-are padded at their end. Causality hides the padding from real tokens, so it needs no mask, and one call
-computes all sequences of a length.
+A packed batch holds all sequences in consecutive rows. A `PackedSpan` describes sequences of `length` rows
+each, from row `start` on. Shorter sequences are padded at their end. A token attends only to earlier ones, so
+the padding needs no mask, and one call computes all sequences of a length.
 
 Query heads that share a key head are stacked, so each product is one BLAS call for each sequence and key
 head. A block of queries reads only the keys up to its own end.
@@ -18,11 +18,11 @@ import numpy as np
 from tinker_sync.local.engine._arrays import Array
 
 TRAIN_BLOCK = 128
-"""Queries computed at once in training: enough for BLAS, few enough for the scores to fit the cache."""
+"""The number of queries computed at once in training. BLAS is efficient, and the scores fit the cache."""
 
 
 class PackedSpan(NamedTuple):
-    """A number of sequences of `length` rows each, from row `start`."""
+    """Consecutive sequences of a packed batch, each of `length` rows, from row `start` on."""
 
     start: int
     sequences: int
@@ -66,7 +66,7 @@ def _scores(queries: Array, keys: Array, rows: int) -> Array:
 
 
 def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    """Compute the attention of the last queries over all keys up to their own.
+    """Compute the attention of the last queries, each over all keys up to its own position.
 
     Args:
         q: `[n, rows, heads, dim]`, the queries of the last `rows` keys.

@@ -1,7 +1,7 @@
 """The choice of tokens from rows of logits: temperature, top-k, top-p, and log-probabilities.
 
-Rows are independent. Each draw inverts a distribution at a uniform number given with the row, so the chosen
-token depends on the row's logits, settings and number only.
+Rows are independent. The caller passes a uniform random number for each row, and the draw inverts the row's
+distribution at this number. So the chosen token depends only on the row's logits, settings and number.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from tinker_sync.local.engine._arrays import Array
 
 _STRIDE = 64
-"""Cells summed as one when a distribution is inverted; one stride is then searched cell by cell."""
+"""`invert_cdf` first searches the sums of this many cells, and then one such stride cell by cell."""
 
 _NUCLEUS = 256
-"""The number of likeliest tokens sorted first for top-p; they nearly always suffice."""
+"""The number of likeliest tokens to sort first for top-p. More are sorted only if these do not reach it."""
 
 _MASK = (1 << 64) - 1
 
@@ -44,7 +44,7 @@ class Draws:
 
 
 class SamplingSettings(NamedTuple):
-    """The settings of a row: temperature 0 is greedy, `top_k` -1 and `top_p` 1 are off."""
+    """The settings of a row. Temperature 0 takes the likeliest token; `top_k` -1 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = -1
@@ -100,7 +100,9 @@ def _scale(shifted: Array, temperature: float) -> Array:
 
 
 def invert_cdf(weights: Array, uniforms: Array) -> Array:
-    """Return, for each row of unnormalized probabilities, the cell at which the running sum passes a share.
+    """Return, for each row of unnormalized probabilities, the cell in which the running sum reaches a share.
+
+    The share is the row's number of `uniforms`, as a part of the row's sum.
 
     >>> invert_cdf(np.array([[1.0, 2.0, 1.0]] * 3), np.array([0.2, 0.5, 0.8])).tolist()
     [0, 1, 2]
@@ -119,14 +121,15 @@ def invert_cdf(weights: Array, uniforms: Array) -> Array:
     columns = stride[:, None] * _STRIDE + np.arange(_STRIDE)
     inside = np.where(columns < cells, weights[every[:, None], np.minimum(columns, cells - 1)], 0.0)
     running = inside.cumsum(axis=1, dtype=np.float64)
-    # Sums in different orders differ in their last bits: stay within the last cell with a weight.
+    # Sums in different orders differ in their last bits, so the result is limited to the last cell with a
+    # weight.
     cell = np.minimum((running <= wanted[:, None]).sum(axis=1), (running < running[:, -1:]).sum(axis=1))
     found: Array = columns[every, cell]
     return found
 
 
 def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
-    """Draw among the `top_k` likeliest tokens, and of these among the fewest that reach `top_p`."""
+    """Draw a token from the smallest set that reaches `top_p`, among the `top_k` likeliest tokens."""
     order = _find_candidates(logits, how)
     weights = np.exp(logits[order], dtype=np.float64)
     if how.top_p < 1:
@@ -139,7 +142,7 @@ def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
 
 
 def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
-    """Return the tokens that may be drawn, likeliest first and by number where equal."""
+    """Return the tokens that may be drawn, the likeliest first; equal ones by their number."""
     count = how.top_k if how.top_k > 0 else len(logits)
     if how.top_k <= 0 and len(logits) > _NUCLEUS:
         first = np.argpartition(-logits, _NUCLEUS)[:_NUCLEUS]
@@ -149,7 +152,7 @@ def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
 
 
 def top(logits: Array, count: int) -> Array:
-    """Return the `count` largest cells of a row, largest first and by number where equal.
+    """Return the indexes of the `count` largest cells of a row, the largest first; equal ones by index.
 
     >>> top(np.array([1.0, 3.0, 2.0, 3.0]), 3).tolist()
     [1, 3, 2]

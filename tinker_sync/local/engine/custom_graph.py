@@ -1,10 +1,8 @@
-"""Losses that users upload: lists of torch calls, restricted to allowed calls.
+"""Losses that users upload: graphs of torch calls, restricted to allowed calls.
 
-A graph names functions, methods and attributes. Only names in the tables below resolve, which limits a graph
-to
-arithmetic on the tensors of one datum: no files, no modules, no random numbers. Each datum has its own
-    tensors.
-Needs torch, which is imported with the first loss; any thread may compute.
+A graph names functions, methods and attributes. Only names in the tables below resolve. They allow arithmetic
+on the tensors of one datum: no files, no modules, no random numbers. This module needs torch, which is
+imported with the first loss. Any thread may compute a loss.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ def _split(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Functions of torch, also allowed as methods if a tensor has them.
+# Allowed functions of torch, also as methods if a tensor has them.
 _TORCH: Final = _split("""
     abs absolute acos acosh add addcdiv addcmul all allclose amax amin any argmax argmin argsort asin asinh
     atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to cat ceil chunk clamp
@@ -175,7 +173,7 @@ class _Program:
         return cls(names, placeholders, tuple(steps), output)
 
     def term(self, p: Array, given: Mapping[str, Array]) -> Term:
-        """Compute the loss of one datum with its derivatives. Raises `ValueError` where a call fails."""
+        """Compute the loss of one datum with its derivatives. Raises `ValueError` if a call fails."""
         torch = _import_torch()
         leaf = torch.tensor(p, dtype=torch.float32).requires_grad_(True)
         tensors = {name: torch.tensor(given[name]) for name in self.names[1:]}

@@ -70,7 +70,7 @@ def hidden_states(
 def packed_states(
     weights: Weights, tokens: Array, positions: Array, params: LoraParams | None, tape: Tape
 ) -> Array:
-    """Return the hidden states of whole sequences, packed as in `tape.spans`, and record on the tape."""
+    """Return the hidden states of whole sequences, packed as in `tape.spans`; keep arrays on the tape."""
     turn = ops.rotation(weights.config, positions, weights.dtype)
     totals: list[Array] = []
 
@@ -134,7 +134,7 @@ def backward(
 ) -> None:
     """Add to `grads` the gradients that follow from `dy`, the gradient of the result of `packed_states`.
 
-    The pass stops at the lowest adapted layer. It consumes the tape.
+    The pass stops at the lowest adapted layer. It empties the tape.
     """
     assert tape.last is not None  # noqa: S101
     assert tape.last_scale is not None  # noqa: S101
@@ -151,7 +151,7 @@ def backward(
 
 
 def _normalize(x: Array, scale: Array, weight: Array) -> Array:
-    # Cheaper to compute again than to keep.
+    # The forward pass has not kept this product, because computing it again is cheaper.
     y: Array = x * scale[:, None]
     y *= weight
     return y

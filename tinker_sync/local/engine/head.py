@@ -16,7 +16,7 @@ from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, apply_adapte
 from tinker_sync.local.engine.model import Weights
 
 BLOCK_CELLS = 1 << 18
-"""Logits computed at once: one megabyte, about the private cache of a core."""
+"""The number of logits computed at once. They take one megabyte, about the private cache of a core."""
 
 KEPT_CELLS = 1 << 25
 """The largest number of probabilities to keep: 128 MB."""
@@ -82,7 +82,7 @@ def _block(weights: Weights, hidden: Array, targets: Array, params: LoraParams |
 def target_logprobs_backward(
     weights: Weights, tape: HeadTape, dp: Array, params: LoraParams, grads: LoraParams
 ) -> Array:
-    """Return the gradient of the hidden states. The call consumes the tape."""
+    """Return the gradient of the hidden states. The call empties the tape."""
     dhidden = np.zeros_like(tape.hidden)
     for number, block in enumerate(blocks(weights, len(dp))):
         rows = np.flatnonzero(dp[block].any(axis=1))  # skip tokens without weight, such as those of a prompt

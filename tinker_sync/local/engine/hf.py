@@ -1,7 +1,7 @@
 """Base models from Hugging Face directories: `config.json` and safetensors files, Qwen3 and Llama 3 layouts.
 
-The engine reads files in this module. Models that it cannot compute exactly are refused, with a ValueError
-that names the file.
+This is the module of the engine that reads files. It refuses models that the engine cannot compute exactly,
+with a ValueError that names the file.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _tensor(file: BinaryIO, base: int, name: str, entry: Mapping[str, Any]) -> A
     if len(data) != end - start:
         raise ValueError(f"it ends inside of {name}")
     array = np.frombuffer(data, dtype=dtype).reshape(shape)
-    if entry["dtype"] == "BF16":  # the upper half of a float32
+    if entry["dtype"] == "BF16":  # the upper 16 bits of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64 if entry["dtype"] == "F64" else np.float32)
 

@@ -1,8 +1,8 @@
 """Keys and values of the sequences in progress, and the attention of one new row for each.
 
-Sequences of similar length share an `Arena`, a dense array with a slot for each. A sequence that outgrows its
-arena moves to a longer one; the last sequence of an arena fills the gap. So a step is a few dense operations,
-and short sequences do not pay for long ones.
+Sequences of similar length share an `Arena`, a dense array with a slot for each sequence. A sequence that is
+too long for its arena moves to a longer one, and the last sequence of the old arena moves into its slot. So a
+step takes a few dense operations, and a short sequence is not computed at the length of a long one.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ class KVCache:
         return larger
 
     def remove(self, seat: Seat) -> None:
-        """Remove a seat. An arena without seats is freed."""
+        """Remove the seat of a sequence. An arena without seats is freed."""
         seat.arena.remove(seat)
         if not seat.arena.seats:
             del self._arenas[seat.arena.length]
 
     def seats(self) -> list[Seat]:
-        """Return every seat, in the order of the rows of `Continuation`."""
+        """Return the seats of all sequences, in the order of the rows of `Continuation`."""
         return [seat for arena in self._arenas.values() for seat in arena.seats]
 
     def continuation(self) -> Continuation:
@@ -128,7 +128,7 @@ class KVCache:
 
 
 class Continuation:
-    """The attention of one step: stores each row's key and value, and attends over all up to it."""
+    """The attention of one step. It stores the key and value of each new row, and attends up to that row."""
 
     def __init__(self, arenas: list[Arena]) -> None:
         self._parts = []

@@ -4,8 +4,8 @@ An adapted product is `x W' + scale * (x A') B'`. One flat array holds all numbe
 optimizer step, a norm or a checkpoint is one operation. `LoraParams` gives views of such an array; the same
 class serves for gradients. Matrices with the same input share one product with their A's.
 
-`scale` is `ALPHA / rank` with `ALPHA = 32`: the best learning rate then hardly depends on the rank. A starts
-uniform in ±1/sqrt(inputs), B at zero, so a new adapter changes nothing.
+`scale` is `ALPHA / rank` with `ALPHA = 32`, so that the best learning rate hardly depends on the rank. The
+numbers of A start uniform in ±1/sqrt(inputs) and those of B at zero, so a new adapter changes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoraSettings:
 
 
 class AdapterTarget(NamedTuple):
-    """Matrices with one input: their names in Hugging Face files, and their output sizes."""
+    """Matrices that share an input: their names in Hugging Face files, and their output sizes."""
 
     key: str
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ def adapter_targets(config: ModelConfig, settings: LoraSettings) -> Iterator[Ada
 
 
 class Pair(NamedTuple):
-    """The adapter of a joined matrix: A of all parts, and the output columns and B of each part."""
+    """The adapter of a joined matrix: the A of all parts, and for each part its output columns and its B."""
 
     a: Array
     bs: tuple[tuple[slice, Array], ...]
@@ -125,7 +125,7 @@ class LoraParams:
 
     @classmethod
     def zeros(cls, config: ModelConfig, settings: LoraSettings, dtype: object = np.float32) -> LoraParams:
-        """Return an adapter of zeros, for gradients or to be filled.
+        """Return an adapter of zeros, for gradients or for numbers that the caller stores.
 
         >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
         >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)

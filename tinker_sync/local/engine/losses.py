@@ -1,7 +1,7 @@
 """The losses, each a pure function of the log-probabilities `p` of one datum's target tokens.
 
 Every loss is a plain sum over tokens. A `Term` holds it with its derivative by `p`; `loss_inputs` checks the
-inputs beforehand. Arithmetic is in float64: its cost is negligible beside the model.
+inputs beforehand. Arithmetic is in float64, which costs little compared to the model.
 
 In the formulas `q` are the sampler's log-probabilities, `A` the advantages, `r = exp(p - q)`. Where a ratio
 and its clipped value are equal, the derivative is that of the ratio, as in automatic differentiation.
@@ -41,7 +41,7 @@ class LossRule(NamedTuple):
 
 
 def _ratio(p: Array, inputs: Mapping[str, Array]) -> Array:
-    # exp(700) is close to the largest float64; infinity times zero would turn the whole sum into NaN.
+    # exp(700) is close to the largest float64. Beyond it, infinity times zero would turn the sum into NaN.
     ratio: Array = np.exp(np.minimum(p - inputs["logprobs"], 700.0))
     return ratio
 

@@ -1,8 +1,8 @@
 """The shape of a decoder (`ModelConfig`) and its frozen base weights (`Weights`).
 
 Matrices have the layout of Hugging Face files, one row for each output. Matrices with the same input are
-joined
-into one: query, key and value; gate and up. Weights are read-only, so all trainers and samplers share them.
+joined into one: query, key and value; gate and up. Weights are read-only, so all trainers and samplers share
+them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Layer:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Weights:
-    """A frozen base model; `head` is `embedding` itself when they are tied.
+    """A frozen base model. `head` is the array `embedding` itself if the model ties the two.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)

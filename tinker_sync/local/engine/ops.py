@@ -1,7 +1,6 @@
 """The operations between the matrix products, forward and backward: norm, rotation, gated activation.
 
-Pure functions on float32 (or float64) arrays. What is called `d...` is the gradient of the loss with respect
-
+Pure functions on float32 (or float64) arrays. `dx` is the gradient of the loss with respect to `x`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array
 
 
 class Rotation(NamedTuple):
-    """The cosine and sine for each row and half of a head."""
+    """The cosines and sines of a rotary embedding, for each row and each pair of a head."""
 
     cos: Array
     sin: Array
@@ -63,13 +62,13 @@ def frequencies(config: ModelConfig) -> Array:
 
 
 def rotation(config: ModelConfig, positions: Array, dtype: np.dtype[np.floating]) -> Rotation:
-    """Return the rotary embedding at positions. Angles are rounded to float32, as in the models' training."""
+    """Return the rotation of each position. Angles are rounded to float32, as in the models' training."""
     angles = (positions.astype(np.float32)[:, None] * frequencies(config)).astype(dtype)
     return Rotation(np.cos(angles), np.sin(angles))
 
 
 def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
-    """Rotate heads `[rows, heads, head_dim]`; `back` inverts this and also gives the gradient."""
+    """Rotate heads `[rows, heads, head_dim]`; with `back` in the other direction, as for the gradient."""
     half = x.shape[-1] // 2
     cos, sin = turn.cos[:, None], turn.sin[:, None]
     left, right = x[..., :half], x[..., half:]
@@ -87,7 +86,7 @@ def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    # By tanh, which cannot overflow.
+    # The sigmoid is computed with tanh, which cannot overflow.
     y = x * 0.5
     np.tanh(y, out=y)
     y += 1

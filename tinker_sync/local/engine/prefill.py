@@ -1,6 +1,7 @@
-"""Prompts: their keys and values, the logits after their last token, and the requested scores.
+"""Computation of prompts: keys and values, the logits after the last token, and the requested scores.
 
-Prompts with equally many known and unknown positions share attention calls.
+A prompt's beginning may be known from the cache (`prefix`). Prompts that have equally many known positions,
+and equally many unknown ones, share attention calls.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _STEP = 8
 """The computed rows of a prompt are padded to a multiple of this, so that similar lengths share a call."""
 
 _BLOCK = 64
-"""Queries computed at once; each block reads only the keys up to its own end."""
+"""The number of queries computed at once; a block of queries reads only the keys up to its own end."""
 
 _ALTERNATIVES = -1
-"""The number of the random stream for alternatives; samples count from 0."""
+"""The number of the random stream that draws alternatives; samples have the numbers from 0 on."""
 
 
 class Prompt(NamedTuple):
@@ -55,7 +56,7 @@ class Prefilled(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Prompts of one shape: their numbers, first row, and keys and values `[layers, prompts, ...]`."""
+    """Prompts of one shape: their indexes, first row, and keys and values `[layers, prompts, ...]`."""
 
     members: list[int]
     start: int
@@ -122,7 +123,7 @@ def _group_by_shape(weights: Weights, prompts: list[Prompt]) -> tuple[list[_Grou
 
 
 class _PromptAttention:
-    """Attention of prompts that also fills their keys and values."""
+    """The attention of prompts, which also stores their keys and values."""
 
     def __init__(self, groups: list[_Group]) -> None:
         self._groups = groups
@@ -202,7 +203,7 @@ def _write_scores(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Ar
 def _draw_alternatives(
     found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uniforms: Array
 ) -> None:
-    """Draw alternatives, with replacement."""
+    """Draw tokens in place of the given ones, with replacement, and write them with their scores."""
     if found.alt_tokens is None or found.alt_logprobs is None:
         return
     if spec.temperature == 0:

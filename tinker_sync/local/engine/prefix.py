@@ -25,7 +25,7 @@ class Past(NamedTuple):
 
 
 class _KnownPrompt(NamedTuple):
-    params: LoraParams | None  # compared by identity; the reference keeps that unique
+    params: LoraParams | None  # compared by identity; this reference keeps the identity from being reused
     tokens: Array
     past: Past
 
@@ -75,7 +75,7 @@ class PrefixStore:
             if common == length:
                 return
             if common == len(self._entries[name].tokens):
-                self._forget(name)  # the new prompt includes it
+                self._forget(name)  # the new prompt begins with this one
         while self._held + length > self._limit:
             self._forget(next(iter(self._entries)))
         kept = Past(past.keys.copy(), past.values.copy())

@@ -51,12 +51,12 @@ class SampleSpec:
 
     @property
     def settings(self) -> SamplingSettings:
-        """The settings by which each token is chosen."""
+        """The settings for the choice of each token."""
         return SamplingSettings(self.temperature, self.top_k, self.top_p)
 
     @property
     def first_scored(self) -> int:
-        """The first prompt position with a wanted score for its next token; at the latest the last one."""
+        """The first prompt position for whose next token a score is requested, else the last position."""
         last = len(self.prompt) - 1
         if self.target_prompt_logprobs is not None or self.prompt_alt_tokens:
             return 0

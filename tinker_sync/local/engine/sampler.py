@@ -1,11 +1,9 @@
-"""The sampler: all requests together, continued by one token of each sample at every step.
+"""The sampler: it computes all requests together, and adds one token to each sample at every step.
 
-`step` first computes waiting prompts, as far as there is room, then continues all samples by one token. One
-thread owns a sampler. Each sample has its own random numbers, so its tokens depend on its request alone,
-except for
-rounding: the last bits of a product depend on the row's position in the batch, and a draw that lies within
-    these
-bits of the boundary between two tokens can give the other one.
+`step` first computes waiting prompts, as far as there is room, then adds a token to each sample. One thread
+owns a sampler. Each sample has its own random numbers, so its tokens depend on its request alone, except for
+rounding: the last bits of a product depend on the row's position in the batch. If the random number is that
+close to the boundary between two tokens, either one may be drawn.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class _ActiveRequest:
 
 @attrs.define(eq=False)
 class _SampleRow:
-    """One sample in progress; `tokens[-1]` is not yet in the cache."""
+    """One sample in progress; the keys and values of `tokens[-1]` are not yet in the cache."""
 
     job: _ActiveRequest
     number: int
@@ -71,7 +69,7 @@ class _SampleRow:
 
 
 class Sampler:
-    """Samples from one base model and any adapters over it.
+    """A sampler from one base model and any adapters of it.
 
     Args:
         weights: The base model.
@@ -131,7 +129,7 @@ class Sampler:
         return job.ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request; unknown and answered ones are ignored."""
+        """Drop a request. Unknown and answered tickets have no effect."""
         job = self._jobs.pop(ticket, None)
         if job is None:
             return
@@ -143,13 +141,13 @@ class Sampler:
                 self._cache.remove(seat.owner.seat)
 
     def forget(self, params: LoraParams | None) -> None:
-        """Drop cached prompts of an adapter that is out of use."""
+        """Drop the cached prompts of an adapter that is no longer used."""
         self._prefixes.forget(params)
 
     def run(self, specs: Sequence[SampleSpec]) -> list[SampleResult]:
         """Add requests and step until all are answered.
 
-        This method drops the results of other requests, so it is for callers with a sampler of their own.
+        This method drops the results of other requests, so use it only if all requests are in `specs`.
         """
         tickets = [self.add(spec) for spec in specs]
         results: dict[int, SampleResult] = {}
@@ -183,7 +181,7 @@ class Sampler:
             spec = job.spec
             name = id(spec.params), spec.prompt.tobytes()
             if name in seen and self._prefixes.keeps(len(spec.prompt)):
-                twins.append(job)  # in the next step its prompt is cached
+                twins.append(job)  # the same prompt is in this step; in the next one it is in the cache
                 continue
             seen.add(name)
             past = self._prefixes.find(spec.params, spec.prompt, spec.first_scored)
@@ -203,7 +201,7 @@ class Sampler:
             )
 
     def _start(self) -> None:
-        """Choose the first token of ready samples, and seat those that continue."""
+        """Choose the first token of ready samples, and add those that continue to the cache."""
         room = self._max_rows - len(self._cache.seats())
         rows = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
         if not rows:

@@ -29,7 +29,7 @@ from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 BATCH_ROWS = 1024
-"""Rows computed at once; a layer's results for them fit the processor's cache."""
+"""The number of rows computed at once; a layer's results for them fit the processor's cache."""
 
 _NO_SLOPE: Array = np.empty(0)
 
@@ -46,7 +46,7 @@ class LossOutput:
 
 
 class _Pack(NamedTuple):
-    """Data in consecutive rows: `places[i]` are the rows of `data[i]`."""
+    """A batch of data in consecutive rows: `places[i]` are the rows of `data[i]`."""
 
     data: list[CheckedExample]
     places: list[slice]
@@ -126,7 +126,7 @@ class AdapterTrainer:
             self.optimizer.steps = optimizer.steps
 
     def optim_step(self, settings: AdamSettings) -> float:
-        """Take one step of AdamW and reset the gradients. Without a pass before, the gradients are zero.
+        """Take one step of AdamW and set the gradients to zero, as they also are before the first pass.
 
         Returns:
             The norm of the gradients before clipping.
@@ -165,7 +165,7 @@ class AdapterTrainer:
     def _compute(
         self, pack: _Pack, rule: LossRule, config: Mapping[str, float], grads: LoraParams | None
     ) -> Iterator[tuple[int, Array, Term]]:
-        """Yield the number in the pack, the output and the loss of each datum; add to `grads` if given."""
+        """Yield the index in the pack, the output and the loss of each datum. Add to `grads` if given."""
         tape = Tape(pack.spans, recording=grads is not None)
         hidden = packed_states(self.weights, pack.tokens, pack.positions, self.params, tape)
         dhidden = np.zeros_like(hidden)
@@ -189,7 +189,7 @@ class AdapterTrainer:
 
 
 def _combine_metrics(terms: Sequence[Term]) -> dict[str, float]:
-    """Combine losses and metrics: `:mean` averages over the data with the metric, all others are sums."""
+    """Combine losses and metrics: the mean of a `:mean` metric over the data that have it, else the sum."""
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for term in terms for name in term.metrics):
         values = [term.metrics[name] for term in terms if name in term.metrics]
@@ -213,7 +213,7 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _pack(data: list[CheckedExample]) -> _Pack:
-    """Lay out the data in consecutive rows, each padded at its end; neighbours of one length share a span."""
+    """Put the data into consecutive rows, each padded at its end; neighbours of equal length share a span."""
     lengths = [round_up(len(one.tokens), LENGTH_STEP) for one in data]
     tokens = np.zeros(sum(lengths), dtype=np.int64)
     positions = np.concatenate([np.arange(length) for length in lengths])

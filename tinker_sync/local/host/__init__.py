@@ -5,7 +5,7 @@
     host         both threads, and the runs in memory
     blas         the number of threads of matrix products
 
-It knows arrays and futures, and neither HTTP nor the protocol nor the store.
+Its interface is arrays and futures. It imports neither the HTTP server nor the protocol nor the store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A limit of one BLAS thread for products of small matrices.
 
 numpy's BLAS splits products among all cores. For the small matrices of the built-in model this gains nothing,
-and on busy cores its threads wait for each other at every product. Measured on two busy cores, a pass over
-one short datum took 20 to 110 ms with two threads and 3.5 ms with one. While a host of small models computes,
-BLAS has one thread; the host's own two threads still use two cores.
+and on busy cores its threads wait for each other at every product: on two busy cores, a pass over one short
+datum took 20 to 110 ms with two threads and 3.5 ms with one. So BLAS has one thread while a host of small
+models computes. The host's own two threads still use two cores.
 
 The limit works with OpenBLAS, which numpy's wheels include. With another BLAS it has no effect.
 """

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class UnknownRun(KeyError):
-    """The run is not in memory."""
+    """An error for a run that is not in memory."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
@@ -29,7 +29,9 @@ class UnknownRun(KeyError):
 
 
 class Host:
-    """Trains and samples. Thread-safe; the threads start with the first work and end with `close`.
+    """The base models, the training runs in memory, and the two threads that compute them. Thread-safe.
+
+    The threads start with the first work and end with `close`.
 
     Args:
         models: The models to train and to sample.
@@ -55,9 +57,9 @@ class Host:
         return self._trainer.submit(make)
 
     def train(self, run_id: str, job: Callable[[AdapterTrainer], T]) -> Future[T]:
-        """Run a job on a run, after all earlier jobs.
+        """Run a job on the trainer of a run, after all earlier jobs.
 
-        The future fails with `UnknownRun` if the run is not in memory, and with the job's exception.
+        The future fails with `UnknownRun` if the run is not in memory, or with the exception of the job.
         """
 
         def work() -> T:
@@ -82,7 +84,7 @@ class Host:
         self._sampler.cancel(handle)
 
     def forget(self, params: LoraParams) -> None:
-        """Drop cached prompts of an adapter that is out of use."""
+        """Drop the cached prompts of an adapter that is no longer used."""
         self._sampler.forget(params)
 
     def close(self) -> None:

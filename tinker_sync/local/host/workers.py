@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostClosed(RuntimeError):
-    """The host has been closed."""
+    """An error for work that a closed host does not do."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -162,7 +162,7 @@ class SampleWorker(Worker):
         self._handles.clear()
 
     def _take(self, *, wait: bool) -> bool:
-        """Take everything from the queue; return False at the end of the work."""
+        """Take everything from the queue. Return False if the worker must end."""
         try:
             while True:
                 handle = self._queue.get(block=wait)
@@ -209,7 +209,7 @@ class SampleWorker(Worker):
         try:
             finished = sampler.step()
         except Exception as problem:
-            # The sampler's state is unknown: fail its requests, and start the next ones on a new sampler.
+            # The sampler's state is unknown, so its requests fail, and later ones get a new sampler.
             logger.exception("sampling from %s failed", name)
             del self._samplers[name]
             for key in [key for key in self._handles if key[0] == name]:
@@ -220,7 +220,7 @@ class SampleWorker(Worker):
 
 
 class Cancelled(RuntimeError):
-    """The request was cancelled."""
+    """The error of a cancelled request."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")

@@ -1,6 +1,6 @@
-"""The two servers that `LocalServer` puts its faults in front of: in this process, or in one of its own.
+"""The two kinds of servers behind `LocalServer`: one in this process, and one in a child process.
 
-`app` is the ASGI application of either. Faults and the record of calls stay in the process of the test.
+Each has an ASGI application `app`, which `LocalServer` wraps to apply faults and record calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`main`: an embedded server in a child process, which ends when its owner lets go of it.
+"""`main`: an embedded server in a child process, which ends with the process that started it, its owner.
 
-The orders of the owner have come through standard input, see `tinker_sync.local.process.server_process`. The
-end of that input means that the owner has closed the pipe or has died; the server then ends too. The main
-thread serves; the thread `tinker-owner` reads standard input.
+The orders of the owner come through standard input, see `tinker_sync.local.process.server_process`. The end
+of that input means that the owner has closed the pipe or has died; the server then ends too. The main thread
+serves; the thread `tinker-owner` reads standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 from tinker_sync.errors import TinkerError
 
 _GRACE_S: Final = 5.0
-"""How long work in progress may take after the owner has gone."""
+"""The time for work in progress after the owner has closed the pipe or has died."""
 
 
 def main(orders: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _Ow
 
 
 class _StartReport:
-    """The one line on standard output. Later prints of any library go to standard error."""
+    """A writer of the one line on standard output. Later prints of any library go to standard error."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = os.dup(1)
@@ -82,10 +82,10 @@ class _StartReport:
 
 
 class _OwnerWatch:
-    """Notices that the owner has gone. Thread-safe.
+    """A thread that waits for the end of the owner. Thread-safe.
 
     Args:
-        abort: called when this process still runs `_GRACE_S` after that.
+        abort: called if this process still runs `_GRACE_S` after the end of the owner.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
@@ -100,7 +100,7 @@ class _OwnerWatch:
         threading.Thread(target=self._wait, name="tinker-owner", daemon=True).start()
 
     def on_end(self, stop: Callable[[], None]) -> None:
-        """Call `stop` when the owner goes, or now if it has gone already."""
+        """Call `stop` at the end of the owner, or now if the owner has ended already."""
         with self._lock:
             self._stop, gone = stop, self._gone
         if gone:
@@ -130,7 +130,7 @@ def _remove_place(place: Path) -> None:
 
 
 def _abort(place: Path) -> None:
-    """Exit without waiting for work in progress: acknowledged state is safe at every moment."""
+    """Exit without waiting for work in progress. Acknowledged state is on the disk at any moment."""
     _remove_place(place)
     sys.stderr.flush()
     os._exit(1)

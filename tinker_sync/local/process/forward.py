@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 MAX_BODY_BYTES: Final = 1 << 30
-# These headers belong to one connection, and a forwarded request passes through two.
+# These headers belong to one connection, so they are not forwarded to the next one.
 _OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "transfer-encoding", "expect"})
 
 
 class Forward:
-    """Forwards requests to a port. While that server is down, clients see a connection reset.
+    """An application that forwards requests to a port. While that server is down, it resets connections.
 
     Args:
         port: the port of the server.

@@ -1,8 +1,8 @@
 """Key files: one directory for each running server, named by its port.
 
-A process that knows only the address of a server, from a pickled client or from its user, finds the key here.
-Permission to read the file is permission to use the server. All directories lie in one directory of the user
-under the temporary directory of the machine, which only this user can open.
+A process that knows only the address of a server, from a pickled client or from its user, reads the key from
+a key file. A user who may read the file may use the server. All these directories are in one directory of the
+user, under the temporary directory of the machine, which only this user can open.
 
 Any thread and any process of the user may call these functions. They start and stop no server.
 """
@@ -83,7 +83,7 @@ def find(base_url: str) -> ServerRecord | None:
     port = urlsplit(base_url).port
     if port is None:
         return None
-    with suppress(ConfigurationError):  # a reader gets no error: without the directory there is no key
+    with suppress(ConfigurationError):  # without the directory there is no key, which is no error here
         server = _read(locate(port))
         if server is not None and server.base_url == base_url:
             return server
@@ -129,12 +129,12 @@ def _sweep() -> None:
         return
     for place in _list_places():
         server = _read(place)
-        if server is None:  # another process may sweep at the same time
+        if server is None:  # another process may remove the directory at the same time
             continue
         try:
             os.kill(server.owner, 0)
         except ProcessLookupError:
             if not is_listening(server.base_url):
                 shutil.rmtree(place, ignore_errors=True)
-        except PermissionError:  # a process of another user has the number now
+        except PermissionError:  # a process of another user has the process id now
             pass

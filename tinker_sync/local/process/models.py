@@ -1,6 +1,6 @@
 """Base models by name: the built-in one, a random one for tests, and Hugging Face directories.
 
-A process reads the weights of a model once; all its servers share them. Any thread may come in.
+A process reads the weights of a model once; all its servers share them. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RANDOM: Final = "tinker-sync/random"
 
 @lru_cache(maxsize=8)
 def load_base_model(name: str) -> BaseModel:
-    """Return the base model with a name, the same object for every caller.
+    """Return the base model with a name. Every call with this name returns the same object.
 
     Args:
         name: "tinker-sync/tiny", "tinker-sync/random" (a few thousand random weights, which compute nonsense

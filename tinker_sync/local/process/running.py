@@ -1,6 +1,6 @@
 """`run`: serve an application until a signal or another thread stops it.
 
-The event loop runs in the thread that calls `run`. This module does not know what the application answers.
+The event loop runs in the thread that calls `run`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(
         app: the application.
         host, port: the address to listen on.
         listening: a bound socket to use instead of `host` and `port`.
-        ready: called with the port once the server accepts requests.
+        ready: called with the port when the server accepts requests.
         begun: called with a function that stops the server; any thread may call that function at any time.
     """
     from tinker_sync.local.server.serving import serve

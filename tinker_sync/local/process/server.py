@@ -1,12 +1,12 @@
-"""`EmbeddedServer`: one embedded server, as its clients see it.
+"""`EmbeddedServer`: the address and the key of an embedded server, and its process.
 
-Guarantees: one server process is started, however many threads ask for it at once. The key never appears in a
+Guarantees: if many threads call `start` at once, one server process is started. The key never appears in a
 command line. The server process ends when this process ends, because the pipe between them closes.
 
 States: *idle* (the port is chosen, and no process listens on it), *running*, and *gone* (the process ended by
 itself; final). `start` leads from idle to running and `stop` back. A start that fails leaves the server idle.
 
-Any thread may enter. This module starts and stops a server; it does not know the calls.
+Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from urllib.parse import urlsplit
 from tinker_sync._secret import Secret
 from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
 
-# The modules that start processes and keep key files load with the first start, so that creating a client
-# stays quick.
+# The modules that start processes and write key files are imported at the first start, so that a client is
+# created quickly.
 if TYPE_CHECKING:
     from tinker_sync.local.process.server_process import ServerProcess
 
 HOST: Final = "127.0.0.1"
 BUILT_IN_MODEL: Final = "tinker-sync/tiny"
-# Saved state is safe at any moment; this is for work in progress, such as a last report, and for tidying up.
+# The time for work in progress, such as a last report, and for removing files. Saved state needs no time: it
+# is on the disk at any moment.
 STOP_LIMIT_S: Final = 3.0
 
 
 class ServerRecord(NamedTuple):
-    """The facts about a server that other processes need; the server need not run.
+    """The facts about a server that other processes need. The server may be idle.
 
     Attributes:
-        owner: the id of the process it belongs to.
-        data_dir, model: as its owner gave them.
+        owner: the id of the process that it belongs to.
+        data_dir, model: the options of its owner.
     """
 
     base_url: str
@@ -118,7 +119,7 @@ class EmbeddedServer:
 
     @property
     def in_use(self) -> bool:
-        """True while its port is its own: it runs, waits for its first request, or has clients."""
+        """True while it reserves its port: it runs, waits for its first request, or has clients."""
         with self._lock:
             return self._process is not None or self._socket is not None or self._holders > 0
 
@@ -137,7 +138,7 @@ class EmbeddedServer:
     # -------------------------------------------------------------------------------------- holders
 
     def hold(self) -> ServerHold:
-        """Hold the server for a client."""
+        """Return a `ServerHold`, which keeps the server for a client."""
         with self._lock:
             self._holders += 1
         return ServerHold(self)
@@ -161,7 +162,7 @@ class EmbeddedServer:
             ConfigurationError: its directory or its model cannot be used. The next call tries again.
             APIConnectionError: it has ended by itself, and its state in memory is lost.
         """
-        with self._lock:  # held through the start on purpose: one thread starts it, the others wait
+        with self._lock:  # held during the start, so that one thread starts the server and the others wait
             if not self._is_own:
                 self._look_for_it_locked()
             if self._has_failed_locked():
@@ -220,7 +221,7 @@ class EmbeddedServer:
     # -------------------------------------------------------------------------------------- other processes
 
     def prepare_fork(self) -> None:
-        """Start a server that a client holds: a forked child can share only a running one."""
+        """Before a fork, start the server if a client holds it: a child can share only a running server."""
         with self._lock:
             wanted = self._holders > 0 and self._process is None and self._failure is None
         if wanted and self._is_own:
@@ -228,7 +229,7 @@ class EmbeddedServer:
                 self.start()
 
     def renew_after_fork(self) -> None:
-        """Give up the child process in a forked process: it belongs to the parent, which decides its end."""
+        """In a forked process, drop the child process, which belongs to the parent."""
         self._lock = threading.Lock()
         if self._socket is not None:
             self._socket.close()
@@ -263,14 +264,14 @@ class ServerHold:
             server.start()
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """End the claim. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server._let_go()
 
 
 def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
-    """Return the parent's server in a process that `multiprocessing` has spawned, if it fits and listens."""
+    """Return the parent's server if `multiprocessing` spawned this process and the server fits, else None."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if parent is None:
@@ -290,7 +291,7 @@ def bind_port(port: int = 0) -> socket.socket:
     """
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        if port and os.name != "nt":  # connections of the server before may linger
+        if port and os.name != "nt":  # closed connections of an earlier server may still occupy the port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((HOST, port))
     except OSError as problem:

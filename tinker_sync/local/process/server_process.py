@@ -1,11 +1,11 @@
 """`ServerProcess`: the child process of an embedded server, started and ended.
 
 The child reads its orders from standard input: one line of JSON, so that no key appears in a command line.
-The pipe then stays open for as long as the server is wanted. Its end is the end of the server, so the server
-also ends with an owner that is killed. Standard output carries one line: the report that the server listens,
-or the reason why it does not.
+The owner then keeps the pipe open. When it closes, the server ends, so the server also ends if its owner is
+killed. The child writes one line to standard output: the report that the server listens, or the reason why it
+does not.
 
-One thread at a time may use a `ServerProcess`. This module does not know what the child serves.
+One thread at a time may use a `ServerProcess`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ServerProcess:
             MissingExtraError: a package that the server needs is not installed.
             ConfigurationError: the child cannot serve; the text has its reason.
         """
-        # With the socket still open here, this process would accept connections after the child has ended.
+        # Close the socket here: otherwise connections would still be accepted after the end of the child.
         with listening:
             child = cls(_spawn(place, listening), place)
             try:
@@ -122,12 +122,12 @@ class ServerProcess:
         return f"the embedded server has ended ({how}); make a new client to start another{tail}"
 
     def forget(self) -> None:
-        """Drop the child in a forked process: it belongs to the parent, and a copied pipe keeps it alive."""
+        """In a forked process, drop the child, and close the copied pipe, which would keep it alive."""
         _close_pipes(self._process)
         self._process.returncode = 0  # only the parent may wait for it
 
     def _hand_over(self, orders: dict[str, Any], listening: socket.socket) -> None:
-        if os.name == "nt":  # descriptors cannot be passed on there: the child binds the port again
+        if os.name == "nt":  # Windows cannot pass descriptors to a child, so the child binds the port again
             listening.close()
         orders["fd"] = None if os.name == "nt" else listening.fileno()
         pipe = self._process.stdin
@@ -176,7 +176,8 @@ def _spawn(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
                 bufsize=0,
                 cwd=place,  # other users cannot put modules there
                 pass_fds=() if os.name == "nt" else (listening.fileno(),),
-                # Ctrl-C in a terminal is for the program: its clients still have to end their sessions.
+                # So that Ctrl-C in a terminal reaches only the program, whose clients need the server to end
+                # their sessions.
                 start_new_session=True,
             )
     except OSError as problem:

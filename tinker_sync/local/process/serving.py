@@ -47,9 +47,9 @@ def serve(
         port: the port to listen on; 0: a free one.
         data_dir: the directory for sessions and checkpoints, for one server at a time; None:
             `~/.tinker/local`.
-        model: a Hugging Face directory to offer, under its own name, beside the built-in model.
+        model: a Hugging Face directory to serve, under its own name, beside the built-in model.
         key: the key that clients send; None: a random one.
-        json_only: speak JSON only, as older servers do.
+        json_only: accept and send JSON only, as older servers do.
         host: the address to listen on.
         allow_remote: allow a `host` that other machines can reach.
         ready: called with the address and the key once the server accepts requests.
@@ -84,7 +84,7 @@ def serve(
 
 
 def _publish_key(url: str, key: Secret, cleanup: ExitStack) -> None:
-    """Write the key file of a loopback server. Without a directory for it, clients need the key."""
+    """Write the key file of a loopback server. If that fails, users must pass the key to their clients."""
     if url.startswith(f"http://{LOOPBACK}:"):
         with suppress(ConfigurationError):
             place = key_files.publish(ServerRecord(url, key, os.getpid()))

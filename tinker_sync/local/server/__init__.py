@@ -1,12 +1,12 @@
 """The embedded server over HTTP: every call of the protocol, on one event loop.
 
     http1            bytes of connections to ASGI and back, framed by `wire.http1`
-    serving          the life of a server: in a thread, or as long as a process
+    serving          start and stop of a server, in a thread or on the event loop of a process
     app              finds the call of a request, checks the key, turns errors into responses
     flags            the settings of a server
     calls, service   the request and response of a handler; the state that handlers share
     promises, lanes  results that clients wait for; the numbered order of one model
-    adapters         the adapters that samplers hold in memory, and those that wait on disk
+    adapters         the adapters of samplers, in memory or on disk
     account … files  the handlers, one module for each noun
 
 `tinker_sync.local.host` computes, and `tinker_sync.local.store` keeps data that lasts. Handlers run on the

@@ -48,7 +48,7 @@ async def client_config(service: Service, ask: Ask) -> Any:
     ask.read(ClientConfigRequest)
     settings: dict[str, Any] = json_codec.to_plain(service.flags.client)
     if not service.flags.client.create_model_via_load_weights:
-        del settings["create_model_via_load_weights"]  # servers of 0.38 have no such setting
+        del settings["create_model_via_load_weights"]  # servers of protocol version 0.38 lack this setting
     return settings
 
 
@@ -82,13 +82,13 @@ async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
 
 @calls.of("revoke_api_key")
 async def revoke_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Refuse, because the key of this server lives as long as the server."""
+    """Refuse, because the key of this server is valid until the server ends."""
     raise Refused(403, "the key of a local server ends with the server and cannot be revoked")
 
 
 @calls.of("healthz")
 async def healthz(service: Service, ask: Ask) -> Any:
-    """Report that the server is up. Holders of the key also get the fields of requests that it ignored."""
+    """Report that the server is up. With the key, also return the fields of requests that it has ignored."""
     if service.ignored and service.signer.knows(ask.credential):
         return {"status": "ok", "ignored_fields": sorted(service.ignored)}
     return {"status": "ok"}

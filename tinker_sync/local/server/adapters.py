@@ -1,10 +1,10 @@
 """The adapters of samplers: the latest in memory, older ones on disk until the next sample needs them.
 
 A program that saves an adapter at every step makes thousands of them, and memory must not grow with their
-number. An adapter that a checkpoint holds is dropped from memory. Another one is written to a file first. The
-samplers then forget it, too.
+number. When the adapters take too much memory, the oldest is dropped. If no checkpoint contains it, it is
+written to a file first. The samplers then drop their cached prompts of it.
 
-An object belongs to one event loop. An executor reads and writes the files.
+An `Adapters` belongs to one event loop. An executor reads and writes the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Spilled:
 
 
 class Adapters:
-    """Adapters by key.
+    """The adapters of all samplers, by key.
 
     Args:
         forget: receives each adapter that leaves memory.
@@ -69,7 +69,7 @@ class Adapters:
         return key in self._held or key in self._spilled
 
     async def put(self, key: str, params: LoraParams) -> None:
-        """Keep an adapter that no checkpoint holds."""
+        """Add an adapter that no checkpoint contains."""
         self._without_source.add(key)
         await self._hold(key, params)
 
@@ -106,7 +106,7 @@ class Adapters:
             oldest, leaving = next(iter(self._held.items()))
             if oldest in self._without_source and oldest not in self._spilled:
                 await self._spill(oldest, leaving)
-            # It stayed in place while it was written; who asked for it meanwhile has it, and keeps it here.
+            # A caller may have asked for it while it was written. Then it is no longer the oldest one.
             if next(iter(self._held), None) == oldest and self._held[oldest] is leaving:
                 del self._held[oldest]
                 self._forget(leaving)

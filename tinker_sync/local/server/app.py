@@ -83,11 +83,11 @@ def build(
 
 
 class App:
-    """See `build`."""
+    """The ASGI application of the server; `build` makes it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        # The calls that an older server lacks, by the table that clients use.
+        # An older server lacks some calls. The clients' table of versions lists them.
         dialect = Dialect.forced("json")
         self._offered = {*ENDPOINTS, *NEWER}
         if service.flags.json_only:
@@ -122,7 +122,7 @@ class App:
                 refused = Refused(500, f"internal error: {type(problem).__name__}")
             elif refused.status >= 500:
                 logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
-            # What is taken now will be taken later; clients that repeat every 409 should not.
+            # The conflict lasts, so clients that repeat a request after any 409 must not repeat this one.
             advice = {"x-should-retry": "false"} if refused.status == 409 else {}
             headers = {**advice, **refused.headers}
             return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=headers)
@@ -175,7 +175,7 @@ class App:
         if self.service.signer.knows(credential):
             return
         is_token = self.service.flags.client.pjwt_auth_enabled and credential.startswith("eyJ")
-        # Clients get a new token and repeat the call only for these words.
+        # Clients get a new token and repeat the call only if the header has this text.
         advice = {"www-authenticate": 'Bearer error="invalid_token"'} if is_token else {}
         raise Refused(401, "the X-API-Key header holds no valid key", advice)
 
@@ -188,7 +188,7 @@ class App:
         count_as_used(self.service.models, headers, body, known_key=known)
 
     def _has_other_method(self, path: str) -> bool:
-        """Return True if the path is a call under another method, by which clients probe a server."""
+        """Return True if the path is a call under another method, as in requests that probe for a call."""
         hits = [_called(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
@@ -203,7 +203,7 @@ def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
 
 
 class _Watch:
-    """A reader of the body of a request, which then watches for the end of the connection."""
+    """A reader of the body of a request, which later notices the end of the connection."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -235,7 +235,7 @@ async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-# ------------------------------------------------------------------------------------------ packed bodies
+# ------------------------------------------------------------------------------------------ compressed bodies
 
 
 def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
@@ -252,7 +252,7 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
     if coding == "zstd":
         return _unzstd(body, limit)
     if coding in ("gzip", "deflate"):
-        unpacker = zlib.decompressobj(wbits=47)  # either of the two
+        unpacker = zlib.decompressobj(wbits=47)  # zlib or gzip
         try:
             out = unpacker.decompress(body, limit + 1)
         except zlib.error as problem:

@@ -31,7 +31,7 @@ class Ask:
     body: bytes
     credential: str = attrs.field(default="", repr=False)
     gone: Callable[[], asyncio.Future[Any]] | None = None
-    """Makes a future that is done when the client has closed the connection."""
+    """Returns a future that is done when the client has closed the connection."""
     ignored: set[str] = attrs.field(factory=set, init=False)
     """Unknown fields of the body, by name."""
 
@@ -42,7 +42,7 @@ class Ask:
         return request
 
     def tree(self, *fields: str) -> dict[str, Any]:
-        """Return the JSON body as a mapping, empty for an empty body, and note all but these fields."""
+        """Return the JSON body as a mapping, empty for an empty body. Fields other than these are ignored."""
         tree = json_codec.loads(self.body) if self.body else {}
         if not isinstance(tree, dict):
             raise Refused(422, [{"loc": ["body"], "msg": "expected an object", "type": "dict_type"}])
@@ -82,7 +82,9 @@ class Answer:
     content_type: str = JSON
     headers: Mapping[str, str] = attrs.Factory(dict)
     stream: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
-    """Writes the body in pieces, in place of `body`; its argument writes one. `headers` state the length."""
+    """A function that writes the body in pieces, in place of `body`. Its argument writes one piece.
+
+    `headers` must have the length."""
 
 
 Handler: TypeAlias = "Callable[[Service, Ask], Awaitable[Any]]"

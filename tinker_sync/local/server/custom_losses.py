@@ -116,7 +116,7 @@ def compute(
     return loss.rule(run, data, backward=backward)
 
 
-# ------------------------------------------------------------------------------------------ what is taken
+# ------------------------------------------------------------------------------------------ checks
 
 
 def check(request: CreateCustomLossRequest) -> None:

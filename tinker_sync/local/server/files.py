@@ -218,7 +218,7 @@ def _range(asked: str, size: int) -> tuple[int, int] | None:
     """
     found = _RANGE.fullmatch(asked.strip())
     if found is None or not (found[1] or found[2]):
-        return None  # none, or several at once, which may be answered with the whole
+        return None  # no range, or several ranges, to which a server may answer with the whole file
     if not found[1]:
         start, end = max(0, size - int(found[2])), size
     else:

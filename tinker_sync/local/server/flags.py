@@ -13,7 +13,7 @@ _MIB = 1024 * 1024
 
 
 def _client_defaults() -> ClientConfigResponse:
-    # A machine of one's own needs no number of clients to be guessed: copies ask.
+    # With this setting, each copy of a sampling client asks the server for its number among the copies.
     return ClientConfigResponse(sample_join_sampling_session=True)
 
 

@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(_TLS_GREETING) and self._exchange is None and not self._parser.buffered:
-            # Without an answer the client would wait until its handshake times out.
+            # Without an answer, the client would wait until its TLS handshake times out.
             self._refuse(400, "this server speaks plain HTTP: begin its address with http://")
             return
         self._parser.feed(data)
@@ -79,10 +79,11 @@ class ClientConnection(asyncio.Protocol):
             self._limit(STALL_S)
             self._advance()
         elif self._parser.buffered > HEAD_LIMIT_BYTES:
-            self._transport.pause_reading()  # the next request waits where it is
+            self._transport.pause_reading()  # the rest of the next request stays in the socket
 
     def eof_received(self) -> bool:
-        # Mostly the other side is gone; if it only has no more to ask, it still reads the answer under way.
+        # Most clients have closed the connection. A client that closed only its sending side still reads the
+        # answer.
         self._ending = True
         if self._exchange is not None:
             self._exchange.leave()
@@ -187,7 +188,7 @@ class Exchange:
         self._complete = False
 
     async def run(self, app: Asgi) -> None:
-        """Let the application answer."""
+        """Run the application, which answers the request."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
@@ -208,13 +209,13 @@ class Exchange:
         self.leave()
 
     def leave(self) -> None:
-        """Note that the client sends no more, which most likely means that it is gone."""
+        """Note that the client sends no more; most likely it has closed the connection."""
         self._left = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
     async def receive(self) -> Message:
-        """Return the request; at the next call, wait for the client to go and return the disconnect event."""
+        """Return the request. At the next call, wait for the end of the connection, and return that event."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -290,7 +291,7 @@ class HttpServer:
             The port.
         """
         self.loop = asyncio.get_running_loop()
-        # Thousands of clients may knock at once.
+        # Thousands of clients may connect at once.
         where = {"host": host, "port": port} if listening is None else {"sock": listening}
         self._listening = await self.loop.create_server(lambda: ClientConnection(self), backlog=4096, **where)
         address = self._listening.sockets[0].getsockname()
@@ -307,7 +308,7 @@ class HttpServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _ in range(_CLOSING_ROUNDS):  # lets transports close their sockets
+        for _ in range(_CLOSING_ROUNDS):  # so that transports close their sockets
             await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()

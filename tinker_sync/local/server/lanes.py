@@ -40,7 +40,7 @@ class Step:
 
 
 class Seen:
-    """The request and the answer of each used number.
+    """The digest of the request and the answer for each used number.
 
     >>> seen = Seen(limit=2)
     >>> seen.add(1, b"a", "first")
@@ -73,7 +73,7 @@ class Seen:
 
 
 class Lane:
-    """The requests of one model.
+    """The numbered requests of one model, and their order.
 
     Args:
         run: carries out one step and settles its promise; never raises.
@@ -88,9 +88,9 @@ class Lane:
         self._ready: deque[Step] = deque()
         self._seen = Seen()
         self._refused: OrderedDict[int, None] = OrderedDict()
-        """Numbers of refused requests that no accepted request has used."""
+        """The numbers of refused requests that no accepted request has used."""
         self._lost = 0
-        """Refused requests whose number could not be read."""
+        """The number of refused requests whose sequence number could not be read."""
         self._worker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,7 +112,7 @@ class Lane:
         if not number:
             self._ready.append(step)
         else:
-            self._seen.add(number, digest, step.promise.request_id)  # its result must not live as long
+            self._seen.add(number, digest, step.promise.request_id)  # the id only, so that results are freed
             self._refused.pop(number, None)
             if number < self._expected:
                 self._ready.append(step)
@@ -164,7 +164,7 @@ class Lane:
     def _skip_lost(self) -> None:
         """Skip a gap that is no larger than the number of refused requests without a readable number."""
         if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
-            return  # too much is missing, without a look at each number
+            return  # more numbers are missing; this test avoids a loop over a large gap
         missing = [
             number
             for number in range(self._expected, max(self._early))

@@ -142,7 +142,7 @@ def start_model(
             await service.computed(service.host.create(model_id, base_model, settings))
             return await then()
         except BaseException:
-            service.models.pop(model_id, None)  # there is nothing that could be used
+            service.models.pop(model_id, None)  # the model was not made
             raise
 
     model.lane.add(None, b"", Step(promise, work))
@@ -154,7 +154,7 @@ async def get_info(service: Service, ask: Ask) -> Any:
     """Describe a model in memory or in the store."""
     request = ask.read(GetInfoRequest)
     live = service.models.get(request.model_id)
-    if live is not None:  # it may be on its way to the store still
+    if live is not None:  # a new model may not be in the store yet
         name, rank = live.base.name, live.lora.rank
     else:
         row = await service.on_disk(service.store.run, request.model_id)

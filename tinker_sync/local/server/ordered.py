@@ -1,13 +1,15 @@
 """The numbers of ordered calls that are refused: they count as used, so the next call does not wait for them.
 
-A client has spent the number of a refused call, or uses it again for its next one; both work:
+After a refusal, some clients never use the number of the refused call again, and others use it for their next
+call. Both work:
 
 - A refused number counts as used. Calls with higher numbers proceed at once.
-- The first acceptable call that carries a refused number gets it, also when higher numbers were accepted
-  meanwhile. It is then done in order of arrival.
-- When only the model can be read, its lane notes that one number is missing, and skips the next gap that is
-  no larger than the count of such losses.
-- When not even the model can be read, every lane notes that, if the call had a valid key.
+- The first acceptable call with a refused number gets it, also if calls with higher numbers were accepted
+  meanwhile. It is then carried out in order of arrival.
+- If only the model of a refused call can be read, its lane counts a missing number, and skips the next gap
+  that is no larger than this count.
+- If not even the model can be read, every lane counts a missing number, provided that the call had a valid
+  key.
 
 A status of 500 and more is no refusal: it asks the client to send the same call again, and the lane waits for
 it as for any number that has not arrived.
@@ -36,7 +38,8 @@ ORDERED: Final = frozenset(
 
 _LARGE_BYTES: Final = 1024 * 1024
 _EDGE_BYTES: Final = 64 * 1024
-"""The size of the two ends of a large body that are searched. Clients write the number near one of them."""
+"""The size of the beginning and of the end of a large body that are searched for the number. Clients write it
+near one of them."""
 _MODEL: Final = re.compile(rb'"model_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _NUMBER: Final = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,15})\b')
 

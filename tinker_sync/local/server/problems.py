@@ -76,9 +76,9 @@ def failure_of(problem: BaseException) -> tuple[str, Category]:
         return f"{problem}; load its last checkpoint into a new one", "user"
     if isinstance(problem, (UserFault, InvalidInputError, Cancelled, Refused)):
         return str(problem), "user"
-    if isinstance(problem, ValueError):  # the engine names the input
+    if isinstance(problem, ValueError):  # an error of the engine, which names the input
         return str(problem), "user"
-    if isinstance(problem, TinkerError):  # such as a package that is not installed
+    if isinstance(problem, TinkerError):  # for example, a package is not installed
         return str(problem), "server"
     if isinstance(problem, MemoryError):
         return "there is not enough memory for this request", "server"

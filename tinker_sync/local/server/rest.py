@@ -132,7 +132,7 @@ async def search_checkpoints(service: Service, ask: Ask) -> Any:
 
 
 def _after(rows: list[CheckpointRow], cursor: CheckpointSearchCursor | None) -> list[CheckpointRow]:
-    """Return the rows behind a cursor, also when the checkpoint that it names is gone."""
+    """Return the rows after a cursor, also if the checkpoint that it names no longer exists."""
     if cursor is None:
         return rows
     for index, row in enumerate(rows):

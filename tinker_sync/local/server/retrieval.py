@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 calls = Calls()
 
 CLONE = 10**9
-"""The first number of the first clone of a sampler; the second clone begins at twice this number."""
+"""The first sequence number of the first clone of a sampler; the second clone begins at twice this number.
+
+A clone is one more process that shares a sampler."""
 _LOG = 100_000
 """The number of ended requests that are remembered for each clone."""
 
 
 @calls.of("retrieve_future")
 async def retrieve_future(service: Service, ask: Ask) -> Any:
-    """Return the result, its size, its failure, or the answer that it is not ready."""
+    """Return a result, its size, its failure, or the answer that it is not ready."""
     request = ask.read(FutureRetrieveRequest)
     promise = find(service, request.request_id)
     gone = ask.gone() if ask.gone is not None and promise.outcome is None else None
@@ -140,7 +142,7 @@ def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
 
 
 def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: Promise) -> None:
-    """Answer the clients that ask for all results of a sampler, if the server offers that call."""
+    """Record the end of a request, and wake the polls for all results, if the server has that call."""
     if not service.flags.client.sample_use_retrieve_futures:
         return
     completion: FutureCompletion

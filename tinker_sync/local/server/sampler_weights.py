@@ -1,7 +1,7 @@
-"""Checkpoints as samplers see them: saved for them, and which weights an open sampler has.
+"""The weights of samplers: saving them, and the weights of open samplers when a checkpoint is replaced.
 
-A sampler keeps the weights it was opened with, also when its checkpoint is replaced. Only an inflight sampler
-moves on, to the weights of the newest inflight save of its model.
+A sampler keeps the weights that it was opened with, also if its checkpoint is replaced. An inflight sampler
+instead changes to the weights of each new inflight save of its model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             "sampler",
             name,
             ttl_s=checked_ttl(request.ttl_seconds),
-            overwrite=True,  # there is no field for it; training loops save under one name again and again
+            overwrite=True,  # the request has no field for it, and training loops use one name repeatedly
             user_metadata=request.user_metadata,
         )
         if replaced is not None:
@@ -81,7 +81,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
 async def _pin(service: Service, run_id: str, name: str) -> CheckpointRow | None:
     """Keep the weights of a sampler checkpoint for the samplers that have it open, and return its row.
 
-    To be called before the checkpoint is replaced.
+    Call this before the checkpoint is replaced.
     """
     try:
         row = await service.on_disk(service.store.checkpoint, run_id, "sampler", name)
@@ -89,18 +89,18 @@ async def _pin(service: Service, run_id: str, name: str) -> CheckpointRow | None
         return None
     key = adapter_key(row.tinker_path, row.number)
     for known, sampler in [each for each in service.samplers.items() if each[1].adapter == key]:
-        if sampler.session_id is None:  # each request of its clients names the path anew
+        if sampler.session_id is None:  # every request of its clients has the path
             del service.samplers[known]
             service.drop_unused(key)
             continue
-        with contextlib.suppress(StoreError):  # damaged: each of its samples fails with the reason
+        with contextlib.suppress(StoreError):  # a damaged checkpoint: each sample fails with the reason
             params = await service.adapters.get(key, partial(load_params, service, sampler))
             await service.adapters.put(key, params)
     return row
 
 
 def _adopt(service: Service, replaced: CheckpointRow, row: CheckpointRow) -> None:
-    """Give the new weights to samplers that were opened while the checkpoint was being replaced."""
+    """Set the new weights in samplers that were opened while the checkpoint was being replaced."""
     key = adapter_key(replaced.tinker_path, replaced.number)
     for sampler in service.samplers.values():
         if sampler.adapter == key and key not in service.adapters:
@@ -112,7 +112,7 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
 
     Raises:
         KeyError: its weights were never saved.
-        UserFault: its path names another save now.
+        UserFault: its path is now that of another save.
         StoreError: the checkpoint is gone or cannot be read.
     """
     path, key = sampler.model_path, sampler.adapter
@@ -127,7 +127,7 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
 
 
 def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
-    """Let all inflight samplers of a model sample from the newest weights, from their next request on."""
+    """Set the newest weights in all inflight samplers of a model, from their next request on."""
     newest.follows = run_id
     for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
         older, sampler.adapter = sampler.adapter, newest.adapter

@@ -52,7 +52,7 @@ async def create_sampling_session(service: Service, ask: Ask) -> Any:
         base, path, save = await _source(service, request.base_model, request.model_path)
         key = None if path is None else adapter_key(path, save)
         sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
-        if service.numbered.get(number, digest) is None:  # not made while we looked
+        if service.numbered.get(number, digest) is None:  # no other request has made it meanwhile
             service.numbered.add(number, digest, sampler_id)
             service.samplers[sampler_id] = sampler
             await service.on_disk(
@@ -145,7 +145,7 @@ async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
 
 
 class _Sampling:
-    """One request on its way: the adapter is fetched, the sampler computes, the promise is settled."""
+    """One request: it fetches the adapter, runs the sampler, and settles the promise."""
 
     def __init__(
         self, service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise
@@ -158,7 +158,7 @@ class _Sampling:
         self._given_up = False
 
     def start(self) -> None:
-        """Begin. A request whose adapter is in memory needs no task."""
+        """Begin. A request to the base model goes to the sampler at once; others fetch their adapter."""
         self._promise.cancel = self._give_up
         clone = (self._request.seq_id or 0) // CLONE
         self._promise.on_done.append(
@@ -180,7 +180,7 @@ class _Sampling:
             raise
         except Exception as problem:  # noqa: BLE001  # it is the outcome
             newer = self._sampler.adapter
-            if newer is not None and newer != key:  # an inflight save has moved the sampler meanwhile
+            if newer is not None and newer != key:  # an inflight save has changed the weights meanwhile
                 await self._fetch(newer)
             elif isinstance(problem, KeyError):
                 self._settle(UserFault(f"the weights of sampler {self._sampler.sampler_id} are gone"))

@@ -44,7 +44,7 @@ SWEEP_S = 30.0
 RELEASE_S = 60.0
 """The time for which models stay after the end of their session, for processes that still fetch results."""
 UNSAVED = "unsaved:"
-"""The beginning of the path of a sampler in the store if its weights are only in memory."""
+"""The store has a path with this beginning for a sampler whose weights are only in memory."""
 _DISK_THREADS = 2
 _TRACED = 10_000
 _MOST_IGNORED = 1000
@@ -109,7 +109,7 @@ class LiveSession:
 
 
 class Service:
-    """The shared state of all handlers; see the module. `start` and `close` run on the loop."""
+    """The shared state of all handlers; see the module. `start` and `close` run on the event loop."""
 
     def __init__(
         self, store: Store, host: Host, *, flags: Flags, key: str, clock: Clock = SYSTEM_CLOCK
@@ -142,21 +142,22 @@ class Service:
     # ------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Prepare for requests."""
+        """Start the executor and the timers. Call it before the first request."""
         self.loop = asyncio.get_running_loop()
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
-        # Its threads start now, not whenever there happens to be much to do.
+        # Start all threads of the executor now; it would otherwise start them under load.
         together = threading.Barrier(_DISK_THREADS)
         await asyncio.gather(*(self.on_disk(together.wait) for _ in range(_DISK_THREADS)))
         self.adapters = Adapters(self.host.forget, self.disk)
         if self.flags.seed is not None:
-            # Not the ids once more that a server before this one has given out over the same store.
+            # Ids must differ from those of earlier servers with the same seed and store, so the number of
+            # sessions is part of the seed.
             known = (await self.on_disk(self.store.list_sessions, 1, 0))[1]
             self._random = random.Random(f"{self.flags.seed}/{known}")  # noqa: S311
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Answer the polls that wait, end the work under way, and write the data that is not written yet."""
+        """Answer the waiting polls, end the work under way, and write the pending data."""
         for timer in [*self._timers, *([self._sweeper] if self._sweeper else [])]:
             timer.cancel()
         self.closing = True
@@ -181,7 +182,7 @@ class Service:
         return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
 
     async def computed(self, future: Future[T]) -> T:
-        """Await the result of the host."""
+        """Return the result of a future of the host."""
         return await asyncio.wrap_future(future)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -207,7 +208,7 @@ class Service:
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def chance(self, *names: object) -> int:
-        """Return a number that depends only on the server's seed and these names."""
+        """Return a pseudo-random number that depends only on the server's seed and these names."""
         text = "/".join(map(str, (self._seed, *names))).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
@@ -281,7 +282,7 @@ class Service:
 
         return Lane(run, patience_s=self.flags.gap_patience_s)
 
-    # ------------------------------------------------------------------------------------ what is alive
+    # ------------------------------------------------------------------------------------ objects in memory
 
     async def session(self, session_id: str) -> LiveSession:
         """Return an open session by its id.
@@ -339,7 +340,7 @@ class Service:
         return self.samplers.setdefault(sampler_id, made)
 
     async def _newest_save(self, path: str) -> int | None:
-        """Return the number of the save a path names now, or None if it is gone."""
+        """Return the number of the newest save under a path, or None if there is no checkpoint."""
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         run_id, kind = parsed.training_run_id, parsed.checkpoint_type
         name = parsed.checkpoint_id.partition("/")[2]
@@ -386,5 +387,5 @@ class Service:
     async def _sweep_disk(self) -> None:
         try:
             await self.on_disk(self.store.sweep_expired)
-        except StoreError as problem:  # the disk; there will be a next time
+        except StoreError as problem:  # the disk refused; the next sweep tries again
             logger.warning("expired checkpoints stay for now: %s", problem)

@@ -1,4 +1,4 @@
-"""The life of a server: in a thread of this process, or on the loop of its own process.
+"""Start and stop of a server: in a thread of this process, or on the event loop of its own process.
 
 The coroutine `serve` starts the application (ASGI lifespan), listens, waits for the signal to stop, and shuts
 down. `ServerThread` runs it in a thread, for tests and short programs.
@@ -42,7 +42,7 @@ class _Lifespan:
         await asyncio.wait({told, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if not told.done():
             told.cancel()
-            self._task.result()  # raises what ended it
+            self._task.result()  # raises the exception that ended it
             return
         event = told.result()
         if event["type"].endswith(".failed"):

@@ -133,7 +133,7 @@ async def assign_session_project(service: Service, ask: Ask) -> Any:
 
 
 def texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return metadata with text values, as responses have it."""
+    """Return metadata with its values converted to text, as in responses."""
     if metadata is None:
         return None
     return {name: value if isinstance(value, str) else _text(value) for name, value in metadata.items()}

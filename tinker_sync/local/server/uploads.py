@@ -111,7 +111,7 @@ async def external_weights_upload_finish(service: Service, ask: Ask) -> Any:
 def _save(service: Service, upload: Upload) -> str:
     arrays = checked_arrays(upload)
     store, lora = service.store, upload.lora
-    with suppress(StoreError):  # it is there from the second upload on
+    with suppress(StoreError):  # the session exists from the second upload on
         store.add_session(SESSION, display_name=SESSION)
     run_id = f"{SESSION}:{upload.upload_id}"
     store.add_run(

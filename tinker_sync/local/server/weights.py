@@ -350,7 +350,7 @@ def _copy(service: Service, request: CopyWeightsRequest, ttl_s: int | None) -> s
     source, row = store.run(run_id), store.checkpoint(run_id, kind, name)
     info, arrays = store.load_checkpoint(run_id, kind, name)
     session_id, number = request.session_id or source.session_id, request.model_seq_id
-    # Numbers of models are the client's; a copy that has none is known by what was copied and by chance.
+    # A client numbers its models. A copy without a number gets an id made of its source and a random number.
     digest = hashlib.sha256(f"{request.source_path} {service.new_id()}".encode()).hexdigest()[:16]
     target = f"{session_id}:copy:{digest}" if number is None else f"{session_id}:train:{number}"
     store.add_run(

@@ -8,9 +8,8 @@
     names, rows, errors                    checks, records and exceptions
 
 Acknowledged writes are on the disk: files are written to a staging folder, flushed and renamed, and the row
-    that
-refers to them is committed last. Opening the store removes what a crash left incomplete. Any thread may
-enter; the room knows neither HTTP nor the engine's computations.
+that refers to them is committed last. Opening the store removes the incomplete files of a crash. Any thread
+may use a store. This package imports neither the HTTP server nor the engine's computations.
 """
 
 from __future__ import annotations

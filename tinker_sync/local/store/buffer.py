@@ -1,6 +1,6 @@
 """Writes that wait in memory for the next transaction: last uses, usage, the audit log.
 
-A heartbeat or a sampled token therefore costs no write to the disk. A crash loses the last seconds of these.
+So a heartbeat or a sampled token costs no write to the disk. A crash loses the records of the last seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def hour_of(micros: int) -> int:
 
 @define
 class PendingWrites:
-    """Writes not yet on the disk. Not thread-safe."""
+    """The writes that wait for the next transaction. Not thread-safe."""
 
     touched: dict[tuple[TouchedTable, str], int] = field(factory=dict)
     usage: dict[UsageKey, int] = field(factory=dict)

@@ -32,7 +32,7 @@ from tinker_sync.local.store.tables import Tables, require
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 INFO_FILE: Final = "checkpoint.json"
 _LONGEST_TTL_S: Final = 1e11
-"""Three thousand years."""
+"""Three thousand years; a longer time to live means never."""
 
 T = TypeVar("T")
 Facts: TypeAlias = Mapping[str, FileFact]
@@ -50,7 +50,7 @@ _ONE: Final = f"{_SELECT} AND run_id = :run AND kind = :kind AND name = :name"
 
 
 class Checkpoints(Tables):
-    """Checkpoints. A name is unique within a kind and run; expired checkpoints are treated as deleted."""
+    """The checkpoints. A name is unique within a kind and run. Expired checkpoints are treated as deleted."""
 
     _folders: FolderStore
 
@@ -80,8 +80,8 @@ class Checkpoints(Tables):
             user_metadata: the client's own metadata.
 
         Raises:
-            StoreError: `exists`, `bad_name`, `not_found` for the run, `full` or `unwritable`. Stored
-                checkpoints stay unchanged.
+            StoreError: of the kind `exists`, `bad_name`, `not_found` for the run, `full` or `unwritable`.
+                Stored checkpoints stay unchanged.
             ValueError: the arrays are not an adapter, or have a type that the file format lacks.
 
         >>> import numpy as np
@@ -115,7 +115,7 @@ class Checkpoints(Tables):
                 replaced = self._place(connection, key, overwrite)
                 saved = self._insert(connection, key, folder, facts, text, user_metadata, ttl_s)
         except BaseException as problem:
-            # After a disk error the row may or may not exist; the next start decides about the folder.
+            # After a disk error it is unknown if the row exists. The next start keeps or removes the folder.
             if not (isinstance(problem, StoreError) and problem.kind == "unwritable"):
                 self._folders.discard(folder)
             raise
@@ -149,7 +149,7 @@ class Checkpoints(Tables):
         """Return the record of a checkpoint.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         with self._database.read("the checkpoint could not be read") as connection:
             return _checkpoint(self._raw(connection, {"run": run_id, "kind": kind, "name": name}))
@@ -158,7 +158,7 @@ class Checkpoints(Tables):
         """Return the info of a checkpoint, without its arrays.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         with self._database.read("the checkpoint could not be read") as connection:
             info: dict[str, Any] = from_json(
@@ -173,7 +173,7 @@ class Checkpoints(Tables):
         stays readable.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         with self._database.read("the checkpoint could not be read") as connection:
             row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
@@ -183,7 +183,7 @@ class Checkpoints(Tables):
         """Return all checkpoints of a run, the newest first.
 
         Raises:
-            StoreError: `not_found` for the run.
+            StoreError: of the kind `not_found` for the run.
         """
         with self._database.read("checkpoints could not be listed") as connection:
             require(connection, "runs", run_id)
@@ -209,7 +209,7 @@ class Checkpoints(Tables):
         """Delete a checkpoint with its files.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         with self._write(f"{name!s:.255} could not be deleted") as connection:
             row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
@@ -220,7 +220,7 @@ class Checkpoints(Tables):
         """Make a checkpoint public or private.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         self._change(run_id, kind, name, "published", int(published))
 
@@ -228,7 +228,7 @@ class Checkpoints(Tables):
         """Let a checkpoint expire in `ttl_s` seconds from now; None means never.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         self._change(run_id, kind, name, "expires", self._expiry(ttl_s))
 
@@ -239,7 +239,7 @@ class Checkpoints(Tables):
             The number of deleted checkpoints.
 
         Raises:
-            StoreError: the disk.
+            StoreError: a failure of the disk.
         """
         with self._write("expired checkpoints could not be deleted") as connection:
             rows = connection.execute(
@@ -291,7 +291,7 @@ class Checkpoints(Tables):
             )
 
     def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:
-        """Free the name, and return the folder of the checkpoint that had it."""
+        """Delete the row of a checkpoint with this name, if there is one, and return its folder."""
         if not overwrite:
             self._refuse_taken(connection, key)
         row = connection.execute(
@@ -358,7 +358,7 @@ class Checkpoints(Tables):
     def _reading(
         self, run_id: str, kind: CheckpointKind, name: str, take: Callable[[sqlite3.Row, Facts], T]
     ) -> tuple[sqlite3.Row, T]:
-        """Read files of a checkpoint; another thread may delete or overwrite them meanwhile."""
+        """Read files of a checkpoint, again if another thread has overwritten it meanwhile."""
         key = {"run": run_id, "kind": kind, "name": name}
         missing = ""
         while True:

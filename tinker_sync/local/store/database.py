@@ -1,8 +1,8 @@
 """The SQLite file: its schema, and transactions that commit whole or leave nothing.
 
 The process has one connection and locks the database exclusively. SQLite then keeps the index of its
-write-ahead log in memory; in a shared memory-mapped file, a full disk would crash the process. Any thread may
-enter; a lock admits one at a time.
+write-ahead log in memory. With a shared memory-mapped file instead, a full disk would crash the process. Any
+thread may use the database; a lock admits one at a time.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Database:
 
     @contextmanager
     def read(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Give the connection for reading; writers wait until the block ends.
+        """Yield the connection for reading; writers wait until the block ends.
 
         Raises:
             StoreError: SQLite or the file system failed.

@@ -1,6 +1,6 @@
 """The store's exception, with a message for the client and a kind for the server.
 
-`translate_errors` is the border at which errors of the file system and of SQLite become `StoreError`.
+`translate_errors` turns errors of the file system and of SQLite into `StoreError`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A folder is written in `staging/`, every file and the folder itself are flushed to the disk, and then it is
 moved to `checkpoints/` under its final name, which is random. Its files never change again. Folders that the
-database does not refer to are deleted at the start. Any thread may enter; each writes its own folders.
+database does not refer to are deleted at the start. Any thread may write its own folders.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 @frozen
 class FileFact:
-    """Size and checksum of a written file, to verify later reads."""
+    """The size and checksum of a written file, to verify later reads."""
 
     size_bytes: int
     sha256: str
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to the disk. Windows neither offers nor needs this."""
+    """Flush the names in a folder to the disk. On Windows, do nothing: it neither has nor needs this."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -62,7 +62,7 @@ class FolderStore:
         """Write a folder.
 
         Args:
-            contents: the files by name; names are the store's own, never a client's.
+            contents: the files by name; the store chooses the names, not a client.
             what: the beginning of the error message.
 
         Returns:

@@ -26,7 +26,7 @@ class Ledger(Tables):
         kind: Literal["training", "prefill", "prefill_cached", "sample"],
         tokens: int,
     ) -> None:
-        """Record tokens used now. This method does not touch the disk: the next write takes the record along.
+        """Record tokens used now. This method does not touch the disk: the next write includes the record.
 
         Saving a checkpoint records its own usage and storage.
         """
@@ -69,7 +69,7 @@ class Ledger(Tables):
         return sorted(used, key=lambda row: row.bucket_start)
 
     def audit(self, event: str, detail: Mapping[str, Any]) -> None:
-        """Add an audit entry. This method does not touch the disk: the next write takes the entry along."""
+        """Add an audit entry. This method does not touch the disk: the next write includes the entry."""
         self._buffer.note(AuditEntry(self._now(), event, to_json(dict(detail))))
 
     def audit_log(self, day: date | None = None, event_type: str | None = None) -> list[AuditRow]:
@@ -99,9 +99,8 @@ def _storage(
 ) -> Iterator[HourlyUsageRow]:
     """Yield the gigabyte hours of each project in each hour from `first` to before `end`.
 
-    A span costs constant work however long it is: it adds its size at its first full hour and subtracts it
-        after
-    its last.
+    The work for a span does not depend on its length: its size is added at its first full hour and subtracted
+    after its last one.
     """
     parts: dict[tuple[str | None, int], float] = defaultdict(float)
     steps: dict[tuple[str | None, int], int] = defaultdict(int)

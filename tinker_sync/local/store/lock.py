@@ -36,7 +36,7 @@ class DirectoryLock:
             )
         with suppress(
             OSError
-        ):  # the process id only improves the other server's message; the disk may be full
+        ):  # without the process id, as on a full disk, the other server's error message lacks it
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
             self._file.flush()

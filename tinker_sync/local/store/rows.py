@@ -24,7 +24,7 @@ class SessionRow:
 
     Attributes:
         status: in the protocol's form, such as `{"type": "active"}`.
-        seen_at: the moment of its last sign of life.
+        seen_at: the moment of its last request or heartbeat.
         checkpoints_count, checkpoints_bytes: the checkpoints of its runs that exist now.
     """
 
@@ -63,7 +63,7 @@ class CheckpointRow:
     project_id: str | None = None
     base_model: str = ""
     number: int = 0
-    """Of the save: a checkpoint that replaces another of its name has a higher one."""
+    """The number of the save: a checkpoint that replaces another of its name has a higher number."""
 
     @property
     def checkpoint_id(self) -> str:
@@ -94,7 +94,7 @@ class RunRow:
     Attributes:
         corrupted: True when the run cannot be continued.
         seen_at: the moment of its last use.
-        last_checkpoint, last_sampler_checkpoint: the newest, without deleted and expired ones.
+        last_checkpoint, last_sampler_checkpoint: the newest that is neither deleted nor expired.
     """
 
     run_id: str

@@ -35,7 +35,7 @@ class Runs(Checkpoints):
         """Add a training run.
 
         Raises:
-            StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
+            StoreError: `exists`, `bad_name`, `not_found` for the session, or a failure of the disk.
         """
         now = self._now()
         with self._write(f"training run {run_id} could not be added") as connection:
@@ -61,7 +61,7 @@ class Runs(Checkpoints):
         """Return a training run.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         self._flush_if_possible()
         with self._database.read("the training run could not be read") as connection:
@@ -75,7 +75,7 @@ class Runs(Checkpoints):
         """Mark a run that cannot be continued.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         with self._write(f"training run {run_id} could not be marked") as connection:
             require(connection, "runs", run_id)

@@ -71,7 +71,7 @@ def pieces(
 
 
 def read(content: bytes | bytearray | memoryview) -> dict[str, Array]:
-    """Return the arrays of a file as views of `content`, writable if that is.
+    """Return the arrays of a file as views of `content`, writable if `content` is.
 
     Raises:
         ValueError: the content is damaged, or holds a type that NumPy lacks.

@@ -39,7 +39,7 @@ class Sessions(Tables):
         """Open a session.
 
         Raises:
-            StoreError: `exists`, `bad_name`, or the disk.
+            StoreError: of the kind `exists`, `bad_name`, or a failure of the disk.
         """
         now = self._now()
         with self._write(f"session {session_id} could not be opened") as connection:
@@ -63,7 +63,7 @@ class Sessions(Tables):
         """Return a session.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         self._flush_if_possible()
         with self._database.read("the session could not be read") as connection:
@@ -76,7 +76,7 @@ class Sessions(Tables):
         return _session(row)
 
     def touch_session(self, session_id: str) -> None:
-        """Record a sign of life. This method does not touch the disk and ignores unknown sessions."""
+        """Record that the session is in use now. Does not touch the disk, and ignores unknown sessions."""
         self._buffer.touch("sessions", session_id, self._now())
 
     def finish_session(self, session_id: str, reason: str, detail: str | None = None) -> None:
@@ -88,7 +88,7 @@ class Sessions(Tables):
             detail: the client's own text.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         self.set_session_status(
             session_id, {"type": "client_finished", "reason": {"type": reason}, "detail": detail}
@@ -98,7 +98,7 @@ class Sessions(Tables):
         """Record the end of a session, in a form of the protocol; a session keeps its first end.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         with self._write(f"session {session_id} could not be ended") as connection:
             require(connection, "sessions", session_id)
@@ -111,7 +111,7 @@ class Sessions(Tables):
         """Move the session and its runs to a project.
 
         Raises:
-            StoreError: `not_found`, or the disk.
+            StoreError: of the kind `not_found`, or a failure of the disk.
         """
         with self._write(f"session {session_id} could not be moved") as connection:
             require(connection, "sessions", session_id)
@@ -192,13 +192,13 @@ class Sessions(Tables):
             sampler_id: the id of the sampler.
             session_id: the session that it belongs to.
             base_model: the model that it samples from.
-            model_path: the checkpoint on top of that.
-            checkpoint: the number of the save behind `model_path`; later saves may take over the path.
+            model_path: the checkpoint with the adapter, or None.
+            checkpoint: the number of the save under `model_path`; a later save may replace it.
 
         Raises:
-            StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
+            StoreError: `exists`, `bad_name`, `not_found` for the session, or a failure of the disk.
         """
-        # Kept in one column with the path, in which there can be no "#".
+        # Stored in one column with the path, which cannot contain "#".
         source = model_path if checkpoint is None else f"{model_path}#{checkpoint}"
         with self._write(f"sampler {sampler_id} could not be added") as connection:
             require(connection, "sessions", session_id)
@@ -212,7 +212,7 @@ class Sessions(Tables):
         """Return a sampler.
 
         Raises:
-            StoreError: `not_found`.
+            StoreError: of the kind `not_found`.
         """
         with self._database.read("the sampler could not be read") as connection:
             row = connection.execute("SELECT * FROM samplers WHERE id = ?", (sampler_id,)).fetchone()
@@ -262,7 +262,7 @@ def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
 
 
 def _is_called(session: SessionRow, request: SessionSearchRequest) -> bool:
-    """Match id and name; where a request has both, one match is enough."""
+    """Return True if the id or the name matches; if a request has both, one match is enough."""
     asked = []
     if request.session_id is not None:
         asked.append(session.session_id == request.session_id)

@@ -18,17 +18,16 @@ from tinker_sync.local.store.sessions import Sessions
 class Store(Sessions, Runs, Ledger):
     """Sessions, runs, samplers, checkpoints, usage and the audit log of one directory. Thread-safe.
 
-    Writing calls return when their data is on the disk. `touch_session`, `touch_run`, `record_usage` and
-    `audit` are
-    exceptions: they return at once, and a later write takes their data along. Every failure is a
-        `StoreError`.
+    Writing calls return when their data is on the disk. The exceptions are `touch_session`, `touch_run`,
+    `record_usage` and `audit`: they return at once, and a later write includes their data. Every failure is a
+    `StoreError`.
 
     Args:
         directory: the data directory, created if it is missing. One process at a time may use it.
         clock: the source of the present time.
 
     Raises:
-        StoreError: `locked`, `unwritable`, `full`, `damaged`, or `too_new`.
+        StoreError: of the kind `locked`, `unwritable`, `full`, `damaged`, or `too_new`.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -62,7 +61,7 @@ class Store(Sessions, Runs, Ledger):
             raise
 
     def _sweep_unknown(self) -> None:
-        """Remove what a crash left behind: folders without a checkpoint."""
+        """Remove the folders without a checkpoint, which a crash may have left."""
         with self._database.read("checkpoints could not be listed") as connection:
             known = {row["folder"] for row in connection.execute("SELECT folder FROM checkpoints")}
         with translate_errors(f"{self.directory} could not be swept"):

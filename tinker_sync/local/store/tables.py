@@ -1,4 +1,4 @@
-"""The shared base of the families of tables: connection, clock, and the buffer of pending writes."""
+"""The base class of the parts of `Store`: the connection, the clock, and the buffer of pending writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOUNS = {"sessions": "session", "runs": "training run"}
 
 
 class Tables:
-    """The base of each family of tables. Thread-safe."""
+    """The base class of `Sessions`, `Runs`, `Checkpoints` and `Ledger`. Thread-safe."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -26,7 +26,7 @@ class Tables:
     def flush(self) -> None:
         """Write the pending last uses, usage and audit entries.
 
-        Every other write takes them along too, and every read of these tables flushes them first if it can.
+        Every other write includes them too, and every read of these tables flushes them first if it can.
 
         Raises:
             StoreError: the disk refused the write; the data stays pending.
@@ -59,7 +59,7 @@ def require(connection: sqlite3.Connection, table: Literal["sessions", "runs"], 
     """Return a row that must exist.
 
     Raises:
-        StoreError: `not_found`.
+        StoreError: of the kind `not_found`.
     """
     row: sqlite3.Row | None = connection.execute(f"SELECT * FROM {table} WHERE id = ?", (one,)).fetchone()  # noqa: S608  # one of two
     if row is None:

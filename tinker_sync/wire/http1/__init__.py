@@ -4,8 +4,8 @@
     server    `RequestParser` reads the requests of a connection piece by piece
     framing   `ChunkedBody`, limits and errors, for both
 
-Pure: no socket, no thread, no clock. So one poller holds thousands of half-received answers, and a blocking
-reader, the embedded server and the servers of `tinker_sync.testing` use the same code.
+Pure: no socket, no thread, no clock. So one poller can hold thousands of incomplete answers, and a blocking
+reader, the embedded server and the servers of `tinker_sync.testing` can use the same code.
 
 Guarantees: for any bytes, the parsers raise only `MalformedMessage` or `MessageTooLarge`, keep no more than
 the limits allow, and take time linear in the input. A parser belongs to one thread at a time.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from tinker_sync._secret import HeaderMap, header_pair
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.http1.framing import (
     MAX_HEAD_BYTES,
@@ -23,9 +25,14 @@ _MAX_INTERIM: Final = 100
 _RECEIVE_BYTES: Final = 64 * 1024
 _USUAL_LINE: Final = 48
 _MAX_RECEIVE_BYTES: Final = 1024 * 1024
+# A body of this size is received into one block of memory, without a copy. A server may announce more than it
+# sends, so the block begins with this many bytes at most, and doubles.
+_LARGE_BYTES: Final = 256 * 1024
+_FIRST_BLOCK_BYTES: Final = 16 * 1024 * 1024
 
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 _FOLD: Final = re.compile(r"\r?\n[ \t]+")
+_NO_FIELDS: Final = HeaderMap()
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\x00]*)?")
 # Line ends would let a value add headers of its own; NUL ends the value in some servers.
 _BAD_VALUE: Final = re.compile(r"[\r\n\x00]")
@@ -35,18 +42,18 @@ _TLS_HANDSHAKE, _TLS_ALERT, _TLS_MAJOR_VERSION = 0x16, 0x15, 3
 
 
 class Unanswered(MalformedMessage):
-    """There are no bytes at all."""
+    """The error for a connection that was closed without a byte of an answer."""
 
 
 class SpeaksTls(MalformedMessage):
-    """The bytes are TLS instead of HTTP."""
+    """The error for an answer that is TLS instead of HTTP."""
 
 
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Write the first lines of a request, up to and including the empty line.
+    """Return the encoded request line and headers, up to and including the empty line.
 
     Raises:
-        InvalidInputError: Something in it could not go over the wire as one header; the value is not shown.
+        InvalidInputError: A name or a value is not valid in HTTP. The message does not show the value.
 
     >>> request_head("GET", "/x?a=1", [("Host", "h")])
     b'GET /x?a=1 HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n'
@@ -54,7 +61,7 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     if not TOKEN.fullmatch(method) or not TARGET.fullmatch(target):
         raise InvalidInputError(f"{method!r} {target!r} is no request line")
     lines = list(headers)
-    # All values at once; one by one only where that finds something to look at.
+    # Check all values at once, and one by one only if that finds a problem.
     if not (all(_is_name(name) for name, _ in lines) and _is_plain("".join([value for _, value in lines]))):
         for name, value in lines:
             _check_line(name, value)
@@ -82,7 +89,7 @@ def _check_line(name: str, value: str) -> None:
 
 
 class _State(Enum):
-    """Where the parser stands.
+    """The state of the parser.
 
     HEAD -> LENGTH | CHUNKS | UNTIL_CLOSE | DONE, and HEAD again after an interim answer;
     LENGTH -> DONE; CHUNKS -> DONE; UNTIL_CLOSE -> DONE by `eof` alone. DONE is final.
@@ -96,7 +103,7 @@ class _State(Enum):
 
 
 class ReplyParser:
-    """One answer, in whatever pieces it arrives. For one thread at a time.
+    """A parser for one answer, which may arrive in pieces of any size. For one thread at a time.
 
     >>> parser = ReplyParser("GET", max_body_bytes=100)
     >>> parser.feed(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhel")
@@ -109,58 +116,98 @@ class ReplyParser:
 
     def __init__(self, method: str, *, max_body_bytes: int) -> None:
         self.status = 0
-        self.headers: list[tuple[str, str]] = []
-        self.fields: dict[str, str] = {}
-        """The headers by lower-case name, several lines of one name joined."""
+        self.fields = _NO_FIELDS
+        """The headers, several lines of one name joined."""
         self.keep_alive = False
-        """Whether the connection may carry another request once this answer is done."""
+        """True if the connection may carry another request after this answer."""
         self.lasts_until_close = False
-        """True if the answer states no length: it ends with the connection, and a cut does not show."""
+        """True if the answer states no length.
+
+        It ends with the connection, and a missing rest is not noticed.
+        """
         self.started = False
-        """Whether a single byte of an answer has come."""
+        """True once a byte of the answer has arrived."""
         self._method = method
         self._max_body_bytes = max_body_bytes
         self.done = False
         """True once the answer is whole."""
         self._state = _State.HEAD
+        self._lines: list[str] = []
         self._text = bytearray()  # an unfinished head
         self._chunks: ChunkedBody | None = None
         self._interim = 0
         self._remaining = 0  # of a body of known length
         self._size = 0
         self._pieces: list[bytes] = []
+        self._block: io.BytesIO | None = None  # a large body
         self._step: Any = ReplyParser._take_head
 
     @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The lines of the head, in order."""
+        return [_read_line(line)[1] for line in self._lines]
+
+    @property
     def wants(self) -> int:
-        """How many bytes a receive should ask for."""
+        """The number of bytes to request from the socket."""
         if self._state is _State.HEAD:
             return _RECEIVE_BYTES
         remaining = self._remaining if self._chunks is None else self._chunks.remaining
         return min(max(remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
+    def room(self) -> memoryview | None:
+        """Return the memory for the next bytes of a large body, to be released after use; None for others."""
+        block = self._block
+        if block is None:
+            if self._state is not _State.LENGTH or self._remaining < _LARGE_BYTES:
+                return None
+            self._block = block = io.BytesIO()
+            block.write(b"".join(self._pieces))
+        if self._size == block.tell():
+            ends = min(max(2 * self._size, _FIRST_BLOCK_BYTES), self._size + self._remaining)
+            block.seek(ends - 1)
+            block.write(b"\0")
+        with block.getbuffer() as whole:
+            return whole[self._size :]
+
+    def fill(self, count: int) -> None:
+        """Take the bytes that were received into the room; 0 means that the other side has closed."""
+        if not count:
+            self.eof()
+        self._size += count
+        self._remaining -= count
+        if not self._remaining:
+            self._enter(_State.DONE)
+
     def body(self) -> bytes:
-        """The body as received, its content encoding not undone."""
+        """Return the body as received, with its content encoding still in place."""
+        if self._block is not None:
+            return self._block.getvalue()
         pieces = self._pieces if self._chunks is None else self._chunks.pieces
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the connection; what comes after the answer makes it unfit for another.
+        """Parse the next bytes of the connection.
+
+        Bytes after the end of the answer make the connection unfit for another request.
 
         Raises:
             MalformedMessage: No answer can begin with the bytes so far.
-            MessageTooLarge: The head or the body is larger than allowed, or announces to be.
+            MessageTooLarge: The head or the body is larger than allowed, or states a larger length.
         """
         self.started = True
-        at = 0
-        while at < len(data):
+        at, size = 0, len(data)
+        while at < size:
             if self.done:
                 self.keep_alive = False
                 return
             at = self._step(self, data, at)
 
     def eof(self) -> None:
-        """The other side has closed. Ends an answer that lasts until then, and breaks every other."""
+        """Note that the server has closed the connection.
+
+        This ends an answer that states no length. Any other unfinished answer raises `MalformedMessage`.
+        """
         if self._state is _State.UNTIL_CLOSE:
             self._enter(_State.DONE)
         elif not self.done:
@@ -179,11 +226,11 @@ class ReplyParser:
 
     def _take_head(self, data: bytes, at: int) -> int:
         if not self._text and data.startswith(b"HTTP/", at):
-            # Nearly every head comes whole.
-            found = _HEAD_END.search(data, at)
-            if found is not None and found.start() - at <= MAX_HEAD_BYTES:
-                self._begin(data[at : found.start()].decode("latin-1"))
-                return found.end()
+            # Nearly every head arrives in one piece.
+            end = data.find(b"\r\n\r\n", at)
+            if 0 <= end - at <= MAX_HEAD_BYTES and data.find(b"\n\n", at, end) < 0:
+                self._begin(data[at:end].decode("latin-1"))
+                return end + 4
         text = self._text
         searched = max(0, len(text) - 3)  # the empty line may have begun in the piece before
         text += data[at:]
@@ -201,22 +248,23 @@ class ReplyParser:
         return len(data) - (len(text) - found.end())
 
     def _begin(self, head: str) -> None:
-        """Read a whole head and decide how the body ends (RFC 9112, section 6.3)."""
-        if "\n " in head or "\n\t" in head:  # the obsolete way of breaking long values
+        """Parse a whole head, and determine the end of the body (RFC 9112, section 6.3)."""
+        if "\n " in head or "\n\t" in head:  # the obsolete form of long values
             head = _FOLD.sub(" ", head)
         first, *lines = head.split("\n")
         old, self.status = _read_status(first)
         if 100 <= self.status < 200:
             self._skip_interim()
             return
-        headers, fields = self.headers, self.fields
+        self._lines = lines
+        fields: dict[str, tuple[str, str]] = {}
         for line in lines:
-            name, key, value = (_read_known_line if len(line) <= _USUAL_LINE else _read_line)(line)
-            headers.append((name, value))
-            fields[key] = f"{fields[key]}, {value}" if key in fields else value
-        connection = _tokens(fields["connection"]) if "connection" in fields else ()
+            key, pair = (_read_known_line if len(line) <= _USUAL_LINE else _read_line)(line)
+            fields[key] = pair if key not in fields else header_pair(pair[0], f"{fields[key][1]}, {pair[1]}")
+        self.fields = HeaderMap.of_lines(fields)
+        connection = _tokens(fields["connection"][1]) if "connection" in fields else ()
         self.keep_alive = "keep-alive" in connection if old else "close" not in connection
-        self._enter(self._framing())
+        self._enter(self._framing(fields))
 
     def _enter(self, state: _State) -> None:
         self._state = state
@@ -230,58 +278,56 @@ class ReplyParser:
         if self.status == 101 or self._interim > _MAX_INTERIM:
             raise MalformedMessage(f"interim answers ({self.status}) in place of an answer")
 
-    def _framing(self) -> _State:
+    def _framing(self, fields: Mapping[str, tuple[str, str]]) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
             return _State.DONE
-        fields = self.fields
-        length = fields.get("content-length", "")
-        if "transfer-encoding" not in fields and _DIGITS.fullmatch(length):
-            return self._known_length({length})
-        lengths = set(_tokens(fields.get("content-length")))
-        if lengths and "transfer-encoding" not in fields:
-            return self._known_length(lengths)
-        codings = [coding for coding in _tokens(self.fields.get("transfer-encoding")) if coding != "identity"]
-        if codings:
-            if codings != ["chunked"]:
-                raise MalformedMessage(f"transfer coding {', '.join(codings)[:40]!r} was not asked for")
-            if lengths:
-                self.keep_alive = False  # two lengths: a proxy in between may have used the other one
-            self._chunks = ChunkedBody(self._max_body_bytes)
-            return _State.CHUNKS
+        length, coding = fields.get("content-length"), fields.get("transfer-encoding")
+        if coding is None and length is not None and _DIGITS.fullmatch(length[1]):
+            return self._known_length(length[1])
+        lengths = set(_tokens(length and length[1]))
+        if coding is not None:
+            codings = [name for name in _tokens(coding[1]) if name != "identity"]
+            if codings:
+                if codings != ["chunked"]:
+                    problem = f"transfer coding {', '.join(codings)[:40]!r} was not asked for"
+                    raise MalformedMessage(problem)
+                if lengths:
+                    self.keep_alive = False  # two lengths: a proxy in between may have used the other one
+                self._chunks = ChunkedBody(self._max_body_bytes)
+                return _State.CHUNKS
         if lengths:
-            return self._known_length(lengths)
+            return self._known_length(lengths.pop() if len(lengths) == 1 else "")
         self.keep_alive = False
         self.lasts_until_close = True
         return _State.UNTIL_CLOSE
 
-    def _known_length(self, lengths: set[str]) -> _State:
-        (length, *others) = lengths
-        if others or not _DIGITS.fullmatch(length):
+    def _known_length(self, length: str) -> _State:
+        if not _DIGITS.fullmatch(length):
             raise MalformedMessage("the answer has no sensible Content-Length")
         self._remaining = int(length)
-        self._refuse_over(self._remaining)
+        if self._remaining > self._max_body_bytes:
+            self._refuse_size()
         return _State.LENGTH if self._remaining else _State.DONE
 
-    def _refuse_over(self, size: int) -> None:
-        if size > self._max_body_bytes:
-            raise MessageTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
-
-    def _keep(self, data: bytes, at: int, end: int) -> int:
-        end = min(end, len(data))
-        self._size += end - at
-        self._refuse_over(self._size)
-        self._pieces.append(data if end - at == len(data) else data[at:end])
-        return end
+    def _refuse_size(self) -> NoReturn:
+        raise MessageTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
 
     def _take_counted(self, data: bytes, at: int) -> int:
-        end = self._keep(data, at, at + self._remaining)
-        self._remaining -= end - at
+        piece = data[at : at + self._remaining]  # no copy if it is the whole
+        self._pieces.append(piece)
+        size = len(piece)
+        self._size += size
+        self._remaining -= size
         if not self._remaining:
-            self._enter(_State.DONE)
-        return end
+            self._state, self.done = _State.DONE, True
+        return at + size
 
     def _take_all(self, data: bytes, at: int) -> int:
-        return self._keep(data, at, len(data))
+        self._size += len(data) - at
+        if self._size > self._max_body_bytes:
+            self._refuse_size()
+        self._pieces.append(data[at:])
+        return len(data)
 
     def _take_chunks(self, data: bytes, at: int) -> int:
         chunks = self._chunks
@@ -311,22 +357,22 @@ def _begins_as_tls(answer: bytes | bytearray) -> bool:
 
 @lru_cache(maxsize=64)
 def _read_status(line: str) -> tuple[bool, int]:
-    """Return whether an answer is of HTTP/1.0, and its status."""
+    """Return True and the status for an answer of HTTP/1.0, False and the status for HTTP/1.1."""
     match = _STATUS_LINE.fullmatch(line.rstrip("\r"))
     if match is None:
         raise MalformedMessage(f"no status line: {line[:12]!r}")
     return match[1] == "0", int(match[2])
 
 
-def _read_line(line: str) -> tuple[str, str, str]:
-    """Return the name, the lower-case name and the value of a header."""
+def _read_line(line: str) -> tuple[str, tuple[str, str]]:
+    """Return the lower-case name of a header, and its name and value; the repr of a secret one is masked."""
     name, colon, value = line.partition(":")
     if not colon or not TOKEN.fullmatch(name):
         raise MalformedMessage("a line of the head is no header")
-    return name, name.lower(), value.strip(" \t\r")
+    return name.lower(), header_pair(name, value.strip(" \t\r"))
 
 
-# A server repeats most of its lines in every answer. Those that hold a secret are long.
+# A server repeats most header lines in every answer, so short lines are cached. Lines with secrets are long.
 _read_known_line: Final = lru_cache(maxsize=256)(_read_line)
 
 

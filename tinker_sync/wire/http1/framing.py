@@ -1,11 +1,11 @@
-"""The parts of HTTP/1.1 that both sides share: errors, limits, tokens, and bodies in chunks."""
+"""The parts of HTTP/1.1 that client and server share: errors, limits, tokens, and bodies in chunks."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is too much.
+# Signed redirect addresses and security policies make heads of 20 KB; this limit is far above that.
 MAX_HEAD_BYTES: Final = 256 * 1024
 _MAX_CHUNK_LINE_BYTES: Final = 4096
 
@@ -15,10 +15,10 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 
 class MalformedMessage(Exception):
-    """The bytes are no HTTP message, or end before the message does.
+    """The error for bytes that are not a valid or complete HTTP message.
 
     Attributes:
-        status: the status for a request like this.
+        status: the status with which a server answers such a request.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -27,10 +27,10 @@ class MalformedMessage(Exception):
 
 
 class MessageTooLarge(Exception):
-    """A message is larger than the limit, or announces it.
+    """The error for a message that exceeds a limit, or states a length that does.
 
     Attributes:
-        status: the status for a request like this.
+        status: the status with which a server answers such a request.
     """
 
     def __init__(self, message: str, status: int = 413) -> None:
@@ -39,7 +39,7 @@ class MessageTooLarge(Exception):
 
 
 class ChunkedBody:
-    """Reads a body in chunks, up to its last line. For one thread at a time.
+    """A parser for a body in chunks, up to its last line. For one thread at a time.
 
     >>> body = ChunkedBody(100)
     >>> body.feed(b"3\\r\\nabc\\r\\n2\\r\\nde\\r\\n0\\r\\n\\r\\nnext", 0)
@@ -61,11 +61,11 @@ class ChunkedBody:
         self._trailer_bytes = 0
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take bytes from `at` on; return the index behind those that belong to the body.
+        """Parse `data` from index `at` on. Return the index of the first byte after the body.
 
         Raises:
             MalformedMessage: the bytes are no chunks.
-            MessageTooLarge: the body is larger than allowed, or announces it.
+            MessageTooLarge: the body is larger than allowed, or states a larger length.
         """
         while at < len(data) and not self.done:
             at = self._step(self, data, at)
@@ -111,7 +111,7 @@ class ChunkedBody:
         return at
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Return a whole line without its end, or None before its end has come; and the index behind it."""
+        """Return the next line without its end, or None if it is incomplete, and the index after it."""
         found = data.find(b"\n", at)
         end = found if found >= 0 else len(data)
         self._text += data[at:end]

@@ -1,4 +1,4 @@
-"""The side of the server: a parser for the requests of a connection."""
+"""A parser for the requests that a server receives on a connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RequestHead(NamedTuple):
 
 
 class RequestParser:
-    """Reads the requests of one connection, one after another. For one thread at a time.
+    """A parser for the requests of one connection, one after another. For one thread at a time.
 
     Args:
         max_head_bytes: the limit for a head.
@@ -65,11 +65,11 @@ class RequestParser:
         self._buffer += data
 
     def take(self) -> tuple[RequestHead, bytes] | None:
-        """Return the next request, or None before its end has come.
+        """Return the next request, or None if it is incomplete.
 
         Raises:
-            MalformedMessage: the bytes are no request, or its end is unclear.
-            MessageTooLarge: the request is larger than allowed, or announces it.
+            MalformedMessage: the bytes are not a request, or the length of its body is ambiguous.
+            MessageTooLarge: the request is larger than allowed, or states a larger length.
         """
         if self._head is None and not self._take_head():
             return None
@@ -110,10 +110,10 @@ class RequestParser:
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
-    """Read the lines of a request before the empty one.
+    """Parse the request line and the headers of a request.
 
     Raises:
-        MalformedMessage: they are no head of HTTP/1.x, or the end of the body is unclear.
+        MalformedMessage: the lines are not a head of HTTP/1.x, or the length of the body is ambiguous.
 
     >>> parse_request_head(b"POST /a?b=1 HTTP/1.1\\r\\nContent-Length: 3")
     RequestHead(method='POST', target=b'/a?b=1', minor=1, headers=[(b'content-length', b'3')])

@@ -1,32 +1,35 @@
-"""JSON, both ways: models to the bytes of a request, the bytes of an answer to models.
+"""Conversion between JSON and the types of this package, for requests and answers.
 
     model ── to_plain ─▶ tree ── dumps ─▶ bytes          encode = both
     bytes ── loads ─▶ tree ── from_plain ─▶ model        decode = both
 
-What leaves:
+Rules for writing:
 
-- Only declared public fields. None is left out where a field is declared, and is null everywhere else: amid
-  free-form mappings and lists, and in bare mappings.
-- Bytes are base64 text in a declared field and UTF-8 text amid free-form values; moments are RFC 3339 text,
-  enums their value, tuples and ranges lists. Subclasses of str, int, float, dict and list, and scalars of
-  numpy, are written as what they hold. float32 is widened before it is written, so all its digits are there.
-- Keys are text: True, None, 1 and 1.5 are "true", "null", "1" and "1.5". Two keys that would become the same
-  are refused.
-- Whole numbers of any size. NaN and infinities are refused in requests, and are null in what servers answer.
-- Refused as well: sets, bytes that are not UTF-8, halves of surrogate pairs, other classes, more than
-  100 lists and mappings within each other. The `InvalidInputError` names each place: `$.user_metadata.a[3]`.
+- A model is written with its declared public fields. A declared field with the value None is left out.
+  Elsewhere None is written as null: in free-form mappings and lists, and in a mapping that is the whole body.
+- Bytes become base64 text in a declared field, and UTF-8 text in free-form values. Datetimes become RFC 3339
+  text, enums their values, tuples and ranges lists. Instances of subclasses of str, int, float, dict and
+  list, and numpy scalars, are written like the plain type. A float32 is converted to float64 first, so that
+  no digit is lost.
+- Keys become text: True, None, 1 and 1.5 become "true", "null", "1" and "1.5". Two keys that would become the
+  same text are refused.
+- Integers of any size are written. NaN and infinities are refused in requests, and are written as null in the
+  answers of a server.
+- Also refused are sets, bytes that are not UTF-8, halves of surrogate pairs, other classes, and a nesting of
+  more than 100 lists and mappings. The `InvalidInputError` names each place: `$.user_metadata.a[3]`.
 
-What arrives:
+Rules for reading:
 
 - Answers may have unknown fields at any depth. `from_plain` refuses them in requests; `read_leniently`, for
-  servers, ignores and names them. Null for a field that has a default is the default.
-- Of equal keys the last one wins. NaN, Infinity and numbers too large for a float are floats, whole numbers
-  of more than 64 bits too; amid the numbers of an answer null is NaN. `\\ud800` alone is taken as it is.
-- Everything else raises a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
-  unless the name of a field marks it as secret: bytes that are not UTF-8, a byte order mark, an empty body,
-  more than 100 lists and objects within each other, and values that a field cannot hold.
+  servers, ignores them and returns their names. A null for a field with a default gives the default.
+- Of equal keys the last one counts. NaN, Infinity, numbers too large for a float, and integers of more than
+  64 bits become floats. A null in a list or mapping of floats in an answer becomes NaN. Half of a surrogate
+  pair, such as `\\ud800`, is accepted.
+- Everything else raises a `WireError`: bytes that are not UTF-8, a byte order mark, an empty body, a nesting
+  of more than 100 lists and objects, and values that a field cannot hold. The error has the place, such as
+  `$.sequences[2].stop_reason`, and a short excerpt, unless the name of the field marks it as secret.
 
-All of that holds with orjson and without. The functions are pure; any thread may call them.
+These rules hold with and without orjson. The functions are pure; any thread may call them.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ def _lenient_conversion() -> Converter:
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
-    """Return the JSON text of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
+    """Return the JSON bytes of a model, or of a mapping, whose nulls are kept. Raises `InvalidInputError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
@@ -102,7 +105,9 @@ def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) ->
 
 
 def with_number(body: bytes, number: int) -> bytes:
-    """Return the JSON text of a request with its sequence number. `body` must have fields, but no `seq_id`.
+    """Return the JSON bytes of a request with its sequence number added.
+
+    `body` must have at least one field, and no `seq_id`.
 
     >>> with_number(b'{"model_id":"m"}', 7)
     b'{"seq_id":7,"model_id":"m"}'
@@ -111,7 +116,7 @@ def with_number(body: bytes, number: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
-    """Return the value of JSON text. Raises `WireError`.
+    """Return JSON bytes as a value of class `cls`. Raises `WireError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> decode(b'{"rank":"8"}', LoraConfig)
@@ -121,7 +126,9 @@ def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backe
 
 
 def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
-    """Return the JSON text of a tree, which may hold models. Raises `InvalidInputError`.
+    """Return the JSON bytes of nested lists and mappings, which may contain models.
+
+    Raises `InvalidInputError`.
 
     >>> dumps({"ttl_seconds": None})
     b'{"ttl_seconds":null}'
@@ -135,7 +142,7 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
 
 
 def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
-    """Return the tree of JSON text. Raises `WireError`.
+    """Parse JSON bytes into a tree of lists, dicts, text and numbers. Raises `WireError`.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
@@ -175,7 +182,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
-    """Return the value of a tree. Raises `WireError`, with places that start with `path`.
+    """Return a parsed JSON tree as a value of class `cls`.
+
+    Raises `WireError`, with places that start with `path`.
 
     >>> from tinker_sync.types import Cursor
     >>> from_plain({"offset": 0, "limit": 20}, Cursor)
@@ -188,13 +197,13 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
         return made
     try:
         return _conversion(getattr(cls, "__response__", True)).structure(tree, cls)
-    except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
+    except Exception as error:  # noqa: BLE001  # raised by hooks; `problems_in` raises others again
         problems = problems_in(error, path)
     raise wire_error(problems)
 
 
 def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
-    """Return the request a tree stands for, and the names of its unknown fields, which are ignored.
+    """Return a parsed JSON tree as a request, and the names of its unknown fields, which are ignored.
 
     Values of known fields are checked as `from_plain` checks them. Raises `WireError`.
 
@@ -206,6 +215,6 @@ def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
     with noting() as ignored:
         try:
             return _lenient_conversion().structure(tree, cls), ignored
-        except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
+        except Exception as error:  # noqa: BLE001  # raised by hooks; `problems_in` raises others again
             problems = problems_in(error)
     raise wire_error(problems)

@@ -1,6 +1,7 @@
-"""Tensors and samples, which hold nearly all bytes: lists of numbers to arrays and back in one step.
+"""The JSON form of tensors and samples: lists of numbers become arrays, and arrays lists, in one step.
 
-In answers null stands for a number that JSON does not have, as many servers write it.
+Tensors and samples make up nearly all bytes of a body. In answers, null stands for a number that JSON does
+not have, as many servers write it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def array_out(array: AnyArray, *, nulls: bool) -> Any:
-    """Return an array that every writer takes as it is: contiguous, native, whole numbers or finite float64.
+    """Return an array in the form that all JSON writers accept: contiguous, native, integers or float64.
 
-    float32 is widened first, so the digits are those of the float64 that every other writer would write.
+    A float32 array is converted to float64, so that all writers write the same digits. With `nulls`, NaN and
+    infinities become null; otherwise they are refused.
     """
     array = plain_array(array, "")
     if array.dtype.kind == "f":
@@ -53,7 +55,7 @@ def _refuse_odd_number(array: AnyArray, odd: BoolArray) -> Any:
 
 
 def tensor_out(tensor: TensorData) -> dict[str, Any]:
-    """Return the fields of a tensor, values flat."""
+    """Return the JSON fields of a tensor, with its values as a flat array."""
     return {
         "data": tensor._numpy.reshape(-1),
         "dtype": tensor.dtype,
@@ -64,7 +66,7 @@ def tensor_out(tensor: TensorData) -> dict[str, Any]:
 
 
 def sampled_sequence_out(sequence: SampledSequence) -> dict[str, Any]:
-    """Return the fields of a sampled sequence, with lists where it holds matrices."""
+    """Return the JSON fields of a sampled sequence, with its matrices as lists."""
     tokens, logprobs = sequence.tokens_np, sequence.logprobs_np
     return {
         "stop_reason": sequence.stop_reason,
@@ -76,7 +78,7 @@ def sampled_sequence_out(sequence: SampledSequence) -> dict[str, Any]:
 
 
 def sample_response_out(response: SampleResponse) -> dict[str, Any]:
-    """Return the fields of a sample response."""
+    """Return the JSON fields of a sample response."""
     logprobs = response.prompt_logprobs_np
     return {
         "sequences": response.sequences,
@@ -104,7 +106,7 @@ def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
 
 
 def _floats(given: list[Any]) -> AnyArray | None:
-    """Return the numbers, or None where something is odd, which a slower check then names."""
+    """Return the numbers as float64, or None if one is not a number. The caller then finds its place."""
     try:
         return np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -124,14 +126,17 @@ def tokens_in(given: Any) -> Int32Array:
 
 
 def topk_in(given: Any) -> TopkLogprobs:
-    """Return two padded matrices of lists of [token id, log-probability] pairs, or nulls, by position."""
+    """Return the top tokens of each position as two padded matrices.
+
+    `given` has, for each position, a list of [token id, log-probability] pairs, or null.
+    """
     if not isinstance(given, list):
         raise Unfit("expected a list of positions", given)
     from tinker_sync.types.sampling import NO_LOGPROB, TopkLogprobs
 
     rows = [at(index, _row, row) for index, row in enumerate(given)]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    # A list of positions without pairs is still a list of positions.
+    # Positions without pairs keep their rows, so there is at least one column.
     width = max(1, int(lengths.max())) if rows else 0
     token_ids = np.zeros((len(rows), width), dtype=np.int32)
     logprobs = np.full((len(rows), width), NO_LOGPROB, dtype=np.float32)
@@ -148,12 +153,13 @@ def _row(row: Any) -> list[Any]:
 
 
 def _columns(rows: list[list[Any]]) -> tuple[AnyArray, AnyArray]:
-    """Return all pairs of all rows as two columns."""
+    """Return the token ids and the log-probabilities of all pairs as two arrays."""
     pairs = _floats(list(chain.from_iterable(rows)))
     if pairs is not None and pairs.ndim == 2 and pairs.shape[1] == 2:
         with suppress(InvalidInputError):
             return to_int32(pairs[:, 0], ""), to_float32(pairs[:, 1], "")
-    # Once more, one by one, to find the place. A pair that is fine alone cannot have failed above.
+    # Check the pairs one by one, to find the place of the error. A pair that is valid alone cannot have
+    # failed above.
     for index, row in enumerate(rows):
         for position, pair in enumerate(row):
             at(index, partial(at, position, _pair), pair)
@@ -164,4 +170,4 @@ def _pair(pair: Any) -> None:
     if not isinstance(pair, list) or len(pair) != 2:
         raise Unfit("expected a pair of a token id and a log-probability", pair)
     tokens_in(pair[:1])
-    float32_in([0.0, pair[1]])  # in its place, for errors to name
+    float32_in([0.0, pair[1]])  # at index 1, which the error names

@@ -1,10 +1,11 @@
-"""Trees to bytes and back: orjson where it is installed, the standard library else, with one meaning.
+"""Conversion between trees and JSON bytes, by orjson if it is installed, else by the standard library.
 
-The standard library defines the meaning. orjson only handles what it reads and writes in the same way;
-the standard library handles what orjson refuses, and returns the value or raises the error. A tree that gets
-here holds nothing that neither may write (NaN, sets, keys other than text).
+Both give the same results, which the standard library defines. orjson handles only values and texts for which
+its result is the same. The standard library handles those that orjson refuses, and returns the value or
+raises the error. The callers pass no tree with values that JSON cannot hold (NaN, sets, keys other than
+text).
 
-Pure functions over their arguments; any thread may enter.
+The functions are pure; any thread may call them.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ else:
     HAS_ORJSON = True
 
 MAX_DEPTH = 100
-"""Lists and objects within each other, in both directions. The protocol itself needs about ten."""
+"""The deepest nesting of lists and objects, for reading and writing. The protocol itself needs about ten."""
 
 _TOO_DEEP = f"lists and objects lie in each other more than {MAX_DEPTH} deep"
 
 
 class Backend(Protocol):
-    """A writer and reader of JSON text. It raises `Unfit`."""
+    """A writer and reader of JSON text. It raises `Unfit` for values and texts that it cannot convert."""
 
     def write(self, tree: Any) -> bytes:
-        """Return the text of a tree of exact types with finite numbers, in which arrays may remain."""
+        """Return the JSON text of a tree of plain types with finite numbers, which may contain arrays."""
 
     def read(self, data: bytes) -> Any:
-        """Return the tree of a text."""
+        """Parse JSON text into a tree."""
 
 
 _BUFFER_BYTES: Final = 4096
 
 
 class StandardLibrary:
-    """The backend that defines the meaning and needs nothing installed."""
+    """The backend that uses the module `json`. Its results define those of all backends."""
 
     def write(self, tree: Any) -> bytes:
-        """Return the text of a tree."""
+        """Return the JSON text of a tree."""
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_listed)
         try:
             return text.encode("utf-8")
@@ -56,7 +57,7 @@ class StandardLibrary:
         raise next(_lone_surrogates(tree))
 
     def read(self, data: bytes) -> Any:
-        """Return the tree of a text."""
+        """Parse JSON text into a tree."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -70,24 +71,26 @@ class StandardLibrary:
                 problem = _complaint(text, error)
             except RecursionError:
                 problem = _TOO_DEEP
-        # Raised outside of the handlers: the library's errors hold the whole text, which may hold a token.
+        # Raised outside of the handlers, because the errors of the library refer to the whole text, which may
+        # contain a token.
         raise Unfit(problem)
 
 
 class Orjson:
-    """The backend that is several times as fast and writes arrays without lists."""
+    """The backend that uses orjson, which is several times as fast and writes arrays without making lists."""
 
     def write(self, tree: Any) -> bytes:
-        """Return the text of a tree."""
+        """Return the JSON text of a tree."""
         try:
             text = orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError:  # integers beyond 64 bits, halves of surrogate pairs
             return STANDARD_LIBRARY.write(tree)
-        # A short text keeps the buffer it was written into, and thousands of requests wait for minutes.
+        # A short text of orjson keeps a larger buffer alive. The copy frees it, because thousands of requests
+        # may wait for minutes.
         return bytes(memoryview(text)) if len(text) < _BUFFER_BYTES // 2 else text
 
     def read(self, data: bytes) -> Any:
-        """Return the tree of a text."""
+        """Parse JSON text into a tree."""
         try:
             return orjson.loads(data)
         except ValueError:  # NaN, numbers too large for a float, halves of surrogate pairs, and errors
@@ -99,7 +102,7 @@ DEFAULT: Backend = Orjson() if HAS_ORJSON else STANDARD_LIBRARY
 
 
 def write(tree: Any, backend: Backend) -> bytes:
-    """Return the bytes of a tree; refuse what `read` would refuse."""
+    """Return the JSON bytes of a tree. Refuse a nesting that `read` would refuse."""
     try:
         data = backend.write(tree)
     except RecursionError:
@@ -110,7 +113,7 @@ def write(tree: Any, backend: Backend) -> bytes:
 
 
 def read(data: bytes, backend: Backend) -> Any:
-    """Return the tree of bytes that were received."""
+    """Parse received JSON bytes into a tree."""
     if not data.strip(b" \t\r\n"):
         raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
     tree = backend.read(data)
@@ -163,12 +166,12 @@ _DIGITS = bytes(ord("0") if chr(octet).isdigit() else octet for octet in range(1
 
 
 def _may_hold_long_integers(data: bytes) -> bool:
-    """Return whether there is a run of 19 digits: anything shorter fits 64 bits."""
+    """Return True if the text has a run of 19 digits. A shorter integer fits 64 bits."""
     return b"0" * 19 in data.translate(_DIGITS)
 
 
 def _bounded_integer(digits: str) -> int | float:
-    """Return a whole number of 64 bits, signed or not; a float beyond that."""
+    """Return an integer that fits 64 bits, signed or unsigned, as an int, and any other as a float."""
     if len(digits) <= 20 and -(2**63) <= (number := int(digits)) < 2**64:
         return number
     return float(digits)
@@ -185,13 +188,14 @@ _ALL_BUT_BRACKETS = bytes(octet for octet in range(256) if octet not in b'[]{}"'
 
 
 def depth_of(data: bytes) -> int:
-    """Return how many lists and objects lie in each other, at most, in a text that parses."""
+    """Return the deepest nesting of lists and objects in a valid JSON text."""
     if b"\\" in data:
         data = _without_escapes(data)
     brackets = data.translate(_BRACKETS, _ALL_BUT_BRACKETS)
     if len(brackets) <= MAX_DEPTH:
         return len(brackets)
-    # Texts without brackets in them have left pairs of quotes; what is left within quotes is text.
+    # A JSON string without brackets has become a pair of quotes, which is removed. Brackets between the
+    # remaining quotes belong to strings.
     brackets = brackets.replace(b'""', b"")
     if b'"' in brackets:
         brackets = b"".join(brackets.split(b'"')[::2])
@@ -201,5 +205,5 @@ def depth_of(data: bytes) -> int:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """Return the same nesting without any escaped quote. Escapes occur only in texts."""
+    """Return the text without escaped backslashes and quotes, which occur only in strings."""
     return data.replace(b"\\\\", b"").replace(b'\\"', b"")

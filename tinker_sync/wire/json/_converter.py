@@ -1,7 +1,7 @@
-"""The cattrs converters between trees and values: fields as they travel, and what JSON does oddly.
+"""The cattrs converters between parsed JSON and values.
 
-cattrs generates the functions for models. Hooks exist for arrays, for null and NaN, for unions, whose errors
-name the known tags, and for free-form values, which are written by their own class and not by an annotation.
+cattrs generates the functions for models. Hooks handle arrays, null and NaN, unions (their errors list the
+known tags), and free-form values. A free-form value has no annotation, so its class determines its JSON form.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from tinker_sync.wire.json._arrays import (
 from tinker_sync.wire.json._unfit import Steps, at
 
 Unknown = Callable[[type, set[str]], object]
-"""A function that is called with a class and the unknown fields of an object that is to become one."""
+"""A function that is called with a class and the unknown fields of an object that is read as this class."""
 
 
 def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converter:
     """Return the converter for answers, or for requests.
 
     Args:
-        answers: ignore unknown fields, and let null be NaN and infinities. In a request both are refused.
-        unknown: call this with the unknown fields of an object, and ignore them, in a request too.
+        answers: True for answers: unknown fields are ignored, and null stands for NaN and infinities. In a
+            request both are refused.
+        unknown: called with the unknown fields of an object, which are then ignored, in a request too.
 
     >>> from tinker_sync.types import LoraConfig
     >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
@@ -69,7 +70,7 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
 
 
 def _whole_number(tree: Any, _: Any) -> Any:
-    # A float this large is what is left of a whole number of more than 64 bits; its last digits are gone.
+    # The parser returns an integer of more than 64 bits as a float, without its last digits.
     if isinstance(tree, float) and abs(tree) >= 2**63:
         raise Unfit("expected a whole number", tree)
     return _convert.SCALARS[int](tree)
@@ -105,7 +106,7 @@ _SPECIAL: dict[tuple[str, str], Any] = {
     ("SampleResponse", "_prompt_logprobs"): _array("prompt_logprobs", float32_in),
     ("SampleResponse", "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs", topk_in),
 }
-"""Fields that have another name on the wire, or more in them than their annotation describes."""
+"""The fields whose JSON name or JSON form differs from their declaration."""
 
 _OPTIM_NAMES = ("optim_params", "adam_params", "optimizer_params")
 _SIZES: Any = list[int] | None
@@ -116,7 +117,7 @@ def _is_tensor(kind: Any) -> bool:
 
 
 class _Reading:
-    """The hooks that structure trees."""
+    """The hooks that turn parsed JSON into values."""
 
     converter: Converter
 
@@ -125,21 +126,21 @@ class _Reading:
         self._unknown = unknown
 
     def list_in(self, tree: Any, kind: Any) -> list[Any]:
-        """Return the items of a list; null among the numbers of an answer is NaN."""
+        """Return the items of a list. A null in a list of floats of an answer becomes NaN."""
         items = _list(tree)
         if self._answers and get_args(kind)[0] is float:
             return [math.nan if item is None else item for item in items]
         return items
 
     def mapping_in(self, tree: Any, kind: Any) -> dict[str, Any]:
-        """Return the items of an object; null among the numbers of an answer is NaN."""
+        """Return the items of an object. A null in a mapping of floats of an answer becomes NaN."""
         items = _object(tree)
         if self._answers and get_args(kind)[1] is float:
             return {name: math.nan if item is None else item for name, item in items.items()}
         return items
 
     def model_of(self, cls: Any) -> _convert.Hook:
-        """Return the hook for objects of a model's fields."""
+        """Return the hook that reads JSON objects as a model."""
         if cls.__open__:
             return lambda tree, _: cls(**_object(tree))
         fields = _structured.fields_of(cls)
@@ -155,7 +156,7 @@ class _Reading:
             overrides[each.name].rename or each.name: each for each in fields if not overrides[each.name].omit
         }
         null_is_default = {name for name, each in known.items() if _null_is_default(each)}
-        # Writers leave None out even where a constructor needs it.
+        # A None is not sent, so a field without a default may be missing.
         if_absent = {
             name: None
             for name, each in known.items()
@@ -176,10 +177,10 @@ class _Reading:
         return read
 
     def union_of(self, kind: Any) -> _convert.Hook:
-        """Return the hook for one of several models, or null.
+        """Return the hook that reads one of several models, or null.
 
-        The strategy of cattrs for tagged unions makes the functions of all members at once, and its error for
-        an unknown tag is a bare KeyError.
+        It replaces the strategy of cattrs for tagged unions, which makes the functions of all members at
+        once, and raises a bare KeyError for an unknown tag.
         """
         members = _structured.members_of(kind)
         tag_name, by_tag, open_member = _structured.union_table(members)
@@ -204,7 +205,7 @@ class _Reading:
         return read
 
     def tensor(self, tree: Any, _: Any) -> types.TensorData:
-        """Read a tensor, its numbers in one step."""
+        """Read a tensor. Its numbers become an array in one step."""
         given = _object(tree).get
         structure = self.converter.structure
         dtype = at("dtype", structure, given("dtype"), TensorDtype)
@@ -243,19 +244,22 @@ def _takes_none(kind: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- writing
 
 _WRITTEN_AS_TEXT = (("uuid", "UUID"), ("decimal", "Decimal"), ("pathlib", "PurePath"))
-"""Classes whose values leave as their text, by module: a module that is not loaded has no values here."""
+"""The classes whose values are written as text, by module.
+
+If a module is not loaded, no value of its class exists.
+"""
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 _WITH_FLOATS = _AS_THEY_ARE | {float}
 
 
 class _Writing:
-    """The hooks that unstructure values: models by their annotations, free-form values by their class."""
+    """The hooks that turn values into JSON trees: models by annotation, free-form values by class."""
 
     def __init__(self, converter: Converter, answers: bool) -> None:
         self._converter = converter
         self._answers = answers
         self._writer_for: Callable[[type], Callable[[Any], Any]] = cache(self._choose_writer)
-        # The first that fits is taken.
+        # The first base class that fits counts.
         self._table: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
             (Enum, lambda member: self.free(member.value)),
             ((bool, type(None)), lambda value: value),
@@ -279,7 +283,7 @@ class _Writing:
         )
 
     def free(self, value: Any) -> Any:
-        """Return what of a free-form value leaves."""
+        """Return the JSON form of a value in a field that declares no type (a free-form value)."""
         return self._writer_for(type(value))(value)
 
     def _choose_writer(self, kind: type) -> Callable[[Any], Any]:
@@ -294,7 +298,7 @@ class _Writing:
         yield (np.integer, np.bool_), lambda number: number.item()
 
     def number(self, number: float) -> float | None:
-        """Return a float, if JSON has it."""
+        """Return a finite float. NaN and infinities become null in an answer and are refused in a request."""
         if math.isfinite(number):
             return float.__float__(number)
         if self._answers:
@@ -302,20 +306,20 @@ class _Writing:
         raise Unfit("expected a number that JSON has", float.__float__(number))
 
     def mapping(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return a mapping under the names JSON has for its keys."""
+        """Return a mapping with its keys as text."""
         return {name: self.free(value) for name, value in _named(mapping).items()}
 
     def list(self, items: Any) -> Any:
-        """Return a list or tuple itself if it may leave as it is, else a list."""
+        """Return the list or tuple itself if its items need no conversion, else a converted list."""
         items = items if type(items) in (list, tuple) else [*items]
         kinds = set(map(type, items))
-        # Long lists hold plain numbers or texts. They are looked at, not copied.
+        # Long lists hold plain numbers or texts, so they are checked and not copied.
         if kinds <= _AS_THEY_ARE or (kinds <= _WITH_FLOATS and all(map(_is_finite, items))):
             return items
         return [self.free(item) for item in items]
 
     def model_of(self, cls: Any) -> Callable[[Any], dict[str, Any]]:
-        """Return the writer of a model. None stands for absent in a declared field, and only there."""
+        """Return the function that writes a model. It leaves out declared fields with the value None."""
         parts, write = _parts_of(cls), self.free
         if parts is Model._fields_out:
             tokens = override(unstruct_hook=self.free)
@@ -324,7 +328,7 @@ class _Writing:
             write = _as_it_is
 
         def write_model(model: Any) -> dict[str, Any]:
-            if type(model) is not cls:  # where a field is declared as a base class
+            if type(model) is not cls:  # an instance of a subclass
                 return cast("dict[str, Any]", self._converter.unstructure(model))
             return {name: write(value) for name, value in parts(model).items() if value is not None}
 
@@ -351,7 +355,7 @@ _PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "SampleResponse": sample_response_out,
     "Datum": _datum_out,
 }
-"""The fields, as they travel, of models that hold arrays."""
+"""The functions that return the fields of models with arrays, under their JSON names."""
 
 
 def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
@@ -360,7 +364,7 @@ def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
 
 
 def problems_of(value: Any, write: Callable[[Any], Any], steps: Steps = ()) -> list[tuple[Steps, Exception]]:
-    """Return the first values within a value that cannot be written, after the steps that lead to them."""
+    """Return the first errors for values within `value` that cannot be written, each with its place."""
     return list(islice(_problems(value, write, steps), _convert.MAX_PROBLEMS))
 
 
@@ -377,9 +381,9 @@ def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator
 
 
 def _items(value: Any) -> Any:
-    """Return the parts of a container with their steps; None for any other value."""
+    """Return the items of a container with their keys or indices; None for any other value."""
     if isinstance(value, Model):
-        # Declared bytes travel as base64, which all bytes can.
+        # Declared bytes are written as base64, which cannot fail.
         fields = _parts_of(type(value))(value)
         return [(name, part) for name, part in fields.items() if not isinstance(part, bytes)]
     if isinstance(value, Mapping):
@@ -392,7 +396,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _text_of(octets: bytes | bytearray) -> str:
-    """Return bytes amid free-form values as text, the only form that all readers understand."""
+    """Return bytes of a free-form value as UTF-8 text, the only form that all readers understand."""
     try:
         return octets.decode("utf-8")
     except UnicodeDecodeError:

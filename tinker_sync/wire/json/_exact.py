@@ -1,8 +1,8 @@
-"""Models and trees whose values need no conversion: nearly all of the requests and answers of a client.
+"""A fast path for models and trees whose values need no conversion: nearly all requests and answers.
 
-Both functions look at classes of values, and give up at the first value that needs a closer look; the
-converters of cattrs take it from there. So nothing is converted twice, and a program whose values are all of
-the declared classes loads no converter.
+Both functions check only the classes of values. At the first value that may need a conversion they raise
+`NotExact`, and the caller uses the cattrs converters instead. So a program whose values all have the declared
+classes loads no converter.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tinker_sync.types._structured import Structured, fields_of, is_model, membe
 
 _SIMPLE = frozenset({str, int, bool, type(None)})
 _OF_ARRAYS = {"TensorData", "SampledSequence", "SampleResponse", "Datum"}
-"""Models whose fields travel in another form than they are declared in."""
+"""The models whose JSON form differs from their declared fields."""
 
 
 class NotExact(Exception):
-    """A value needs a conversion."""
+    """The error for a value that may need a conversion."""
 
 
 def tree_of(value: Any) -> Any:
-    """Return the tree of a value that leaves as it is.
+    """Return the JSON tree of a value that needs no conversion.
 
     Raises:
-        NotExact: Something in it needs a conversion, or must be refused.
+        NotExact: A value in it needs a conversion, or must be refused.
 
     >>> from tinker_sync.types import LoraConfig
     >>> tree_of({"config": LoraConfig(rank=8), "n": None})["config"]["rank"]
@@ -48,8 +48,12 @@ def tree_of(value: Any) -> Any:
         return {name: tree_of(item) for name, item in value.items()}
     if not _leaves_as_declared(cast("Any", kind)):
         raise NotExact
-    # None stands for absent in a declared field, and only there.
-    return {name: tree_of(item) for name, item in value._fields_out().items() if item is not None}
+    tree = {}
+    for name, item in value._fields_out().items():
+        if item is not None:  # a declared field with the value None is left out
+            plain = type(item) in _SIMPLE or (type(item) is float and isfinite(item))
+            tree[name] = item if plain else tree_of(item)
+    return tree
 
 
 @cache
@@ -58,10 +62,12 @@ def _leaves_as_declared(kind: type) -> bool:
 
 
 def model_of(tree: Any, cls: Any) -> Any:
-    """Return the model of an answer whose values are of the declared classes. Unknown fields are ignored.
+    """Return a tree as a model of an answer, if its values have the declared classes.
+
+    Unknown fields are ignored.
 
     Raises:
-        NotExact: Something in it needs a conversion, or must be refused.
+        NotExact: A value in it needs a conversion, or must be refused.
 
     >>> from tinker_sync.types import CreateSessionResponse
     >>> model_of({"session_id": "s", "new": 1}, CreateSessionResponse).session_id
@@ -81,7 +87,7 @@ def model_of(tree: Any, cls: Any) -> Any:
 
 @cache
 def _fields_of(cls: Any) -> dict[str, Any]:
-    """Return, by field, a function that returns the value for it or raises `NotExact`."""
+    """Return a function for each field, which returns a fitting value as it is or raises `NotExact`."""
     plain = is_model(cls) and cls.__response__ and not cls.__open__ and attrs.has(cls)
     if not plain or any(field.name != field.alias for field in attrs.fields(cls)):
         raise NotExact

@@ -1,4 +1,4 @@
-"""Values that do not fit, and the errors that name their places without giving secrets away.
+"""Errors about values that do not fit. They name the place of the value and show no secrets.
 
 Hooks raise `Unfit`. The public functions raise an `InvalidInputError` or a `WireError` with paths such as
 `$.sequences[2].stop_reason`.
@@ -29,22 +29,22 @@ WIRE_NAMES = {
     "_prompt_logprobs": "prompt_logprobs",
     "topk_prompt_logprobs_np": "topk_prompt_logprobs",
 }
-"""Fields that hold arrays under a name of their own."""
+"""The JSON names of fields that hold arrays under another name."""
 
 _LONGEST_VALUE = 100
 _LONGEST_NAME = 60
-# Addresses that servers sign: the address alone gives access to what it names.
+# Fields with addresses that servers sign. Such an address alone gives access to a file.
 _SIGNED = frozenset({"url", "urls"})
 _NAME = re.compile(r"\"([\w\-]+)\"?\s*:")
 _PLACE = re.compile(r"\.(\w+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]")
 _MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
 
 Found = tuple[str, str]
-"""A place and what is wrong there."""
+"""A place, and a description of the problem there."""
 
 
 _MOST_NOTED = 100
-"""A body of nothing but unknown fields costs no more memory than this many names."""
+"""The most names that are collected, so that a body with many unknown fields uses little memory."""
 _ignored: ContextVar[set[str]] = ContextVar("_ignored")
 
 
@@ -60,7 +60,7 @@ def noting() -> Iterator[set[str]]:
 
 
 def note(names: Iterable[str], owner: str) -> None:
-    """Add unknown fields of an object to what `noting` collects."""
+    """Add the unknown fields of an object to the names that `noting` collects."""
     noted = _ignored.get()
     for name in names:
         if len(noted) >= _MOST_NOTED:
@@ -69,7 +69,10 @@ def note(names: Iterable[str], owner: str) -> None:
 
 
 def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
-    """Return what a function makes of the value to which a step leads."""
+    """Return `convert(*arguments)`.
+
+    An error that it raises gets `step`, a key or index, added to its place.
+    """
     try:
         return convert(*arguments)
     except Exception as error:
@@ -78,13 +81,13 @@ def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
 
 
 def problems_in(error: Exception, root: str = "$") -> list[Found]:
-    """Return the first problems of an error that hooks of cattrs raised, the steps to it among them."""
+    """Return the first problems in an error that the cattrs hooks have raised, each with its place."""
     every = (found for steps, each in located(error) for found in described(each, steps, root))
     return list(islice(every, MAX_PROBLEMS))
 
 
 def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[Found]:
-    """Yield what one error has to report about the value to which the steps lead."""
+    """Yield the problems that one error reports about the value at `steps`, each with its place."""
     steps = tuple(WIRE_NAMES.get(step, step) if isinstance(step, str) else step for step in steps)
     if isinstance(error, Unfit):
         steps += error.steps
@@ -93,7 +96,7 @@ def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[
         for problem in error.problems:
             inner, text = _located(problem)
             yield _path(root, steps + inner), mask_text(text)
-    elif hasattr(error, "extra_fields"):  # what cattrs raises
+    elif hasattr(error, "extra_fields"):  # raised by cattrs
         for name in sorted(error.extra_fields):
             yield _path(root, (*steps, name)), f"{error.cl.__name__} has no such field"  # type: ignore[attr-defined]
     elif isinstance(error, KeyError):
@@ -123,7 +126,7 @@ def _text(text: str, value: Any, steps: Steps) -> str:
 
 
 def _located(problem: str) -> tuple[Steps, str]:
-    """Take apart what a model's own check reports: `SamplingParams.top_p: ...`, `[3]: ...`."""
+    """Split a message of a model's own check into place and text: `SamplingParams.top_p: ...`, `[3]: ...`."""
     start = found.end() if (found := _MODEL.match(problem)) else 0
     steps: list[Step] = []
     while match := _PLACE.match(problem, start):
@@ -147,12 +150,12 @@ def _formatted(step: Step) -> str:
 
 
 def input_error(problems: Iterable[Found]) -> InvalidInputError:
-    """Return the error for what cannot be written."""
+    """Return the error for values that cannot be written."""
     return InvalidInputError(f"{place}: {text}" for place, text in problems)
 
 
 def wire_error(problems: list[Found]) -> WireError:
-    """Return the error for what was received: the first problem, and the next few in the same text."""
+    """Return the error for received values: the first problem, and the next few in the same text."""
     (place, text), others = problems[0], problems[1:]
     text += "".join(f"; also {where}: {what}" for where, what in others[:3])
     if others[3:]:

@@ -2,8 +2,8 @@
 
 Tables are immutable data, which the reader and the writer walk. The module has the parts that both need:
 
-- A `FieldFault` has a path that grows while it unwinds: each level prepends its part, so valid messages cost
-  nothing extra. The outermost function converts the fault to the public error.
+- A `FieldFault` has a path that grows while the exception passes up: each level prepends its part, so valid
+  messages cost nothing extra. The outermost function converts the fault to the public error.
 - Each reader of a varint, a length or a scalar takes a flat view of bytes, a position and an end, and reads
   nothing beyond the end. A `write` of a scalar returns the bytes that follow the tag.
 
@@ -38,7 +38,7 @@ def name_entry(name: str, key: object) -> str:
 
 
 class FieldFault(Exception):
-    """A value or a byte that does not fit its field; this package converts it before it returns."""
+    """The error for a value or a byte that does not fit its field. Functions of this package convert it."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class FieldFault(Exception):
 
 @contextmanager
 def translate_refusals(segment: str) -> Iterator[None]:
-    """Convert a type's refusal of a value in the block to a fault at this segment."""
+    """Convert an `InvalidInputError` of the block to a `FieldFault` at this segment of the path."""
     try:
         yield
     except FieldFault as fault:
@@ -64,7 +64,7 @@ def translate_refusals(segment: str) -> Iterator[None]:
 
 
 class _Decoding:
-    """A context manager written as a class, because a generator costs several times as much per answer."""
+    """The context manager of `decoding`: a class, because a generator costs several times as much."""
 
     __slots__ = ("_message",)
 
@@ -84,17 +84,29 @@ class _Decoding:
 
 
 def decoding(message: str) -> _Decoding:
-    """Convert faults in the block to `WireError`: the received bytes are wrong."""
+    """Convert a `FieldFault` in the block to a `WireError`: the received bytes are wrong."""
     return _Decoding(message)
 
 
-@contextmanager
-def encoding(message: str) -> Iterator[None]:
-    """Convert faults in the block to `InvalidInputError`: the user's values cannot be sent."""
-    try:
-        yield
-    except FieldFault as fault:
-        raise InvalidInputError(f"{fault.path or message}: {fault.reason}") from None
+class _Encoding:
+    """The context manager of `encoding`."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, FieldFault):
+            raise InvalidInputError(f"{error.path or self._message}: {error.reason}") from None
+
+
+def encoding(message: str) -> _Encoding:
+    """Convert a `FieldFault` in the block to an `InvalidInputError`: the user's values cannot be sent."""
+    return _Encoding(message)
 
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
@@ -156,7 +168,13 @@ def read_tag(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 def read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
     """Return the start and the end of the payload announced at `at`; all its bytes are present."""
-    length, at = read_varint(view, at, end)
+    length = view[at] if at < end else 0x80
+    if length < 0x80:
+        at += 1
+    elif at + 1 < end and view[at + 1] < 0x80:  # most lengths: the arrays of an answer have some kilobytes
+        length, at = length & 0x7F | view[at + 1] << 7, at + 2
+    else:
+        length, at = read_varint(view, at, end)
     if length > end - at:
         raise FieldFault(f"{length} bytes announced, {end - at} present")
     return at, at + length
@@ -201,7 +219,7 @@ Reader = Callable[[memoryview, int, int], "tuple[Any, int]"]
 
 @attrs.frozen(eq=False)
 class Scalar:
-    """One scalar kind. Immutable."""
+    """A scalar kind of protobuf, such as int32. Immutable."""
 
     name: str
     wire: int
@@ -214,11 +232,16 @@ class Scalar:
 
 
 def _make_integer(name: str, bits: int, signed: bool) -> Scalar:
-    """Make a varint kind. The reader keeps the low bits, as protobuf readers do; the writer refuses more."""
+    """Make a varint kind.
+
+    The reader keeps the low bits, as protobuf readers do; the writer refuses numbers that do not fit.
+    """
     mask, half = (1 << bits) - 1, 1 << (bits - 1)
     low, high = (-half, half - 1) if signed else (0, mask)
 
     def read(view: memoryview, at: int, end: int) -> tuple[int, int]:
+        if at < end and view[at] < 0x80:
+            return view[at], at + 1
         number, at = read_varint(view, at, end)
         number &= mask
         return (number - mask - 1 if signed and number >= half else number), at
@@ -330,7 +353,7 @@ class FieldRule(enum.Enum):
 
 @attrs.frozen(eq=False)
 class Field:
-    """One row of a table."""
+    """A field of a message: its number, its name, its kind and its rule."""
 
     number: int
     name: str

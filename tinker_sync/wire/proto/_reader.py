@@ -1,15 +1,13 @@
-"""The reader: from bytes to plain values, dicts keyed by field name, driven by the tables.
+"""The reader: converts the bytes of a message into dicts keyed by field name, with the help of the tables.
 
-A dict holds the fields that are present: explicitly set ones for fields with presence, those other than the
-    default
-for the rest, non-empty lists and maps. So two messages have the same meaning exactly when their dicts are
-equal. `bytes` fields are views of the received buffer; the caller copies them where needed.
+A dict holds the fields that are present: explicitly set ones for fields with presence, values other than the
+default for the rest, non-empty lists and maps. So two messages have the same meaning exactly when their dicts
+are equal. `bytes` fields are views of the received buffer; the caller copies them if necessary.
 
-Guarantees: the reader stays within the given bytes, checks each announced length before it uses it, takes
-    work and
-memory in proportion to the input, and raises `WireError` for all damage. It follows proto3: unknown fields
-are skipped, the last of several singular values counts, repeated submessages are merged, packed and unpacked
-lists are accepted, enums are open, text must be UTF-8. Any thread may use this.
+Guarantees: the reader stays within the given bytes, checks each announced length before it uses it, needs
+time and memory in proportion to the input, and raises `WireError` for all damage. It follows proto3: unknown
+fields are skipped, the last of several singular values counts, repeated submessages are merged, packed and
+unpacked lists are accepted, enums are open, text must be UTF-8. Any thread may use this.
 """
 
 from __future__ import annotations
@@ -57,7 +55,9 @@ def read_message(table: Message, data: Readable, unknown: set[str] | None = None
     return message
 
 
-def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None) -> None:
+def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
+    table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
     """Read the fields between `at` and `end` into a dict, merging with fields that it already holds."""
     field = None
     by_tag = table.by_tag
@@ -85,7 +85,10 @@ def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unkn
                 at = _read_list(field, view, at, end, tag, into)
             else:
                 value, at = field.kind.read(view, at, end)
-                _keep(field, value, into)
+                if value and not field.rivals:
+                    into[field.name] = value
+                else:
+                    _keep(field, value, into)
     except FieldFault as fault:
         if field is not None:
             fault.under(_segment(field, into))

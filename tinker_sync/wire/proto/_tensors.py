@@ -39,6 +39,7 @@ WIRE_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
     "int64": (tables.DTYPE_INT64, INT64),
 }
 """The sent DTypes, with the memory layout of their values."""
+LAYOUTS = {name: layout for name, (_, layout) in WIRE_DTYPES.items()}
 
 BLOCK_CELLS = 16_384
 """The block that small arrays share, and may keep alive: 64 KiB of float32 or 128 KiB of int64."""
@@ -52,26 +53,24 @@ MAX_CELLS = 2**59
 # ------------------------------------------------------------------------------------------ arrays out
 
 
+def wire_values(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Return the array's values in little-endian, row-major order; the array itself if possible."""
+    if array.dtype is dtype and array.flags.c_contiguous:
+        return array  # the usual case
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
 def payload(array: AnyArray, dtype: np.dtype[Any]) -> memoryview:
     """Return the array's values as little-endian bytes in row-major order; a view if possible.
 
     >>> payload(np.arange(2), INT32).tobytes().hex()
     '0000000001000000'
     """
-    if (
-        array.dtype == dtype
-        and array.ndim == 1
-        and array.size
-        and array.flags.c_contiguous
-        and dtype.isnative
-    ):
-        return array.data.cast("B")  # the usual case, five times faster than below
-    contiguous = np.ascontiguousarray(array, dtype=dtype)
-    return contiguous.reshape(-1).view(np.uint8).data
+    return wire_values(array, dtype).reshape(-1).view(np.uint8).data
 
 
 def find_wire_dtype(tensor: TensorData) -> tuple[int, np.dtype[Any]]:
-    """Return the DType of a tensor and the layout of its values."""
+    """Return the number of a tensor's dtype in the protocol, and the layout of its values."""
     known = WIRE_DTYPES.get(tensor.dtype)
     if known is None:
         raise FieldFault(f"expected 'float32' or 'int64', got {tensor.dtype!r}", "dtype")
@@ -79,7 +78,10 @@ def find_wire_dtype(tensor: TensorData) -> tuple[int, np.dtype[Any]]:
 
 
 def tensor_to_plain(tensor: TensorData) -> Plain:
-    """Convert to a `Tensor` message. An unknown shape is left out; a sparse tensor stays sparse."""
+    """Convert a tensor to the dict of a `Tensor` message.
+
+    An unknown shape is left out; a sparse tensor stays sparse.
+    """
     dtype, layout = find_wire_dtype(tensor)
     values = payload(tensor._numpy, layout)
     plain: Plain = {"dtype": dtype, "shape": tensor.shape}
@@ -96,7 +98,7 @@ def tensor_to_plain(tensor: TensorData) -> Plain:
 
 @attrs.frozen
 class ReceivedDtype:
-    """A received DType: the layout of its values, and their conversion to a user's array."""
+    """A dtype of received values: their layout, and their conversion to a user's array."""
 
     layout: np.dtype[Any]
     dtype: Literal["float32", "int64"]
@@ -120,7 +122,7 @@ _RECEIVED_DTYPES = {
 
 
 def find_dtype(plain: Plain) -> ReceivedDtype:
-    """Return the DType of a `Tensor` or `BatchedTensor`."""
+    """Return the dtype that a `Tensor` or `BatchedTensor` message states."""
     number = plain.get("dtype", tables.DTYPE_UNSPECIFIED)
     received = _RECEIVED_DTYPES.get(number)
     if received is None:
@@ -138,6 +140,8 @@ def view_array(plain: Plain, name: str, layout: np.dtype[Any]) -> AnyArray:
 
 def check_shape(sizes: Sequence[int], name: str, most: int = MAX_DIMENSIONS) -> list[int]:
     """Return a shape that numpy can represent, or raise `FieldFault`; empty shapes are checked too."""
+    if not sizes:
+        return []
     if len(sizes) > most:
         raise FieldFault(f"{len(sizes)} dimensions, at most {most} can be held", name)
     if any(size < 0 for size in sizes):
@@ -185,14 +189,13 @@ def split_batch(plain: Plain) -> list[TensorData]:
     # The number of rows adds a dimension in front.
     trailing = check_shape(plain.get("trailing_shape", ()), "trailing_shape", MAX_DIMENSIONS - 1)
     flat = view_array(plain, "data", received.layout)
-    bounds = _find_bounds(view_array(plain, "offsets", INT64), flat.size, received.layout.itemsize)
-    counts = np.diff(bounds)
+    edges = _find_edges(view_array(plain, "offsets", INT64), flat.size, received.layout.itemsize)
     row = math.prod(trailing)
-    if counts.any() and (row == 0 or bool((counts % row).any())):
+    if row != 1 and any((right - left) % row if row else right > left for left, right in pairwise(edges)):
         raise FieldFault(f"the data do not divide into rows of {trailing}", "trailing_shape")
     dtype, wrap = received.dtype, TensorData._wrap
     # Copy everything first: creating small objects in between takes a third longer.
-    arrays = _copy_slices(flat, bounds.tolist(), received.own)
+    arrays = _copy_slices(flat, edges, received.own)
     if not trailing:
         return [wrap(array, dtype, [array.size]) for array in arrays]
     shapes = [[array.size // row if row else 0, *trailing] for array in arrays]
@@ -212,14 +215,15 @@ def _copy_slices(flat: AnyArray, edges: list[int], own: Callable[[AnyArray], Any
     return arrays
 
 
-def _find_bounds(offsets: Int64Array, size: int, itemsize: int) -> Int64Array:
+def _find_edges(offsets: Int64Array, size: int, itemsize: int) -> list[int]:
     """Convert byte offsets to positions in an array of `size` values; check range and order."""
-    if offsets.size == 0:
+    edges: list[int] = offsets.tolist()
+    if not edges:
         if size:
             raise FieldFault("there are data but no offsets", "offsets")
-        return np.zeros(1, dtype=np.int64)
-    if offsets[0] < 0 or offsets[-1] > size * itemsize or bool((offsets[1:] < offsets[:-1]).any()):
+        return [0]
+    if edges[0] < 0 or edges[-1] > size * itemsize or edges != sorted(edges):
         raise FieldFault(f"the offsets must rise within 0 … {size * itemsize}", "offsets")
-    if bool((offsets % itemsize).any()):
+    if int(np.bitwise_or.reduce(offsets)) % itemsize:  # sizes of values are powers of two
         raise FieldFault(f"an offset falls inside a {itemsize}-byte value", "offsets")
-    return offsets // itemsize
+    return [edge // itemsize for edge in edges]

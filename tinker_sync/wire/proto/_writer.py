@@ -1,14 +1,13 @@
-"""The writer: from plain values to bytes, as a list of pieces, so that large payloads are not copied.
+"""The writer: converts dicts into the bytes of a message, in pieces, so that large payloads are not copied.
 
 Guarantees: the reader gives back an equal dict; numbers out of range are refused with `InvalidInputError`.
-    Any thread
-may use this; a `Buffers` belongs to one thread while it grows.
+Any thread may use this; a `Buffers` belongs to one thread while it grows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tinker_sync.wire.proto._fields import (
     BYTES,
@@ -22,7 +21,8 @@ from tinker_sync.wire.proto._fields import (
     varint,
 )
 
-Piece = bytes | bytearray | memoryview
+Piece: TypeAlias = Any
+"""Bytes, or a contiguous array of any kind."""
 
 MAX_SIZE = 0x7FFF_FFFF
 """The protobuf limit: implementations refuse messages of 2 GiB or more."""
@@ -42,13 +42,13 @@ class Buffers:
     __slots__ = ("pieces", "size")
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
-        self.pieces: list[Piece] = list(pieces)
-        self.size = sum(memoryview(piece).nbytes for piece in self.pieces)
+        self.pieces: list[Piece] = [*pieces]
+        self.size = sum([memoryview(piece).nbytes for piece in self.pieces])
 
-    def put(self, before: bytes, payload: memoryview, after: bytes = b"") -> None:
-        """Append a payload with a few bytes around it."""
-        self.pieces += (before, payload, after) if after else (before, payload)
-        self.size += len(before) + payload.nbytes + len(after)
+    def enclose(self, tag: bytes, other: Buffers) -> None:
+        """Append another message as a field: its tag, its size and its pieces."""
+        self.append(tag + varint(other.size))
+        self.extend(other)
 
     def append(self, piece: bytes) -> None:
         """Append a few bytes."""
@@ -76,9 +76,8 @@ def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
 
     Args:
         table: the kind of the message.
-        value: a dict in the reader's form. None means absent; a `bytes` field or a submessage may also be a
-            `Buffers`, whose pieces the result shares.
-
+        value: a dict in the form that `read_message` returns. None means absent; a `bytes` field or a
+            submessage may also be a `Buffers`, whose pieces the result shares.
 
     Raises:
         InvalidInputError: a value does not fit its field; the message names the path.
@@ -122,8 +121,7 @@ def _write_one(field: Field, value: Any, out: Buffers) -> None:
     """Write a singular field or one element of a list."""
     kind = field.kind
     if isinstance(value, Buffers):
-        out.append(field.tag + varint(value.size))
-        out.extend(value)
+        out.enclose(field.tag, value)
     elif isinstance(kind, Message):
         if not isinstance(value, Mapping):
             raise FieldFault(f"expected {kind.name}, got {type(value).__name__}")
@@ -167,7 +165,7 @@ def _write_map(field: Field, entries: Any, out: Buffers) -> None:
 
 
 def _write_entry(table: Any, key: Any, value: Any) -> Buffers:
-    """Write an entry; key and value are written even if they are defaults, as other writers do."""
+    """Write one entry of a map. Key and value are written even if they are defaults, as other writers do."""
     out = Buffers()
     _write_one(table.by_name["key"], key, out)
     _write_one(table.by_name["value"], value, out)

@@ -1,9 +1,8 @@
 """The codec of `ForwardBackwardOutput`, which holds one record of tensors for each datum.
 
 On the wire, records form batches: for each name one run of bytes, with the offset of each datum's array. The
-    arrays
-of a batch differ in their first dimension only; other ragged outputs take several batches. Any thread may use
-this.
+arrays of a batch differ in their first dimension only; other ragged outputs take several batches. Any thread
+may use this.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ records when told to drop outputs; a request has 1024 data unless a server allow
 
 
 def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
-    """Decode an output. Every tensor has a separate, writable array of float32 or int64.
+    """Decode the bytes of an output. Every tensor gets a separate, writable array of float32 or int64.
 
     Raises:
         WireError: the bytes are not a valid output; `path` names the field, as in

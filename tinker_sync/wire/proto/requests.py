@@ -34,14 +34,16 @@ from tinker_sync.wire.proto._fields import (
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import (
     INT32,
+    LAYOUTS,
     OWN_INT32,
+    WIRE_DTYPES,
     find_wire_dtype,
-    payload,
     read_tensor,
     tensor_to_plain,
     view_array,
+    wire_values,
 )
-from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
+from tinker_sync.wire.proto._writer import Buffers, Piece, check_size, write_plain
 
 Span = PromptProvenanceSpan | SampledProvenanceSpan
 
@@ -69,24 +71,38 @@ def encode_forward_backward_request(
     72
     """
     body = request.forward_backward_input
+    envelope = request.model_id, request.seq_id, body.loss_fn, forward_only
     with encoding("ForwardBackwardRequest"):
-        numbers, settings = _config_to_plain(body.loss_fn_config or {})
-        plain: Plain = {
-            "model_id": request.model_id,
-            "seq_id": request.seq_id,
-            "data": _write_data(body.data),
-            "loss_fn": body.loss_fn,
-            "loss_fn_config": numbers,
-            "forward_only": forward_only,
-            "loss_fn_config_v2": settings,
-        }
-        out = write_plain(tables.FORWARD_BACKWARD_REQUEST, plain)
+        config = body.loss_fn_config
+        before, after = _write_envelope(*envelope, config) if config else _make_envelope(*envelope)
+        out = Buffers((before,))
+        _write_data(body.data, out)
+        out.append(after)
         check_size(out.size)
     return out
 
 
+def _write_envelope(
+    model_id: str, seq_id: int | None, loss_fn: str, forward_only: bool, config: Mapping[str, float | str]
+) -> tuple[bytes, bytes]:
+    """Return the bytes of the fields before the data, and of those after the data."""
+    numbers, settings = _config_to_plain(config)
+    before = {"model_id": model_id, "seq_id": seq_id}
+    after = {
+        "loss_fn": loss_fn,
+        "loss_fn_config": numbers,
+        "forward_only": forward_only,
+        "loss_fn_config_v2": settings,
+    }
+    table = tables.FORWARD_BACKWARD_REQUEST
+    return write_plain(table, before).join(), write_plain(table, after).join()
+
+
 def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
-    """Put numbers into both maps, because older servers read only the older one; text fits only the newer."""
+    """Return the settings as the older and the newer map.
+
+    Numbers are in both, because older servers read only the older one. Text fits only the newer one.
+    """
     numbers: Plain = {}
     settings: Plain = {}
     for name, value in config.items():
@@ -98,44 +114,76 @@ def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
     return numbers, settings
 
 
-def _write_data(data: Sequence[Datum]) -> list[Buffers]:
-    written: list[Buffers] = []
-    try:
-        for datum in data:
-            written.append(_write_datum(datum))  # noqa: PERF401 -- the except clause uses its length
-    except FieldFault as fault:
-        raise fault.under(f"data[{len(written)}]") from None
-    return written
-
-
-def _write_datum(datum: Datum) -> Buffers:
-    out = Buffers()
+def _write_data(data: Sequence[Datum], out: Buffers) -> None:
+    pieces = out.pieces
     index = 0
-    name = ""
+    try:
+        for index, datum in enumerate(data):  # noqa: B007 -- the except clause uses it
+            head_at = len(pieces)
+            pieces.append(b"")  # the place of the head, which needs the size
+            size = _write_datum(datum, pieces)
+            pieces[head_at] = head = _make_head(size)
+            out.size += len(head) + size
+    except FieldFault as fault:
+        raise fault.under(f"data[{index}]") from None
+
+
+def _write_datum(datum: Datum, pieces: list[Piece]) -> int:
+    """Append the pieces of a datum. Return their size."""
+    size = index = 0
     try:
         for index, chunk in enumerate(datum.model_input.chunks):  # noqa: B007 -- the except clause uses it
-            _write_chunk(chunk, out)
+            size += _write_chunk(chunk, pieces)
     except FieldFault as fault:
         raise fault.under(f"model_input.chunks[{index}]") from None
+    name = ""
     try:
         for name, tensor in datum.loss_fn_inputs.items():
-            _write_tensor(name, tensor, out)
+            if tensor._crow is not None:
+                size += _write_sparse(name, tensor, pieces)
+                continue
+            dtype = tensor.dtype
+            values = tensor._numpy
+            if values.dtype is not LAYOUTS.get(dtype) or not values.flags.c_contiguous:
+                values = wire_values(values, find_wire_dtype(tensor)[1])
+            before, after, field_size = _make_dense_frame(
+                name, dtype, None if tensor.shape is None else values.shape, values.nbytes
+            )
+            pieces += (before, values, after)
+            size += field_size
     except FieldFault as fault:
         raise fault.under(name_entry("loss_fn_inputs", name)) from None
     if datum.model_input_spans or datum.loss_fn_input_spans:
-        out.extend(_write_spans(datum))
-    return out
+        size += _put(_write_spans(datum), pieces)
+    return size
 
 
-def _write_chunk(chunk: ModelInputChunk, out: Buffers) -> None:
-    if isinstance(chunk, EncodedTextChunk):
-        try:
-            tokens = payload(chunk.as_int32(), INT32)
-        except InvalidInputError as error:
-            raise FieldFault(str(error).removeprefix("EncodedTextChunk.")) from None
-        out.put(_make_text_frame(tokens.nbytes), tokens)
+def _put(written: Buffers, pieces: list[Piece]) -> int:
+    pieces += written.pieces
+    return written.size
+
+
+def _write_chunk(chunk: ModelInputChunk, pieces: list[Piece]) -> int:
+    if not isinstance(chunk, EncodedTextChunk):
+        return _put(write_plain(tables.DATUM, {"model_input": [_chunk_to_plain(chunk)]}), pieces)
+    tokens: Piece = chunk.tokens if chunk._packed is None else chunk._packed
+    if type(tokens) is bytes:
+        size = len(tokens)
     else:
-        out.extend(write_plain(tables.DATUM, {"model_input": [_chunk_to_plain(chunk)]}))
+        if getattr(tokens, "dtype", None) is not INT32 or not tokens.flags.c_contiguous:
+            try:
+                tokens = wire_values(chunk.as_int32(), INT32)
+            except InvalidInputError as error:
+                raise FieldFault(str(error).removeprefix("EncodedTextChunk.")) from None
+        size = tokens.nbytes
+    frame = _make_text_frame(size)
+    pieces += (frame, tokens)
+    return len(frame) + size
+
+
+def _write_sparse(name: str, tensor: TensorData, pieces: list[Piece]) -> int:
+    plain = {"loss_fn_inputs": {name: tensor_to_plain(tensor)}}
+    return _put(write_plain(tables.DATUM, plain), pieces)
 
 
 def _chunk_to_plain(chunk: ModelInputChunk) -> Plain:
@@ -147,16 +195,6 @@ def _chunk_to_plain(chunk: ModelInputChunk) -> Plain:
     raise FieldFault(
         f"{type(chunk).__name__} cannot be sent in a protobuf request; give the bytes themselves"
     )
-
-
-def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
-    if tensor._crow is not None:
-        out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: tensor_to_plain(tensor)}}))
-        return
-    dtype, layout = find_wire_dtype(tensor)
-    values = payload(tensor._numpy, layout)
-    before, after = _make_dense_frame(name, dtype, tuple(tensor.shape or ()), values.nbytes)
-    out.put(before, values, after)
 
 
 def _write_spans(datum: Datum) -> Buffers:
@@ -184,9 +222,24 @@ _TEXT_TAGS = (
 )
 """The tags around tokens, innermost first."""
 
+_DATA_TAG = tables.FORWARD_BACKWARD_REQUEST.by_name["data"].tag
 _INPUTS = tables.DATUM.by_name["loss_fn_inputs"]
 _KEY_TAG, _VALUE_TAG = (field.tag for field in _INPUTS.message.fields)
 _DENSE_TAG = tables.TENSOR.by_name["dense"].tag
+
+
+@lru_cache(64, typed=True)
+def _make_envelope(
+    model_id: str, seq_id: int | None, loss_fn: str, forward_only: bool
+) -> tuple[bytes, bytes]:
+    """Return the bytes before and after the data of a request without settings."""
+    return _write_envelope(model_id, seq_id, loss_fn, forward_only, {})
+
+
+@lru_cache(_CACHE_SIZE)
+def _make_head(size: int) -> bytes:
+    """Return the bytes before a datum of `size` bytes."""
+    return _DATA_TAG + varint(size)
 
 
 @lru_cache(_CACHE_SIZE)
@@ -199,14 +252,19 @@ def _make_text_frame(size: int) -> bytes:
 
 
 @lru_cache(_CACHE_SIZE)
-def _make_dense_frame(name: str, dtype: int, shape: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and after `size` bytes of values in a datum's map of inputs."""
-    after = write_plain(tables.TENSOR, {"dtype": dtype, "shape": shape}).join()
+def _make_dense_frame(
+    name: str, dtype: str, shape: tuple[int, ...] | None, size: int
+) -> tuple[bytes, bytes, int]:
+    """Return the bytes before and after `size` bytes of values in a datum's map of inputs, and the sum.
+
+    The sum is that of all three sizes. A shape of None is left out.
+    """
+    after = write_plain(tables.TENSOR, {"dtype": WIRE_DTYPES[dtype][0], "shape": shape}).join()
     before = _DENSE_TAG + varint(size)
     before = _VALUE_TAG + varint(len(before) + size + len(after)) + before
     before = _KEY_TAG + STRING.write(name) + before
     before = _INPUTS.tag + varint(len(before) + size + len(after)) + before
-    return before, after
+    return before, after, len(before) + size + len(after)
 
 
 # ------------------------------------------------------------------------------------------ in
@@ -216,7 +274,7 @@ _SEQ_ID_TAG = 2 << 3 | VARINT
 
 
 def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
-    """Return model id and `seq_id` of a request whose rest may be damaged; None for what cannot be read.
+    """Return model id and `seq_id` of a request that may be damaged; None for a value that cannot be read.
 
     The `seq_id` of a request that is whole and has none is 0.
 

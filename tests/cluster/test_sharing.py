@@ -1,0 +1,61 @@
+"""`SharedLimits` without a cluster: groups that reopen after a refusal, and a lost board."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+
+pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
+
+from tinker_sync.ray import sharing
+from tinker_sync.ray.board import News
+from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter
+
+
+def test_many_processes_begin_again_in_turns() -> None:
+    opens_in_s = []
+    for rank in (0, 9, 10, 25):
+        limiter = RateLimiter(clock=FakeClock())
+        member = sharing.SharedLimits("server", limiter)
+        member.apply(News(version=1, delay_s=5.0, processes=30, rank=rank))
+        opens_in_s.append(limiter.opens_in_s())
+        assert "window 1," in repr(limiter)
+    assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
+
+
+def test_without_a_board_a_process_has_the_whole_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = RateLimiter(clock=FakeClock())
+    limiter.count_sharers(5)
+    seen: list[str] = []
+
+    def connect() -> Any:
+        """Look at the limiter while there is no board, and end."""
+        limiter.follow(5.0)
+        seen.append(repr(limiter))
+        member.stop()
+        raise ConnectionError("there is no board")
+
+    def get(*_: object, timeout: float) -> Any:
+        raise ConnectionError(f"no answer in {timeout} s")
+
+    monkeypatch.setattr(sharing, "ray", types.SimpleNamespace(get=get, is_initialized=lambda: True))
+    monkeypatch.setattr(sharing, "_RETRY_S", 0.0)
+    member = sharing.SharedLimits("server", limiter, connect=connect)
+    member._board = types.SimpleNamespace(follow=types.SimpleNamespace(remote=lambda *_: None))
+    member._follow()
+    assert len(seen) == 1
+    assert f"window {FIRST_WINDOW}," in seen[0]
+
+
+def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its_part() -> None:
+    limiter = RateLimiter(clock=FakeClock())
+    gate = limiter.gate()
+    permit = gate.try_acquire()
+    assert permit is not None
+    gate.throttled(permit, 5.0)
+    assert f"window {FIRST_WINDOW}," in repr(limiter)
+    sharing.SharedLimits("server", limiter).apply(News(version=2, delay_s=0.0, processes=5, rank=1))
+    assert "window 2," in repr(limiter)

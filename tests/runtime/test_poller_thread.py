@@ -1,0 +1,330 @@
+"""The thread of a poller: its steps, the steps that follow, and the workers that guard and help it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from support.clock import PATIENCE_S
+from support.crowd import until
+from support.sends import HandWorkers
+from support.wires import post
+
+from tinker_sync.runtime import poller_thread
+from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.tickets import SelectorReadiness
+from tinker_sync.runtime.workers import Workers
+from tinker_sync.transport.call import Call, Reply, SendFailed
+
+Outcome = Reply | SendFailed
+
+
+class Finished:
+    """A double of an exchange whose answer has arrived already: its pipe is readable."""
+
+    expires_at_s = float("inf")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._ends: tuple[int, ...] = os.pipe()
+        os.write(self._ends[1], b".")
+
+    def fileno(self) -> int:
+        return self._ends[0] if self._ends else -1
+
+    def step(self) -> Reply:
+        self.abort()  # it needs the pipe no more
+        return Reply(200, {}, self.call.body or b"")
+
+    def abort(self) -> None:
+        ends, self._ends = self._ends, ()
+        for end in ends:
+            os.close(end)
+
+
+class Immediate:
+    """A double of the transport that answers each call with the body of the call."""
+
+    def __init__(self, *, idle: bool = False) -> None:
+        self.opened: list[bytes | None] = []
+        self._idle = idle
+
+    def open(self, call: Call) -> Finished:
+        self.opened.append(call.body)
+        return Finished(call)
+
+    def has_idle_connection(self) -> bool:
+        return self._idle
+
+
+def do_when_there(workers: HandWorkers) -> None:
+    """Wait until the poller's thread has submitted a job, and run it."""
+    until(lambda: workers.jobs)
+    workers.do()
+
+
+@pytest.mark.parametrize(
+    ("idle", "size", "itself"), [(True, 2, True), (True, 10**6, False), (False, 2, False)]
+)
+def test_the_thread_that_reads_an_answer_sends_what_follows_unless_that_may_take_long(
+    idle: bool, size: int, itself: bool
+) -> None:
+    opener, workers = Immediate(idle=idle), HandWorkers()
+    followed = threading.Event()
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def follow(_: Outcome) -> None:
+        poller.start(post(body=b"b" * size), outcomes.put)
+        poller.start(post(body=b"c" * size), outcomes.put)
+        followed.set()
+
+    with closing(Poller(opener, workers)) as poller:
+        poller.start(post(body=b"a"), follow)
+        assert opener.opened == []
+        workers.do()  # opens the first; the thread reads its answer
+        assert followed.wait(PATIENCE_S)
+        if not itself:
+            sends = [job for job in workers.jobs if job != poller._guard]
+            assert len(sends) == 2
+            for send in sends:
+                send()
+        for _ in range(2):
+            assert isinstance(outcomes.get(timeout=PATIENCE_S), Reply)
+        assert [body and body[:1] for body in opener.opened] == [b"a", b"b", b"c"]
+        assert poller.under_way == 0
+
+
+def test_another_thread_takes_over_from_one_that_is_held_up() -> None:
+    opener, go_on = Immediate(idle=True), threading.Event()
+    with closing(Workers("fetch", 2)) as workers, closing(Poller(opener, workers)) as poller:
+        seen: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+
+        def hold_up(_: Outcome) -> None:
+            seen.put(threading.current_thread())
+            assert go_on.wait(PATIENCE_S)
+            poller.start(post(), lambda _: seen.put(threading.current_thread()))
+
+        poller.start(post(), hold_up)
+        first = seen.get(timeout=PATIENCE_S)
+        poller.start(post(), lambda _: seen.put(threading.current_thread()))
+        second = seen.get(timeout=PATIENCE_S)  # the answer behind the step that goes on
+        assert second is not first
+        go_on.set()
+        assert seen.get(timeout=PATIENCE_S) is not first  # what follows from the step is left to the others
+        first.join(PATIENCE_S)
+        assert not first.is_alive()
+
+
+def test_the_guard_ends_when_nothing_is_read_and_begins_again() -> None:
+    opener = Immediate(idle=True)
+    with closing(Workers("fetch", 2)) as workers, closing(Poller(opener, workers)) as poller:
+        for _ in range(2):
+            outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+            poller.start(post(), outcomes.put)
+            outcomes.get(timeout=PATIENCE_S)
+            until(lambda: not poller._guarded)
+
+
+def test_a_step_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    opener = Immediate(idle=True)
+    with closing(Workers("fetch", 2)) as workers, closing(Poller(opener, workers)) as poller:
+        outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        poller.reserve()
+        assert poller.run_soon(lambda: sys.exit("a job"))
+        poller.start(post(), outcomes.put)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), Reply)
+    assert "a step of the poller failed" in caplog.text
+
+
+def test_a_job_runs_soon_only_where_there_is_a_thread() -> None:
+    with closing(Workers("fetch", 2)) as workers:
+        poller = Poller(Immediate(), workers)
+        assert not poller.run_soon(lambda: pytest.fail("there is no thread"))
+        poller.reserve()
+        done = threading.Event()
+        assert poller.run_soon(done.set)
+        assert done.wait(PATIENCE_S)
+        poller.close()
+        assert not poller.run_soon(lambda: pytest.fail("it is closed"))
+
+
+@pytest.mark.parametrize(
+    ("idle", "size", "alone"), [(True, 2, True), (True, 10**6, False), (False, 2, False)]
+)
+def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: int, alone: bool) -> None:
+    opener, workers = Immediate(idle=idle), HandWorkers()
+
+    def start_both() -> None:
+        poller.start(post(body=b"a"), lambda _: None)
+        poller.start(post(body=b"b" * size), lambda _: None)
+
+    with closing(Poller(opener, workers)) as poller:
+        poller.run_step(start_both)
+        assert len(opener.opened) == (2 if alone else 1)
+        until(lambda: len(workers.jobs) >= 1)  # a job for the answers or for the other request
+    workers.jobs.clear()
+
+
+def test_a_job_follows_the_step_of_a_worker() -> None:
+    done: list[str] = []
+
+    def step() -> None:
+        assert poller.follow(lambda: done.append("job"))
+        done.append("step")
+
+    with closing(Poller(Immediate(), HandWorkers())) as poller:
+        assert not poller.follow(lambda: done.append("lost"))
+        poller.run_step(step)
+    assert done == ["step", "job"]
+
+
+def test_a_long_chain_of_answers_does_not_lie_on_one_stack() -> None:
+    workers = HandWorkers()
+    depths: list[int] = []
+
+    def follow(_: Outcome) -> None:
+        depths.append(len(inspect.stack(0)))
+        if len(depths) < 20:
+            poller.start(post(), follow)
+
+    with closing(Poller(Immediate(), workers)) as poller:
+        poller.start(post(), follow)
+        while len(depths) < 20:
+            do_when_there(workers)
+    assert len(set(depths)) == 1
+
+
+def test_a_request_that_a_worker_can_no_longer_send_is_sent_by_another() -> None:
+    opener, workers = Immediate(), HandWorkers()
+    outcomes: list[Outcome] = []
+
+    def stop() -> None:
+        poller.start(post(), outcomes.append)
+        raise SystemExit
+
+    with closing(Poller(opener, workers)) as poller:
+        with pytest.raises(SystemExit):
+            poller.run_step(stop)
+        assert opener.opened == []
+        while not outcomes:
+            do_when_there(workers)
+    assert len(opener.opened) == len(outcomes) == 1
+
+
+def test_a_step_outside_of_workers_leaves_sending_to_them() -> None:
+    opener, workers = Immediate(), HandWorkers()
+    poller = Poller(opener, workers)
+    poller.start(post(), lambda _: None)
+    assert opener.opened == []
+    assert len(workers.jobs) == 1
+
+
+# ------------------------------------------------------------------------------------------- help
+
+
+def test_workers_help_a_thread_that_gets_on_slowly_while_many_steps_are_due() -> None:
+    workers, taken = HandWorkers(), []
+    poller = Poller(Immediate(), workers)
+    poller._thread = threading.current_thread()
+    for number in range(6):
+        assert poller.run_soon(lambda number=number: taken.append(number))
+    poller._call_helpers(taken=100, elapsed_s=0.02, due=6)
+    assert not workers.jobs  # it gets on
+    poller._call_helpers(taken=10, elapsed_s=0.02, due=0)
+    assert not workers.jobs  # it may have slept
+    for _ in range(2):
+        poller._call_helpers(taken=10, elapsed_s=0.02, due=6)
+    assert len(workers.jobs) == 2  # not two more at the second call
+    workers.do()
+    assert taken == [0, 1, 2, 3, 4, 5]
+    workers.do()
+    assert len(taken) == 6
+    assert poller._helping == 0
+    poller._thread = None
+    poller.close()
+
+
+def test_a_failing_step_ends_a_helper_and_loses_no_other_step() -> None:
+    workers, taken = HandWorkers(), []
+    poller = Poller(Immediate(), workers)
+    poller._thread = threading.current_thread()
+    for job in (sys.exit, *[lambda: taken.append("step")] * 5):
+        assert poller.run_soon(job)
+    poller._call_helpers(taken=1, elapsed_s=1.0, due=6)
+    with pytest.raises(SystemExit):
+        workers.do()
+    poller.step(0.0)
+    assert taken == ["step"] * 5
+    workers.do()
+    assert poller._helping == 0
+    poller._thread = None
+    poller.close()
+
+
+def test_every_answer_arrives_once_while_workers_help(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(poller_thread, "_SLOW_STEP_S", 0.0)
+    monkeypatch.setattr(poller_thread, "_FEW_STEPS", -1)
+    monkeypatch.setattr(poller_thread, "HELD_UP_S", 1e-4)
+    helped = threading.Event()
+    with closing(Workers("fetch", 4)) as workers, closing(Poller(Immediate(idle=True), workers)) as poller:
+        outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        help_out = poller._help
+
+        def help_and_note() -> None:
+            helped.set()
+            help_out()
+
+        monkeypatch.setattr(poller, "_help", help_and_note)
+        sent = 0
+        while not helped.is_set() or sent < 500:
+            for _ in range(50):
+                poller.start(post(body=b"%d" % sent), outcomes.put)
+                sent += 1
+            bodies = [outcomes.get(timeout=PATIENCE_S) for _ in range(50)]
+            assert all(isinstance(one, Reply) for one in bodies)
+            assert {int(one.body) for one in bodies if isinstance(one, Reply)} == set(range(sent - 50, sent))
+        assert outcomes.empty()
+        assert poller.under_way == 0
+    assert not caplog.records
+
+
+def test_no_thread_takes_over_between_two_turns() -> None:
+    with closing(Poller(Immediate(), HandWorkers())) as poller:
+        seen: list[bool] = []
+        poller._due.append((lambda: seen.append(poller._in_step),))
+        assert poller.step(0)
+        assert (seen, poller._in_step) == ([True], False)
+
+
+def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_socket() -> None:
+    """The number of a closed socket may belong to a new one, whose watch must not end."""
+    due: list[int] = []
+
+    class Recording(SelectorReadiness):
+        def forget(self, descriptor: int) -> None:
+            due.append(len(poller._due))
+            super().forget(descriptor)
+
+    class Silent(Finished):
+        expires_at_s = 0.0  # has passed
+
+    class Transport(Immediate):
+        def open(self, call: Call) -> Finished:
+            request = Silent(call)
+            os.read(request.fileno(), 1)
+            return request
+
+    workers, outcomes = HandWorkers(), queue.SimpleQueue[Outcome]()
+    with closing(Poller(Transport(), workers)) as poller:
+        poller._readiness = Recording()
+        poller.start(post(), outcomes.put)
+        workers.do()
+        assert poller.step(0)
+        assert (due[0], outcomes.qsize(), poller.under_way) == (0, 1, 0)

@@ -1,0 +1,123 @@
+"""A sample gives back its place, bytes and permit in whichever way it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+from support.crowd import until
+from support.hasty import FLAGS, hasty_service
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.errors import APIStatusError, DeadlineError
+
+PATIENCE_S = 120.0
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=2)
+PLACES = 2
+# More than there are places, so that a sample that keeps its place stops the ones behind it.
+ROUNDS = PLACES + 2
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config={**FLAGS, "sample_max_concurrent_requests": PLACES}) as stub:
+        yield stub
+
+
+@pytest.fixture
+def sampler(stub: Stub) -> Iterator[SamplingClient]:
+    with hasty_service(stub) as service:
+        yield service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+
+
+def sample(sampler: SamplingClient, **options: Any) -> Any:
+    return sampler.sample(PROMPT, 1, PARAMS, **options)
+
+
+def succeed(_: Stub, sampler: SamplingClient) -> None:
+    assert sample(sampler).result(PATIENCE_S).sequences
+
+
+def be_refused(stub: Stub, sampler: SamplingClient) -> None:
+    stub.script("/asample", Answer(400, {"detail": "no"}))
+    with pytest.raises(APIStatusError):
+        sample(sampler).result(PATIENCE_S)
+
+
+def fail_later(stub: Stub, sampler: SamplingClient) -> None:
+    stub.script("/retrieve_future", Answer(403, {"detail": "no"}))
+    with pytest.raises(APIStatusError):
+        sample(sampler).result(PATIENCE_S)
+
+
+def be_tried_again(stub: Stub, sampler: SamplingClient) -> None:
+    stub.script("/asample", Answer(503), Answer(429, {}, {"retry-after": "0.01"}), Answer(body=b"?"))
+    before = len(stub.asked("/asample"))
+    assert sample(sampler).result(PATIENCE_S).sequences
+    tries = stub.asked("/asample")[before:]
+    assert len(tries) == 4
+    assert len({one.body for one in tries}) == len({one.headers["x-idempotency-key"] for one in tries}) == 1
+
+
+def be_late(stub: Stub, sampler: SamplingClient) -> None:
+    stub.script("/asample", Answer(503, {}, {"retry-after": "1000"}))
+    with pytest.raises(DeadlineError):
+        sample(sampler, deadline=30.0).result(PATIENCE_S)
+
+
+def be_cancelled(_: Stub, sampler: SamplingClient) -> None:
+    future = sample(sampler)
+    if future.cancel():
+        with pytest.raises(CancelledError):
+            future.result(PATIENCE_S)
+    else:
+        assert future.result(PATIENCE_S).sequences
+
+
+@pytest.mark.parametrize("end", [succeed, be_refused, fail_later, be_tried_again, be_late, be_cancelled])
+def test_the_next_sample_gets_the_place(
+    stub: Stub, sampler: SamplingClient, end: Callable[[Stub, SamplingClient], None]
+) -> None:
+    for _ in range(ROUNDS):
+        end(stub, sampler)
+    assert sample(sampler, deadline=PATIENCE_S).result(PATIENCE_S).sequences
+
+
+@pytest.mark.parametrize("failure", [503, 429, 410])
+def test_samples_that_are_sent_again_need_no_other_place(
+    stub: Stub, sampler: SamplingClient, failure: int
+) -> None:
+    """All samples under way are sent again while one behind them waits for a place."""
+    release = threading.Event()
+    path = "/retrieve_future" if failure == 410 else "/asample"
+    stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)
+    futures = [sample(sampler) for _ in range(PLACES + 2)]
+    stub.await_asked(path, PLACES)
+    until(lambda: sampler.holder.server.made.made.scheduler.places._line)
+    release.set()
+    for future in futures:
+        assert future.result(PATIENCE_S).sequences
+
+
+def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
+    release = threading.Event()
+    one_at_a_time = {**FLAGS, "sample_dispatch_bytes_semaphore_size": 0}
+    with StubServer(config=one_at_a_time) as stub, hasty_service(stub) as service:
+        sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+        stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}, gate=release))
+        futures = [sample(sampler) for _ in range(4)]
+        stub.await_asked("/asample")
+        until(lambda: sampler.holder.server.made.made.scheduler.sending_bytes._line)
+        release.set()
+        for future in futures:
+            assert future.result(PATIENCE_S).sequences
+        numbers = [asked.json()["seq_id"] for asked in stub.asked("/asample")]
+    assert sorted(numbers) == sorted([*set(numbers), numbers[0]])
+    # The second sample was the next to go when the first came back.
+    assert numbers[:3] == [numbers[0], numbers[1], numbers[0]]

@@ -1,0 +1,314 @@
+"""`PollerThread`: the thread of a poller, its steps, and the workers that stand by.
+
+A step is a function with its arguments, such as the reading of one answer. The thread takes the steps that
+are due, one after the other. After each one it takes the short steps that follow from it, so an answer, and
+the request that it leads to, cost no change of threads. Workers take steps in the same way (`run_step`).
+
+A step may take long: a large answer, a renewed token, a listener, a server that has closed its connections.
+While the thread takes steps, one worker guards it, and looks at it every `_HELD_UP_S`:
+
+- If one step holds the thread up, another thread takes its place, and the first one ends after its step.
+- If the thread gets on slowly although many steps are due, workers help it with them. This happens beside
+  another thread that computes: each time the thread calls the system, the other one takes the interpreter's
+  lock and keeps it for 5 ms. Several threads together get more of the lock than one.
+
+The thread is called `tinker-poll`. It starts with the first request, and ends when `step` returns False. A
+subclass defines `step`, in which the thread also sleeps. The lock is held for container work only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from tinker_sync._clock import Clock
+from tinker_sync.runtime.tickets import Readiness, Runner, make_readiness
+
+IDLE_S: Final = 5.0  # the thread ends after this time without work
+# The time between two looks of the guard. A large answer, or the renewal of a token, may take longer.
+HELD_UP_S: Final = 0.02
+# Workers help when a step takes longer than this in the mean. It takes a third of that on a slow processor,
+# and more than that beside a thread that computes.
+_SLOW_STEP_S: Final = 0.0005
+# Workers help when more than this many steps are due at two looks.
+_FEW_STEPS: Final = 4
+# The most workers that help at once. A third one saves no time.
+_HELPERS: Final = 2
+# The longest wait for a worker that starts the thread ahead.
+_RESERVE_S: Final = 1.0
+
+Step = tuple[Any, ...]
+"""A function and its arguments."""
+
+_log = logging.getLogger(__name__)
+
+
+class _NextOnThisThread(threading.local):
+    """The steps that the current thread takes itself after its current one: functions and their arguments."""
+
+    steps: deque[Step] | None = None  # None outside of a step; that of the poller on the poller's thread
+
+
+class PollerThread(ABC):
+    """A thread that takes steps, is woken, guarded and replaced. Thread-safe.
+
+    Args:
+        workers: start the thread, guard it and help it.
+        clock: measures the time of steps.
+    """
+
+    def __init__(self, workers: Runner, clock: Clock) -> None:
+        self._workers = workers
+        self._clock = clock
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._next = _NextOnThisThread()
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._closed = False  # guarded by _lock; final
+        self._readiness: Readiness | None = None  # written under _lock; the thread sleeps in it
+        self._sleeps_until = -math.inf  # guarded by _lock; -inf while the thread does not sleep
+        # The steps to take now; a thread takes the first one atomically.
+        self._due: deque[Step] = deque()
+        self._following: deque[Step] = deque()  # those that follow from the step that was taken last
+        self._taken = 0  # the number of steps that the thread has taken; written by the thread alone
+        self._in_step = False  # guarded by _lock; True while the thread takes steps
+        self._guarded = False  # guarded by _lock; True while a worker guards the thread
+        self._helping = 0  # guarded by _lock; the number of workers that help
+
+    @abstractmethod
+    def step(self, timeout_s: float | None) -> bool:
+        """Sleep until steps are due, and take them. Return False if the calling thread must end."""
+
+    @abstractmethod
+    def _lose_thread(self, reason: str = "the client was closed") -> None:
+        """End what waits for a thread that has died or could not start."""
+
+    # ------------------------------------------------------------------------- on workers and the thread
+
+    def run_soon(self, job: Callable[[], object]) -> bool:
+        """Run a short job, which never waits, on the poller's thread. Return False if there is no thread.
+
+        A worker that helps the thread may run the job in its place. Ctrl-C in this method may leave the job
+        to the next turn of the thread.
+        """
+        with self._lock:
+            ready = self._thread is not None and not self._closed
+            if ready:
+                self._due.append((job,))
+            wake = ready and self._sleeps_until > -math.inf
+        if wake:
+            self._write_wake()
+        return ready
+
+    def run_step(self, step: Callable[..., object], *given: Any) -> None:
+        """Call `step(*given)` on this thread, and then do the short jobs that follow from it.
+
+        This is for short steps that end by starting requests. No worker has to wake up for the requests, and
+        they can use the connection whose answer led to them.
+        """
+        following = self._next
+        if following.steps is not None:
+            step(*given)
+            return
+        steps = following.steps = deque([(step, *given)])
+        try:
+            while steps:
+                function, *arguments = steps.popleft()
+                function(*arguments)
+        finally:
+            following.steps = None
+            for left in steps:
+                try:
+                    self._workers.run(partial(self.run_step, *left))
+                except RuntimeError:  # the pool is closed, so the step fails at once
+                    left[0](*left[1:])
+
+    def follow(self, job: Callable[[], object]) -> bool:
+        """Do a short job on this thread after its current step. Return False if this thread is in no step."""
+        steps = self._next.steps
+        if steps is not None:
+            steps.append((job,))
+        return steps is not None
+
+    def _take_step(self, steps: deque[Step]) -> None:
+        self._taken += 1
+        try:
+            function, *arguments = steps.popleft()
+        except IndexError:  # a worker that helps has taken it
+            return
+        try:
+            function(*arguments)
+        except BaseException:  # noqa: BLE001  # the failure of one step must not end those of others
+            _log.exception("a step of the poller failed")
+
+    def _leave_steps(self, *more: Step) -> None:
+        """Leave the steps of the thread, and `more`, to workers, because there is no thread for them."""
+        steps: list[Step] = []
+        for left in (self._following, self._due):
+            with suppress(IndexError):  # until it is empty; a worker that helps may take steps too
+                while True:
+                    steps.append(left.popleft())
+        for step in (*steps, *more):
+            try:
+                self._workers.run(partial(self.run_step, *step))
+            except RuntimeError:
+                _log.debug("a step came after the workers had gone")
+
+    # -------------------------------------------------------------------------------------- the thread
+
+    def reserve(self) -> None:
+        """Start the thread `tinker-poll` now, if it does not run, and wait until it does.
+
+        Without this call, the first request starts the thread. A worker starts it, because Ctrl-C could
+        interrupt the main thread between storing the thread and starting it.
+        """
+        if self._thread is not None:
+            return
+        started = threading.Event()
+        try:
+            self._workers.run(partial(self._start_ahead, started))
+        except RuntimeError:  # closed, or the system gives no thread; a request shows why
+            return
+        started.wait(_RESERVE_S)
+
+    def _start_ahead(self, started: threading.Event) -> None:
+        try:
+            with self._lock:
+                start = None if self._closed else self._wanted_locked()
+            self._start_or_wake(start, wake=False)
+        finally:
+            started.set()
+
+    def _wanted_locked(self) -> threading.Thread | None:
+        """Return a new thread for the caller to start, or None if there is a thread already."""
+        if self._thread is not None:
+            return None
+        self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
+        return self._thread
+
+    def _wakes_locked(self, at: float) -> bool:
+        """Return True if the thread sleeps beyond `at`, so that the caller must wake it."""
+        return self._sleeps_until > at
+
+    def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
+        if start is not None:
+            self._start(start)
+        elif wake:
+            self._write_wake()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
+            self._lose_thread(f"no thread could be started ({error})")
+
+    def _open_readiness(self) -> Readiness:
+        readiness = make_readiness()
+        with self._lock:
+            self._readiness = readiness
+        return readiness
+
+    def _wake(self) -> None:
+        with self._lock:
+            wake = self._wakes_locked(-math.inf)
+        if wake:
+            self._write_wake()
+
+    def _write_wake(self) -> None:
+        readiness = self._readiness
+        if readiness is not None:
+            readiness.wake()
+
+    def _loop(self) -> None:
+        self._next.steps = self._following
+        try:
+            while self.step(IDLE_S):
+                pass
+        except BaseException:
+            _log.exception("the poller failed")
+            if self._thread is threading.current_thread():
+                self._lose_thread()
+            raise
+
+    # -------------------------------------------------------------------------------------- the guard
+
+    def _begin_guard(self) -> None:
+        try:
+            self._workers.run(self._guard)
+        except RuntimeError:  # the workers are closed, and soon the poller
+            with self._lock:
+                self._guarded = False
+
+    def _guard(self) -> None:
+        """Watch the thread until it takes no steps. Get others to replace it or to help it."""
+        pause = threading.Lock()
+        pause.acquire()
+        before, due, looked_at_s = None, 0, self._clock.now()
+        while True:
+            with self._lock:
+                now = self._thread, self._taken
+                in_step = self._in_step
+                were_due, due = due, len(self._due)
+                if now == before and not in_step:
+                    self._guarded = False
+                    return
+            if now == before:
+                successor = threading.Thread(
+                    target=self._take_over, args=now, name="tinker-poll", daemon=True
+                )
+                with suppress(RuntimeError):  # the system gives no thread, or the interpreter is ending
+                    successor.start()
+            elif before is not None:
+                taken, elapsed_s = now[1] - before[1], self._clock.now() - looked_at_s
+                self._call_helpers(taken, elapsed_s, min(were_due, due))
+            before, looked_at_s = now, self._clock.now()
+            pause.acquire(timeout=HELD_UP_S)
+
+    def _call_helpers(self, taken: int, elapsed_s: float, due: int) -> None:
+        """Let workers help if the thread has taken few steps for the time, although more were due.
+
+        Args:
+            taken: the steps that the thread has taken between two looks of the guard.
+            elapsed_s: the time between the looks.
+            due: the steps that were due at both looks. If there were none at one, the thread may have slept.
+        """
+        if taken * _SLOW_STEP_S >= elapsed_s or due <= _FEW_STEPS:
+            return
+        with self._lock:
+            more, self._helping = _HELPERS - self._helping, _HELPERS
+        for _ in range(more):
+            try:
+                self._workers.run(self._help)
+            except RuntimeError:  # the workers are closed, or the system gives no more threads
+                with self._lock:
+                    self._helping -= 1
+
+    def _help(self) -> None:
+        """Take steps that are due until there are none."""
+        try:
+            while True:
+                try:
+                    step = self._due.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                self.run_step(*step)
+        finally:
+            with self._lock:
+                self._helping -= 1
+
+    def _take_over(self, leader: threading.Thread | None, taken: int) -> None:
+        """Take the place of a thread that is held up, unless it goes on now."""
+        with self._lock:
+            if self._thread is not leader or self._taken != taken or not self._in_step:
+                return
+            self._thread = threading.current_thread()
+            self._in_step = False
+        self._loop()
