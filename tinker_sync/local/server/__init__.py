@@ -1,16 +1,16 @@
 """The embedded server over HTTP: every call of the protocol, on one event loop.
 
-    http1            bytes of connections to ASGI and back, framed by `wire.http1`
+    http1            HTTP/1.1 connections as calls of an ASGI application, framed by `wire.http1`
     serving          start and stop of a server, in a thread or on the event loop of a process
     app              finds the call of a request, checks the key, turns errors into responses
     flags            the settings of a server
     calls, service   the request and response of a handler; the state that handlers share
-    promises, lanes  results that clients wait for; the numbered order of one model
+    promises, lanes  results that clients wait for; the requests of one model, in the order of their numbers
     adapters         the adapters of samplers, in memory or on disk
-    account … files  the handlers, one module for each noun
+    sessions, models, training, weights, ...   the handlers, one module for each noun; `app` lists them
 
 `tinker_sync.local.host` computes, and `tinker_sync.local.store` keeps data that lasts. Handlers run on the
-thread of the loop. Work that blocks runs on other threads, and handlers await it.
+thread of the event loop. Work that blocks runs on other threads, and handlers await it.
 """
 
 from __future__ import annotations

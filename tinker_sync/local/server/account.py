@@ -103,7 +103,7 @@ async def telemetry(service: Service, ask: Ask) -> Any:  # noqa: ARG001
 
 @calls.of("get_server_capabilities")
 async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Return the base models."""
+    """Return the base models that the server offers."""
     models = [
         SupportedModel(
             model_name=model.name,
@@ -121,7 +121,7 @@ async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: A
 
 @calls.of("get_billing_usage")
 async def get_billing_usage(service: Service, ask: Ask) -> Any:
-    """Return the usage of each hour."""
+    """Return the usage of each hour between two moments."""
     window = _window(ask)
     rows = await service.on_disk(service.store.usage, window.starting_on, window.ending_before)
     sessions: dict[str, BillingUsageSession] = {}
@@ -179,7 +179,7 @@ def _event_info(row: HourlyUsageRow) -> BillingEventInfo:
 
 @calls.of("get_checkpoint_storage_usage")
 async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
-    """Return the present use of storage."""
+    """Return the storage that the checkpoints of each project use now."""
     rows = await service.on_disk(service.store.storage_now, ask.query.get("project_id"))
     items = [
         CurrentCheckpointStorageUsageItem(
@@ -199,7 +199,7 @@ async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_audit_log")
 async def get_audit_log(service: Service, ask: Ask) -> Any:
-    """Return the audit log of one day."""
+    """Return the audit log of one day in UTC, today by default."""
     kind, day = ask.query.get("event_type", "all"), ask.query.get("day")
     if kind not in _EVENT_TYPES:
         raise Refused(422, f"event_type must be one of {', '.join(_EVENT_TYPES)}")

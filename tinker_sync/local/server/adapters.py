@@ -40,7 +40,7 @@ class Adapters:
     Args:
         forget: receives each adapter that leaves memory.
         executor: reads and writes the files.
-        limit_bytes: the most bytes in memory; the adapter in use stays in any case.
+        limit_bytes: the most bytes in memory; the latest adapter stays in any case.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Adapters:
         """Return the adapter of a key from memory, from its file, or by `load`.
 
         Raises:
-            KeyError: it is neither in memory nor in a file, and `load` is None.
+            KeyError: the adapter is neither in memory nor in a file, and `load` is None.
         """
         if key in self._held:
             self._held.move_to_end(key)

@@ -69,7 +69,7 @@ def build(
         host: computes. The application closes it.
         key: the key that clients must send.
         flags: the settings of the server.
-        clock: the time for tokens, addresses and sessions.
+        clock: decides when tokens, addresses and sessions expire.
 
     Raises:
         ConfigurationError: there is no key, or a setting needs a package that is not installed.
@@ -170,7 +170,7 @@ class App:
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
-        """Raise `Refused` unless there is a valid key or token."""
+        """Raise `Refused` unless the request has a valid key or token."""
         credential = headers.get("x-api-key", "")
         if self.service.signer.knows(credential):
             return
@@ -188,13 +188,19 @@ class App:
         count_as_used(self.service.models, headers, body, known_key=known)
 
     def _has_other_method(self, path: str) -> bool:
-        """Return True if the path is a call under another method, as in requests that probe for a call."""
+        """Return True if a call that the server offers has this path and another method.
+
+        The status is then 405 instead of 404. Clients that probe for a call rely on the difference.
+        """
         hits = [_called(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
 
 def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the call of a request and the ids in its path, also for experimental calls."""
+    """Return the call with a method and a path, and the ids in the path; None if there is no such call.
+
+    Experimental calls are included.
+    """
     for row in NEWER.values():
         ids = row.path.match(path) if row.method == method else None
         if ids is not None:
@@ -203,7 +209,7 @@ def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
 
 
 class _Watch:
-    """A reader of the body of a request, which later notices the end of the connection."""
+    """A reader of one request: first its body, then the end of its connection."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -239,10 +245,10 @@ async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
 
 
 def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """Return a body decompressed.
+    """Return a body without its compression.
 
     Raises:
-        Refused: it is damaged, too large, or of an unknown compression.
+        Refused: the body is damaged or larger than `limit`, or its compression is unknown.
     """
     coding = headers.get("content-encoding", "identity").strip().lower()
     if len(body) > limit:
@@ -264,7 +270,7 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
 
 
 def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Return the first bytes of a compressed body that is too large or damaged, possibly none."""
+    """Decompress the beginning of a body that is too large or damaged. Return b"" if that fails too."""
     coding, start = headers.get("content-encoding", "").strip().lower(), b""
     with contextlib.suppress(Exception):  # the packages have errors of their own
         if coding == "zstd" and (zstd := _zstd()) is not None:

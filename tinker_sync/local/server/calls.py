@@ -36,13 +36,23 @@ class Ask:
     """Unknown fields of the body, by name."""
 
     def read(self, cls: type[T]) -> T:
-        """Return the JSON body as a model, and note its unknown fields. Raises `WireError`."""
+        """Return the JSON body as a value of `cls`, and note its unknown fields.
+
+        Raises:
+            WireError: the body does not fit the type.
+        """
         request, ignored = json_codec.read_leniently(json_codec.loads(self.body), cls)
         self.ignored.update(ignored)
         return request
 
     def tree(self, *fields: str) -> dict[str, Any]:
-        """Return the JSON body as a mapping, empty for an empty body. Fields other than these are ignored."""
+        """Return the JSON body as a mapping; an empty body is an empty mapping.
+
+        Fields that are not in `fields` are noted as unknown.
+
+        Raises:
+            Refused: the body is JSON but no object.
+        """
         tree = json_codec.loads(self.body) if self.body else {}
         if not isinstance(tree, dict):
             raise Refused(422, [{"loc": ["body"], "msg": "expected an object", "type": "dict_type"}])
@@ -62,7 +72,7 @@ class Ask:
         return PROTOBUF in self.headers.get("accept", "").lower()
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:
-        """Return a whole number of the query. Raises `Refused` if it is out of range."""
+        """Return a whole number of the query, or `default` without one. Raises `Refused` if it is invalid."""
         given = self.query.get(name, "")
         if not given:
             return default
@@ -84,7 +94,7 @@ class Answer:
     stream: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
     """A function that writes the body in pieces, in place of `body`. Its argument writes one piece.
 
-    `headers` must have the length."""
+    `headers` must then have the content length."""
 
 
 Handler: TypeAlias = "Callable[[Service, Ask], Awaitable[Any]]"
@@ -103,7 +113,7 @@ class Calls(dict[str, "Handler"]):
     """
 
     def of(self, name: str) -> Callable[[Handler], Handler]:
-        """Register a handler."""
+        """Return a decorator that registers the handler of a call."""
 
         def register(handler: Handler) -> Handler:
             self[name] = handler

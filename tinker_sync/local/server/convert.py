@@ -53,7 +53,7 @@ def tokens_of(prompt: ModelInput, where: str) -> Array:
 
 
 def examples(data: Sequence[Datum]) -> list[Example]:
-    """Return training data in the form of the engine. Raises `UserFault` for data that it cannot read."""
+    """Return training data in the form of the engine. Raises `UserFault` for a chunk that is not text."""
     return [
         Example(
             tokens_of(datum.model_input, f"data[{index}].model_input"),
@@ -81,7 +81,18 @@ def loss_output(output: LossOutput) -> ForwardBackwardOutput:
 def sample_spec(
     request: SampleRequest, base: BaseModel, params: LoraParams | None, seed: int, max_cells: int
 ) -> SampleSpec:
-    """Return a request in the form of the sampler. Raises `UserFault` if it has no such form."""
+    """Return a request in the form of the sampler.
+
+    Args:
+        request: the request.
+        base: the base model to sample from.
+        params: the adapter; None for the base model itself.
+        seed: the seed for a request without one.
+        max_cells: the largest size of each array in the response.
+
+    Raises:
+        UserFault: the prompt has a chunk that is not text, or the response would be too large.
+    """
     prompt, asked = tokens_of(request.prompt, "prompt"), request.sampling_params
     targets = request.target_prompt_logprobs
     spec = SampleSpec(
@@ -107,7 +118,7 @@ def sample_spec(
 
 
 def _check_cells(spec: SampleSpec, most: int) -> None:
-    """Refuse a request whose response would be too large."""
+    """Raise `UserFault` for a request whose response would be too large."""
     length = len(spec.prompt)
     targets = spec.target_prompt_logprobs
     for name, cells in {
@@ -134,7 +145,7 @@ def _stop_texts(stop: Any) -> tuple[str, ...]:
 
 
 def sample_response(result: SampleResult, sequence_ids: Iterable[str | None]) -> SampleResponse:
-    """Return a sample in the form of the protocol."""
+    """Return the result of a request in the form of the protocol, with an id for each sample, in order."""
     prompt, alternatives = result.prompt, None
     if prompt.alt_tokens is not None and prompt.alt_logprobs is not None:
         alternatives = PromptAltTokens(
@@ -157,7 +168,7 @@ def _sequence(sample: Sampled, sequence_id: str | None) -> SampledSequence:
 
 
 def _topk(topk: TopK | None) -> TopkLogprobs | None:
-    """Return the likeliest tokens, with empty cells where none were computed."""
+    """Return the likeliest tokens in the form of the protocol; cells without a score get `NO_LOGPROB`."""
     if topk is None:
         return None
     missing = np.isnan(topk.logprobs)

@@ -1,8 +1,9 @@
 """Custom losses: computations that a client uploads. The server checks them and keeps them for a session.
 
-`tinker_sync.local.engine.custom_graph` computes them. At the upload, this module calls its
-`compile_custom_loss(inputs, graph)`; a ValueError refuses the loss. The result is a rule:
-`rule(run, data, *, backward)` runs on the engine's thread and returns a `LossOutput`.
+`tinker_sync.local.engine.custom_graph` computes them. At the upload, this module calls
+`custom_graph.compile_custom_loss(inputs, graph)`, which raises `ValueError` for a loss that it does not
+compute. The result is a rule: `rule(run, data, *, backward)` runs on the training thread and returns a
+`LossOutput`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _MARKS: Final = frozenset(
 
 @attrs.frozen(eq=False)
 class CustomLoss:
-    """A loss that passed the checks."""
+    """A loss that passed the checks. A server that cannot compute custom losses has no `rule` for it."""
 
     loss_id: str
     session_id: str
@@ -100,7 +101,11 @@ def compute(
     *,
     backward: bool,
 ) -> LossOutput:
-    """Compute a pass with an uploaded loss, on the engine's thread. Raises ValueError if it cannot."""
+    """Compute a pass with an uploaded loss, on the training thread.
+
+    Raises:
+        ValueError: the session has no such loss, or the loss cannot be computed.
+    """
     settings = dict(given.loss_fn_config or {})
     loss_id = settings.pop("loss_id", None)
     if settings or not isinstance(loss_id, str):
@@ -169,7 +174,11 @@ def _check_node(node: CustomLossNode, where: str) -> None:
 
 
 def _references(value: Any, where: str) -> list[str]:
-    """Return the names of nodes in arguments. Refuse unknown forms."""
+    """Return the names of the nodes that arguments refer to.
+
+    Raises:
+        UserFault: an argument has an unknown form.
+    """
     found: list[str] = []
     pending = [value]
     while pending:

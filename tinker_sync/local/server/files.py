@@ -63,7 +63,7 @@ async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
 
 
 def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
-    """Return an address that needs no key, and the time of day at which it expires, in seconds."""
+    """Return a signed address for a path, and the moment at which it expires, in seconds since 1970."""
     query, expires = service.signer.query(path, service.flags.url_life_s)
     return f"http://{ask.headers.get('host', 'localhost')}{path}?{query}", expires
 
@@ -83,7 +83,7 @@ async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
 
 @calls.of("export_session_trace")
 async def export_session_trace(service: Service, ask: Ask) -> Any:
-    """Return the address of the trace of a session: its work and times, in the format of trace viewers."""
+    """Return the address of a session's trace: a file for trace viewers with the times of the work."""
     session_id = ask.ids["session"]
     await service.on_disk(service.store.session, session_id)
     path = f"{PREFIX}trace/{segment(session_id)}/trace/trace.json"
@@ -108,7 +108,7 @@ class Download:
 
     @classmethod
     def of(cls, source: Path | bytes) -> Download:
-        """Compute the checksum of a source. This blocks."""
+        """Return the download of a source. This reads the whole source for its checksum, and blocks."""
         digest, size = hashlib.sha256(), 0
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -121,7 +121,7 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
     """Return a file, or the requested part of it.
 
     Raises:
-        Refused: the address is not genuine or too old, or the range lies outside of the file.
+        Refused: the address is not genuine or too old, there is no such file, or the range lies outside it.
     """
     if method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
@@ -131,7 +131,7 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
 
 
 def check_address(service: Service, path: str, query: bytes) -> None:
-    """Refuse an address whose signature is wrong or too old."""
+    """Raise `Refused` if the signature of an address is wrong or has expired."""
     given = parse_qs(query.decode("latin-1"))
     expires, signature = (given.get(name, [""])[0] for name in ("expires", "signature"))
     if not service.signer.allows(path, expires, signature):
@@ -211,7 +211,10 @@ def _answer(service: Service, download: Download, headers: dict[str, str]) -> An
 
 
 def _range(asked: str, size: int) -> tuple[int, int] | None:
-    """Return the bounds of a requested range, or None for the whole file.
+    """Return the first byte of a requested range and the byte after its last; None for the whole file.
+
+    Raises:
+        Refused: the range is empty or begins after the end of the file.
 
     >>> _range("bytes=2-4", 10), _range("bytes=-3", 10), _range("bytes=8-", 10), _range("lines=1-2", 10)
     ((2, 5), (7, 10), (8, 10), None)

@@ -31,8 +31,8 @@ class Flags:
         json_only: answer like a server from before `client/config`: JSON bodies and results, a separate call
             for forward passes, no sequence ids, and none of the newer calls.
         hold_s: the longest time for which a poll is held open.
-        metadata_over_bytes: the size above which the server first states the size of a result, if the client
-            allows it.
+        metadata_over_bytes: the size of a result above which the server first returns only that size, if the
+            client allows it.
         max_body_bytes: the most bytes of one request, before and after decompression.
         gap_patience_s: the time for which requests wait for a missing smaller number. Then the number is
             skipped.
@@ -40,7 +40,7 @@ class Flags:
         token_life_s: the time for which an exchanged token is valid.
         url_life_s: the time for which the address of a file is valid.
         max_rank: the largest rank of an adapter.
-        max_cells: the most top-k, target and alternative cells of one sample request.
+        max_cells: the largest size of each array of scores that one sample request may ask for.
         kept_results_bytes: the most bytes of fetched results to keep, for clients that lost the response.
         seed: decides ids and the choices that clients leave to the server, such as the seeds of samples;
             None: at random.
@@ -66,7 +66,7 @@ class Flags:
 
     @classmethod
     def of(cls, **settings: Any) -> Flags:
-        """Return the defaults with these settings, of any of the three groups.
+        """Return the default flags with some settings changed: own ones, those of `client` or of `dynamic`.
 
         Raises:
             ConfigurationError: a setting is unknown.

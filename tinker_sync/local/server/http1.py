@@ -107,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------- requests
 
     def _advance(self) -> None:
-        """Start an exchange if a request is complete."""
+        """Start an exchange if a request is complete; refuse a malformed request."""
         try:
             request = self._parser.take()
         except (MalformedMessage, MessageTooLarge) as problem:
@@ -144,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
     # -------------------------------------------------------------------------------------- answers
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the client reads slowly."""
+        """Send bytes. Wait while the send buffer is full, so that a slow client slows the application."""
         if not self._transport.is_closing():
             self._transport.write(data)
         if self._writable is not None:
@@ -172,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 class Exchange:
-    """One request and its answer: the `receive` and `send` of an application."""
+    """One request and its answer. The application calls its `receive` and `send`."""
 
     def __init__(self, connection: ClientConnection, head: RequestHead, body: bytes, scope: Message) -> None:
         self._connection = connection
@@ -215,7 +215,10 @@ class Exchange:
             self._gone.set_result(None)
 
     async def receive(self) -> Message:
-        """Return the request. At the next call, wait for the end of the connection, and return that event."""
+        """Return the request at the first call. At later calls, wait until the client disconnects.
+
+        Later calls return `http.disconnect`, at once if the answer is complete.
+        """
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -225,7 +228,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, event: Message) -> None:
-        """Send a part of the answer, or cut the connection after `ABORT`."""
+        """Send a part of the answer; for the event `ABORT`, cut the connection."""
         if event["type"] == "http.response.start":
             self._start = event
         elif event["type"] == "http.response.body":
@@ -285,10 +288,12 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> int:
-        """Listen on a port, on a free port if `port` is 0, or on a socket that is bound.
+        """Start to listen, and return the port.
 
-        Returns:
-            The port.
+        Args:
+            host: the address to listen on.
+            port: the port, or 0 for a free one.
+            listening: a bound socket, in place of `host` and `port`.
         """
         self.loop = asyncio.get_running_loop()
         # Thousands of clients may connect at once.
@@ -315,7 +320,7 @@ class HttpServer:
         await asyncio.sleep(0)
 
     def spawn(self, work: Any) -> None:
-        """Run a coroutine, and hold it until it is done."""
+        """Run a coroutine in a task, and keep the task until it is done."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,11 +1,11 @@
 """The numbered requests of one model, carried out one after another in the order of their numbers.
 
-A client sends several requests at once, and the first of a batch last on purpose, so they arrive in any
-order. An early request waits. A repeated request gets the promise of the first one. A number that is used for
-two different requests is refused. A number that does not arrive is skipped after a time, because the client
-may have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the rules.
+Requests arrive in any order, because a client sends several at once, and of a batch the first one last. An
+early request waits. A repeated request gets the promise of the first one. A number that is used for two
+different requests is refused. A number that does not arrive is skipped after a time, because the client may
+have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the rules.
 
-A lane belongs to the thread of the loop.
+A lane belongs to the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Step:
 
 
 class Seen:
-    """The digest of the request and the answer for each used number.
+    """The used numbers, each with the digest of its request and the answer to it.
 
     >>> seen = Seen(limit=2)
     >>> seen.add(1, b"a", "first")
@@ -95,7 +95,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
 
     def known(self, number: int | None, digest: bytes) -> str | None:
-        """Return the id of the promise that the same request got before, or None if it is new.
+        """Return the id of the promise that the same request got before, or None for a new request.
 
         Raises:
             Refused: the number was used for another request, or is too old to be new.
@@ -125,7 +125,7 @@ class Lane:
         """Count the number of a refused request as used.
 
         Args:
-            number: 0 when the request had none, None when it could not be read.
+            number: the number; 0 if the request had none, None if it could not be read.
         """
         if number is None:
             self._lost += 1
@@ -140,7 +140,7 @@ class Lane:
             self._refused.popitem(last=False)
 
     def _advance(self) -> None:
-        """Start the steps that need not wait any longer, and set the timer for a missing number."""
+        """Move the steps whose turn has come to the ready ones. Set the timer that skips a missing number."""
         self._step_up()
         if self._early and self._lost:
             self._skip_lost()
@@ -162,7 +162,7 @@ class Lane:
             self._expected += 1
 
     def _skip_lost(self) -> None:
-        """Skip a gap that is no larger than the number of refused requests without a readable number."""
+        """Skip a gap of at most as many numbers as there were refused requests without a readable number."""
         if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
             return  # more numbers are missing; this test avoids a loop over a large gap
         missing = [
@@ -195,7 +195,7 @@ class Lane:
             self._worker = None
 
     async def close(self) -> list[Promise]:
-        """Stop, also the current step. Return the promises of the steps that will not be carried out."""
+        """Cancel the current step and drop the later ones. Return the promises of the dropped steps."""
         if self._timer is not None:
             self._timer.cancel()
         undone = [step.promise for step in (*self._ready, *self._early.values())]

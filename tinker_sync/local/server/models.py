@@ -65,7 +65,7 @@ async def create_model(service: Service, ask: Ask) -> Any:
 
 
 def check_optimizer(config: OptimizerConfigBase | None) -> None:
-    """Refuse families of optimizers that this server does not compute."""
+    """Raise `UserFault` for an optimizer that this server does not compute."""
     if config is not None and not isinstance(config, AdamOptimizerConfig):
         raise UserFault(f"optimizer {config.type!r} is not computed by this server; it has adamw")
 
@@ -102,7 +102,7 @@ def start_model(
     user_metadata: dict[str, Any] | None,
     then: Callable[[], Awaitable[Any]],
 ) -> str:
-    """Make a model and run `then` on it. The promise has the result of `then`.
+    """Make a model, and run `then` when it is in memory. The result of `then` is that of the promise.
 
     Returns:
         The id of the promise; for a repeated request, the id of the first one.

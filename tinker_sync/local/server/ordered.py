@@ -51,8 +51,8 @@ def count_as_used(
 
     Args:
         models: the models in memory.
-        headers: of the call, by lower-case name.
-        body: of the call, unpacked as far as that was possible.
+        headers: the headers of the call; their names are in lower case.
+        body: the body of the call, decompressed as far as possible.
         known_key: True if the call had a valid key.
     """
     model_id, number = _place_of(headers, body)
@@ -66,7 +66,10 @@ def count_as_used(
 
 
 def _place_of(headers: Mapping[str, str], body: bytes) -> tuple[str | None, int | None]:
-    """Return the model and the number in a body, None for each that cannot be read, and 0 for no number."""
+    """Return the model id and the sequence number in a body; None in place of each that cannot be read.
+
+    The number is 0 if the body has none.
+    """
     if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
         return peek_model_and_number(body)
     try:
@@ -94,7 +97,10 @@ def _text(literal: bytes) -> str | None:
 
 
 def _whole(number: Any) -> int | None:
-    """Return a number as the decoder reads it, also from digits or a whole float; None if it is invalid."""
+    """Convert a JSON value to a sequence number as the decoder of bodies does.
+
+    Text of digits and whole floats are numbers too, and null is 0. Other values give None.
+    """
     if number is None:
         return 0
     if isinstance(number, bool):

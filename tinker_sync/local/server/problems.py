@@ -33,7 +33,7 @@ class UserFault(ValueError):
 
 
 def refusal_of(problem: BaseException) -> Refused | None:
-    """Return the answer to an exception of a handler, or None for a fault of the server.
+    """Convert an exception of a handler to a refusal, or to None if the exception is unexpected.
 
     >>> refusal_of(UserFault("no such base model")).status
     400
@@ -57,7 +57,7 @@ def unfit(problem: WireError) -> list[dict[str, Any]]:
 
 
 def place(path: str | None) -> list[str | int]:
-    """Return the steps of a path in a body.
+    """Split a path in a body into names and indexes.
 
     >>> place("$.data[3].loss_fn_inputs['weights']"), place("loss_fn_config['']")
     (['data', 3, 'loss_fn_inputs', 'weights'], ['loss_fn_config', ''])
@@ -69,7 +69,7 @@ def place(path: str | None) -> list[str | int]:
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:
-    """Return the text and the category of the failure of a promise, for an exception."""
+    """Return the text and the category with which an exception makes a promise fail."""
     if isinstance(problem, StoreError):
         return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
     if isinstance(problem, UnknownRun):

@@ -1,7 +1,7 @@
 """Promises: requests under way, their results, and the long polls that wait for them.
 
-Promises belong to the thread of the loop. A long poll is a future in a set and a timer, and needs no thread.
-Fetched results are kept up to a number of bytes, because the response may have been lost.
+Promises belong to the thread of the event loop. A long poll is a future in a set and a timer, and needs no
+thread. Fetched results are kept up to a number of bytes, because the response may have been lost.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ class Result:
 
     @property
     def size(self) -> int:
-        """The size of the largest form so far."""
+        """The bytes of the largest form made so far."""
         return max(map(len, self._forms.values()), default=0)
 
 
 @attrs.define(eq=False)
 class Promise:
-    """One request under way, or its outcome.
+    """One accepted request, and its outcome when the work has ended.
 
     Attributes:
         kind: the kind of the request, as in `X-Tinker-Request-Type`.
         waits_for: the reason for which the work has not begun, such as a missing number; else None.
         cancel: stops the work; None if it cannot be stopped.
+        on_done: functions to call with the promise when it has its outcome.
+        waiters: a future for each long poll.
     """
 
     request_id: str
@@ -81,8 +83,8 @@ class Promises:
     """All promises of a server, by id.
 
     Args:
-        prefix: the beginning of the ids. Each start of the server has another one, so that it recognises
-            the ids of earlier starts.
+        prefix: the beginning of the ids. Each start of the server has its own prefix, which distinguishes
+            its ids from those of earlier starts.
         kept_bytes: the most bytes of fetched results to keep.
     """
 
@@ -96,7 +98,7 @@ class Promises:
         self._closing = False
 
     def open(self, kind: str, session_id: str | None = None) -> Promise:
-        """Make a promise."""
+        """Make a promise with a new id."""
         promise = Promise(f"{self._prefix}{self._next}", kind, session_id)
         self._next += 1
         self._promises[promise.request_id] = promise
@@ -107,14 +109,17 @@ class Promises:
         return self._promises.get(request_id)
 
     def is_gone(self, request_id: str) -> bool:
-        """Return True for the id of a dropped promise, also if an earlier start of the server made it."""
+        """Return True for an id that this or an earlier start of the server has made.
+
+        If `get` does not find such an id, the promise was dropped.
+        """
         head, _, number = request_id.rpartition("-")
         if not (head.startswith("req-") and number.isdigit()):
             return False
         return f"{head}-" != self._prefix or int(number) < self._next
 
     def settle(self, promise: Promise, outcome: Result | Failure) -> None:
-        """Set the outcome and wake all waiters. The first outcome counts."""
+        """Set the outcome of a promise and wake its waiters. A promise keeps its first outcome."""
         if promise.outcome is not None:
             return
         promise.outcome = outcome
@@ -126,7 +131,11 @@ class Promises:
             wake(waiter)
 
     async def wait(self, promise: Promise, hold_s: float, gone: asyncio.Future[Any] | None = None) -> bool:
-        """Wait for the outcome, at most for `hold_s` or until `gone` is done. Return True if it is there."""
+        """Wait for the outcome until `hold_s` have passed or `gone` is done.
+
+        Returns:
+            True if the promise has its outcome.
+        """
         if promise.outcome is None and hold_s > 0 and not self._closing:
             waiter = asyncio.get_running_loop().create_future()
             promise.waiters.add(waiter)
@@ -137,7 +146,7 @@ class Promises:
         return promise.outcome is not None
 
     def mark_retrieved(self, promise: Promise) -> None:
-        """Note that a client has fetched the outcome, and drop the oldest such outcomes to make room."""
+        """Note that a client has fetched the outcome. Drop the promises fetched longest ago to make room."""
         name, size = promise.request_id, promise.outcome.size if isinstance(promise.outcome, Result) else 0
         self._retrieved_bytes += size - self._retrieved.pop(name, 0)
         self._retrieved[name] = size
@@ -149,7 +158,7 @@ class Promises:
             self._promises.pop(oldest, None)
 
     def drop_session(self, session_id: str) -> None:
-        """Drop the results of a session. Work under way ends by itself."""
+        """Drop the promises of a session that have an outcome. The others stay."""
         for name in [name for name, one in self._promises.items() if one.session_id == session_id]:
             if self._promises[name].outcome is not None:
                 del self._promises[name]

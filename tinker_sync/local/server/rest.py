@@ -94,14 +94,14 @@ def checkpoint_model(row: CheckpointRow) -> Checkpoint:
 
 @calls.of("list_checkpoints")
 async def list_checkpoints(service: Service, ask: Ask) -> Any:
-    """Return all checkpoints of a run on one page."""
+    """Return all checkpoints of a run on one page, the newest first."""
     rows = await service.on_disk(service.store.list_checkpoints, ask.ids["run"])
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
 
 @calls.of("list_model_checkpoints")
 async def list_model_checkpoints(service: Service, ask: Ask) -> Any:
-    """Return all checkpoints of a run, for the oldest clients."""
+    """Return all checkpoints of a run, the newest first. Only the oldest clients use this call."""
     rows = await service.on_disk(service.store.list_checkpoints, ask.ids["model"])
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
@@ -119,7 +119,7 @@ async def list_user_checkpoints(service: Service, ask: Ask) -> Any:
 
 @calls.of("search_checkpoints")
 async def search_checkpoints(service: Service, ask: Ask) -> Any:
-    """Return the checkpoints that fit a description, the newest first. The call is experimental."""
+    """Return a page of the checkpoints that match a search, the newest first. The call is experimental."""
     request = ask.read(CheckpointSearchRequest)
     rows, _ = await service.on_disk(service.store.list_user_checkpoints, 1 << 40, 0)
     found = [row for row in _after(rows, request.cursor) if _fits(row, request)]
@@ -132,7 +132,10 @@ async def search_checkpoints(service: Service, ask: Ask) -> Any:
 
 
 def _after(rows: list[CheckpointRow], cursor: CheckpointSearchCursor | None) -> list[CheckpointRow]:
-    """Return the rows after a cursor, also if the checkpoint that it names no longer exists."""
+    """Return the rows after the checkpoint in a cursor.
+
+    If that checkpoint no longer exists, return the rows that are older than it was.
+    """
     if cursor is None:
         return rows
     for index, row in enumerate(rows):
@@ -152,11 +155,13 @@ def _fits(row: CheckpointRow, request: CheckpointSearchRequest) -> bool:
 
 
 async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
-    """Return the checkpoint of a path. A bare name, as older clients send it, may have any kind.
+    """Return the run, the kind and the name of the checkpoint that a request names.
+
+    Older clients send a name without a kind. It names the sampler checkpoint if kinds share the name.
 
     Raises:
-        Refused: the path names no checkpoint.
-        StoreError: there is no such checkpoint.
+        Refused: the kind is unknown, or no checkpoint has a name that came without a kind.
+        StoreError: the run of a name without a kind does not exist.
     """
     run_id = ask.ids["run"]
     folder, slash, name = ask.ids["checkpoint"].partition("/")
@@ -207,7 +212,7 @@ async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
 
 @calls.of("set_checkpoint_ttl")
 async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
-    """Set the time until a checkpoint expires; with null it never does."""
+    """Set the time until a checkpoint expires; null means never."""
     tree = ask.tree("ttl_seconds")
     if "ttl_seconds" not in tree:
         raise Refused(422, [{"loc": ["body", "ttl_seconds"], "msg": "is missing", "type": "missing"}])

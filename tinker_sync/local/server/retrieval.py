@@ -36,7 +36,7 @@ _LOG = 100_000
 
 @calls.of("retrieve_future")
 async def retrieve_future(service: Service, ask: Ask) -> Any:
-    """Return a result, its size, its failure, or the answer that it is not ready."""
+    """Return the result of a request, only its size, its failure, or a 408 if it is not ready."""
     request = ask.read(FutureRetrieveRequest)
     promise = find(service, request.request_id)
     gone = ask.gone() if ask.gone is not None and promise.outcome is None else None
@@ -51,7 +51,7 @@ async def retrieve_future(service: Service, ask: Ask) -> Any:
 
 
 def find(service: Service, request_id: str) -> Promise:
-    """Return the promise of an id. Raises `Refused` if there is none."""
+    """Return the promise of a request. Raises `Refused` if it is gone or never existed."""
     promise = service.promises.get(request_id)
     if promise is not None:
         return promise
@@ -87,7 +87,7 @@ def _outcome(service: Service, ask: Ask, promise: Promise, *, allow_metadata_onl
 
 @calls.of("retrieve_futures")
 async def retrieve_futures(service: Service, ask: Ask) -> Any:
-    """Return the requests of a sampler that have ended since a cursor."""
+    """Return the requests of a clone that have ended since a cursor. Wait for the next end if none have."""
     request = ask.read(FuturesRetrieveRequest)
     sampler = await service.sampler(request.target.sampling_session_id)
     clone = request.target.cloned_sampler_id
@@ -109,7 +109,7 @@ async def retrieve_futures(service: Service, ask: Ask) -> Any:
 async def _news(
     service: Service, sampler: LiveSampler, clone: int, cursor: int, hold_s: float, ask: Ask
 ) -> None:
-    """Wait until a request of this clone ends, for a limited time."""
+    """Wait until a request of this clone ends, at most for `hold_s` or until the client disconnects."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     gone = ask.gone() if ask.gone is not None else None
@@ -133,7 +133,7 @@ def _since(sampler: LiveSampler, clone: int, cursor: int) -> list[tuple[int, Fut
 
 
 def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
-    """Drop the entries of fetched results."""
+    """Drop the entries of a clone's fetched requests."""
     log = sampler.finished.get(clone)
     if log and fetched:
         kept = [entry for entry in log if entry[1].request_id not in fetched]
@@ -142,7 +142,10 @@ def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
 
 
 def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: Promise) -> None:
-    """Record the end of a request, and wake the polls for all results, if the server has that call."""
+    """Record the end of a request for `retrieve_futures`, and wake the polls of that call.
+
+    Do nothing if the settings for clients turn that call off.
+    """
     if not service.flags.client.sample_use_retrieve_futures:
         return
     completion: FutureCompletion

@@ -29,7 +29,7 @@ calls = Calls()
 
 @calls.of("save_weights_for_sampler")
 async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
-    """Save weights to sample from, by name or only for a sampler that the same call makes."""
+    """Save weights to sample from: under a name, or in memory for a sampler that this call makes."""
     request = ask.read(SaveWeightsForSamplerRequest)
     model = service.model(request.model_id)
     if request.path is not None and request.sampling_session_seq_id is not None:
@@ -79,9 +79,10 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
 
 
 async def _pin(service: Service, run_id: str, name: str) -> CheckpointRow | None:
-    """Keep the weights of a sampler checkpoint for the samplers that have it open, and return its row.
+    """Keep the weights of a sampler checkpoint that is about to be replaced, for the samplers that use it.
 
-    Call this before the checkpoint is replaced.
+    Returns:
+        The row of the checkpoint, or None if it does not exist.
     """
     try:
         row = await service.on_disk(service.store.checkpoint, run_id, "sampler", name)
@@ -111,8 +112,8 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
     """Return the adapter of a sampler from its checkpoint.
 
     Raises:
-        KeyError: its weights were never saved.
-        UserFault: its path is now that of another save.
+        KeyError: the weights of the sampler were never saved.
+        UserFault: another save has replaced the checkpoint.
         StoreError: the checkpoint is gone or cannot be read.
     """
     path, key = sampler.model_path, sampler.adapter

@@ -69,7 +69,10 @@ async def create_sampling_session(service: Service, ask: Ask) -> Any:
 async def _source(
     service: Service, base_model: str | None, path: str | None
 ) -> tuple[str, str | None, int | None]:
-    """Return the base model, and the checkpoint with the number of its save, if there is one."""
+    """Return the base model, the path of the checkpoint and the number of its save.
+
+    For a request that names only a base model, the path and the number are both None.
+    """
     if path is None:
         if base_model is None:
             raise UserFault("give base_model or model_path")
@@ -83,7 +86,7 @@ async def _source(
 
 @calls.of("join_sampling_session")
 async def join_sampling_session(service: Service, ask: Ask) -> Any:
-    """Count one more process that shares a sampler, and return its number."""
+    """Count one more process that shares a sampler, and return the number of that process."""
     sampler = await service.sampler(ask.read(JoinSamplingSessionRequest).sampling_session_id)
     sampler.clones += 1
     return JoinSamplingSessionResponse(client_counter=sampler.clones)
@@ -125,7 +128,7 @@ async def asample(service: Service, ask: Ask) -> Any:
 
 
 def sequence_ids(request_id: str, count: int) -> list[str]:
-    """Return the ids of the sequences that the result of a promise will have."""
+    """Return an id for each sequence of a request's future result, in the order of the sequences."""
     return [f"{request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
 
 
@@ -145,7 +148,7 @@ async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
 
 
 class _Sampling:
-    """One request: it fetches the adapter, runs the sampler, and settles the promise."""
+    """The work for one sample request: fetch its adapter, run the sampler, settle the promise."""
 
     def __init__(
         self, service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise
@@ -158,7 +161,7 @@ class _Sampling:
         self._given_up = False
 
     def start(self) -> None:
-        """Begin. A request to the base model goes to the sampler at once; others fetch their adapter."""
+        """Pass the request to the host: at once for a base model, else when its adapter is loaded."""
         self._promise.cancel = self._give_up
         clone = (self._request.seq_id or 0) // CLONE
         self._promise.on_done.append(
@@ -211,7 +214,7 @@ class _Sampling:
         order.future.add_done_callback(self._hand_over)
 
     def _hand_over(self, future: Future[SampleResult]) -> None:
-        """Pass the outcome from the thread of the sampler to the loop."""
+        """Pass the outcome from the sampling thread to the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._service.loop.call_soon_threadsafe(self._computed, future)
 

@@ -1,7 +1,7 @@
 """The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
-The state belongs to the thread of the loop. Work that blocks (files, the database, large bodies) runs in a
-small executor, and computations run in the host. Handlers await both.
+The state belongs to the thread of the event loop. Work that blocks (files, the database, large bodies) runs
+in a small executor, and computations run in the host. Handlers await both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SWEEP_S = 30.0
 RELEASE_S = 60.0
 """The time for which models stay after the end of their session, for processes that still fetch results."""
 UNSAVED = "unsaved:"
-"""The store has a path with this beginning for a sampler whose weights are only in memory."""
+"""The beginning of the path that the store has for a sampler whose weights are only in memory."""
 _DISK_THREADS = 2
 _TRACED = 10_000
 _MOST_IGNORED = 1000
@@ -68,14 +68,15 @@ class LiveSampler:
     """A sampler in memory.
 
     Attributes:
-        adapter: the key of the adapter; None for the base model itself.
-        model_path: the checkpoint that it comes from; None also for weights that were never saved.
-        follows: the model whose inflight saves move `adapter`; None for a sampler that keeps its weights.
+        adapter: the key of the adapter in `Service.adapters`; None for the base model itself.
+        model_path: the path of the adapter's checkpoint; None for the base model and for unsaved weights.
+        follows: the id of the model whose inflight saves replace `adapter`; None if none do.
         clones: the number of processes that joined.
-        seen: the answers by number.
-        finished: by clone, the ended requests: cursor and outcome.
+        seen: the request ids by sequence number, for repeated requests.
+        finished: for each clone, its ended requests, each with its cursor.
+        cursor: the number of ended requests of all clones.
         news: the long polls that wait for the end of a request.
-        unnumbered: the number of requests without a number.
+        unnumbered: the number of requests without a sequence number.
     """
 
     sampler_id: str
@@ -93,13 +94,13 @@ class LiveSampler:
 
 
 def adapter_key(path: str, save: int | None) -> str:
-    """Return the key of a checkpoint's adapter. A later save under the same path has another one."""
+    """Return the key of a checkpoint's adapter. A later save under the same path gives another key."""
     return f"{path}#{save}"
 
 
 @attrs.define(eq=False)
 class LiveSession:
-    """An open session."""
+    """A session in memory. It is open unless `finished` is set."""
 
     session_id: str
     seen_at_s: float
@@ -142,7 +143,7 @@ class Service:
     # ------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Start the executor and the timers. Call it before the first request."""
+        """Start the executor and the timers. The application calls this before the first request."""
         self.loop = asyncio.get_running_loop()
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
         # Start all threads of the executor now; it would otherwise start them under load.
@@ -157,7 +158,7 @@ class Service:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Answer the waiting polls, end the work under way, and write the pending data."""
+        """Answer the waiting polls, cancel the work under way, and close the host and the executor."""
         for timer in [*self._timers, *([self._sweeper] if self._sweeper else [])]:
             timer.cancel()
         self.closing = True
@@ -178,7 +179,7 @@ class Service:
     # ------------------------------------------------------------------------------------ work elsewhere
 
     async def on_disk(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Run a function that blocks in the executor, and return its result."""
+        """Run a blocking function in the executor, and return its result."""
         return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
 
     async def computed(self, future: Future[T]) -> T:
@@ -186,13 +187,13 @@ class Service:
         return await asyncio.wrap_future(future)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine beside the request, and hold it until it is done."""
+        """Run a coroutine in a task beside the request, and keep the task until it is done."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
-        """Call a function after a time, unless the server ends before."""
+        """Call a function after `seconds`, unless the server ends earlier."""
 
         def due() -> None:
             self._timers.discard(timer)
@@ -204,7 +205,7 @@ class Service:
     # ------------------------------------------------------------------------------------ ids and chance
 
     def new_id(self) -> str:
-        """Return a new id."""
+        """Return a random UUID. A server with a seed draws it from the seed."""
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def chance(self, *names: object) -> int:
@@ -246,14 +247,14 @@ class Service:
         self.trace(promise, started)
 
     def failure(self, problem: BaseException, kind: str) -> Failure:
-        """Return the failure of a promise for an exception. Faults of the server are logged."""
+        """Convert an exception to the failure of a promise. A fault of the server is also logged."""
         text, category = failure_of(problem)
         if category == "server":
             logger.error("%s failed: %s", kind, text, exc_info=problem)
         return Failure(text, category)
 
     def trace(self, promise: Promise, started_s: float) -> None:
-        """Note the time of a piece of work for the trace."""
+        """Add the work of a promise, from `started_s` until now, to the trace of its session."""
         session = self.sessions.get(promise.session_id or "")
         if session is not None:
             span = {
@@ -268,7 +269,7 @@ class Service:
             session.spans.append(span)
 
     def note_ignored(self, names: Iterable[str]) -> None:
-        """Log each unknown field of a request the first time."""
+        """Log each unknown field once, and list it in `ignored`."""
         for name in sorted(names):
             if name not in self.ignored and len(self.ignored) < _MOST_IGNORED:
                 self.ignored.add(name)
@@ -285,11 +286,11 @@ class Service:
     # ------------------------------------------------------------------------------------ objects in memory
 
     async def session(self, session_id: str) -> LiveSession:
-        """Return an open session by its id.
+        """Return an open session by its id, and note that it is in use.
 
         Raises:
             Refused: the session has ended.
-            StoreError: it does not exist.
+            StoreError: the session does not exist.
         """
         live = self.sessions.get(session_id)
         if live is None:
@@ -302,7 +303,11 @@ class Service:
         return live
 
     def model(self, run_id: str) -> LiveModel:
-        """Return a model in memory. Raises `Refused` if it is not there."""
+        """Return a model by its id, and note that its session is in use.
+
+        Raises:
+            Refused: the model is not in memory.
+        """
         model = self.models.get(run_id)
         if model is None:
             raise Refused(
@@ -314,11 +319,11 @@ class Service:
         return model
 
     async def sampler(self, sampler_id: str) -> LiveSampler:
-        """Return a sampler, restored after a restart if its weights were saved.
+        """Return a sampler by its id. After a restart of the server, make it again from the store.
 
         Raises:
-            StoreError: it does not exist.
-            Refused: its weights are gone.
+            StoreError: the sampler does not exist.
+            Refused: its weights were never saved, or its checkpoint was deleted or replaced.
         """
         live = self.samplers.get(sampler_id)
         if live is not None:
@@ -368,7 +373,7 @@ class Service:
         self.promises.drop_session(session_id)
 
     def drop_unused(self, key: str | None) -> None:
-        """Drop an adapter from memory unless a sampler uses it."""
+        """Drop the adapter with this key unless a sampler uses it."""
         if key is not None and all(sampler.adapter != key for sampler in self.samplers.values()):
             self.adapters.drop(key)
 

@@ -73,11 +73,11 @@ async def serve(
 
     Args:
         app: the application.
-        stopped: ends the server.
+        stopped: the event that ends the server.
         host: the address to listen on.
         port: the port, or 0 for a free one.
         ready: receives the port when the server accepts requests.
-        max_body_bytes: the most bytes of one request.
+        max_body_bytes: the most bytes of one request; None: the default of `HttpServer`.
         listening: a bound socket, in place of `host` and `port`.
     """
     lifespan = _Lifespan(app)
@@ -150,7 +150,7 @@ class ServerThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except BaseException as failure:  # noqa: BLE001  # it belongs to who starts the server
+        except BaseException as failure:  # noqa: BLE001  # `start` raises it
             self._failure = failure
         finally:
             self._ready.set()

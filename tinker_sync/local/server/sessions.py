@@ -32,7 +32,7 @@ DEFAULT_PROJECT: Final = "default"
 
 @calls.of("create_session")
 async def create_session(service: Service, ask: Ask) -> Any:
-    """Open a session. A repeated request, recognised by its idempotency key, gets the same one."""
+    """Open a session. A repeated request, recognised by its idempotency key, gets the same session."""
     request = ask.read(CreateSessionRequest)
 
     async def create() -> str:
@@ -63,7 +63,7 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
 
 @calls.of("finish_session")
 async def finish_session(service: Service, ask: Ask) -> Any:
-    """End a session. The first end counts."""
+    """End a session. A session that has already ended keeps its status."""
     tree, session_id = ask.tree("reason", "detail"), ask.ids["session"]
     reason, detail = tree.get("reason"), tree.get("detail")
     kind = reason.get("type") if isinstance(reason, dict) else None
@@ -79,7 +79,7 @@ async def finish_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_session")
 async def get_session(service: Service, ask: Ask) -> Any:
-    """Return a session with its runs and samplers."""
+    """Return the metadata of a session and the ids of its runs and samplers."""
     store, session_id = service.store, ask.ids["session"]
     row = await service.on_disk(store.session, session_id)
     return GetSessionResponse(
@@ -92,7 +92,7 @@ async def get_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("list_sessions")
 async def list_sessions(service: Service, ask: Ask) -> Any:
-    """Return a page of sessions, the newest first."""
+    """Return a page of session ids, the newest session first."""
     limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
     rows, _ = await service.on_disk(service.store.list_sessions, limit, offset)
     return ListSessionsResponse(sessions=[row.session_id for row in rows])
@@ -100,7 +100,7 @@ async def list_sessions(service: Service, ask: Ask) -> Any:
 
 @calls.of("search_sessions")
 async def search_sessions(service: Service, ask: Ask) -> Any:
-    """Return the sessions that fit a description."""
+    """Return a page of the sessions that match a search, the newest first."""
     request = ask.read(SessionSearchRequest)
     rows, cursor = await service.on_disk(service.store.search_sessions, request)
     return SessionSearchResponse(sessions=[_summary(row) for row in rows], next_cursor=cursor)
@@ -133,7 +133,7 @@ async def assign_session_project(service: Service, ask: Ask) -> Any:
 
 
 def texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return metadata with its values converted to text, as in responses."""
+    """Return metadata in the form of responses: a value that is not text becomes JSON."""
     if metadata is None:
         return None
     return {name: value if isinstance(value, str) else _text(value) for name, value in metadata.items()}

@@ -39,7 +39,7 @@ class Signer:
         return claims is not None and claims.get("exp", 0) > self._clock.time()
 
     def token(self, life_s: float) -> str:
-        """Return a token in place of the key."""
+        """Return a token that a client may send in place of the key for `life_s` seconds."""
         now = int(self._clock.time())
         claims = {
             "iss": "passport-local",
@@ -65,12 +65,12 @@ class Signer:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
     def query(self, path: str, life_s: float) -> tuple[str, int]:
-        """Return a query that signs a path, and the time of day at which it expires, in seconds."""
+        """Return a query that signs a path, and the moment at which it expires, in seconds since 1970."""
         expires = int(self._clock.time() + life_s)
         return f"expires={expires}&signature={self._mac(f'{path} {expires}')}", expires
 
     def allows(self, path: str, expires: str, signature: str) -> bool:
-        """Return True if a signed address is genuine and has not expired."""
+        """Return True if the signature belongs to this path and expiry, and has not expired."""
         genuine = hmac.compare_digest(
             signature.encode("utf-8", "replace"), self._mac(f"{path} {expires}").encode()
         )

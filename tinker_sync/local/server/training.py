@@ -42,10 +42,12 @@ def submit(
     work: Work,
     to_protobuf: Callable[[Any], bytes] | None = None,
 ) -> UntypedAPIFuture:
-    """Put a numbered request into the order of its model. A repeated one gets the promise of the first.
+    """Add a request to the lane of its model, and return its promise.
+
+    A repeated request gets the promise of the first one.
 
     Raises:
-        Refused: the number was used for another request.
+        Refused: the number was used for another request, or comes too late.
     """
     digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
     request_id = model.lane.known(seq_id, digest)
@@ -119,7 +121,7 @@ def _pass(
 def compute(
     service: Service, run: AdapterTrainer, model: LiveModel, given: ForwardBackwardInput, *, backward: bool
 ) -> ForwardBackwardOutput:
-    """Compute a pass on the engine's thread. A wrong input raises ValueError, and nothing has changed."""
+    """Compute a pass, on the training thread. For a wrong input, raise `ValueError` and change nothing."""
     if not given.data:
         raise UserFault("data: is empty; give at least one datum")
     data = convert.examples(given.data)

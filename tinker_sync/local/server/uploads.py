@@ -42,13 +42,13 @@ calls = Calls()
 
 FILES: Final = (peft.ADAPTER_FILE, peft.CONFIG_FILE)
 SESSION: Final = "uploads"
-"""The session of all uploaded checkpoints."""
+"""The id of the session to which all uploaded checkpoints belong."""
 MOST_UNDER_WAY: Final = 16
 
 
 @attrs.define(eq=False)
 class Upload:
-    """One upload."""
+    """An upload, with the files received so far. `path` is its checkpoint, None until it is finished."""
 
     upload_id: str
     base: BaseModel
@@ -61,7 +61,7 @@ class Upload:
 
 @calls.of("external_weights_upload_start")
 async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
-    """Begin an upload, and return an address for each file."""
+    """Begin an upload, and return the signed address to which the client sends each file."""
     request = ask.read(ExternalWeightsUploadStartRequest)
     uploads = service.uploads
     for old in [each for each in uploads.values() if each.expires_s < service.clock.time()]:
@@ -82,7 +82,11 @@ async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
 
 
 async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
-    """Store a file of an upload. Raises `Refused` if the upload does not allow it."""
+    """Keep a file of an upload in memory.
+
+    Raises:
+        Refused: the address is not valid, or the upload has ended.
+    """
     check_address(service, path, query)
     kind, upload_id, _, name = path.removeprefix(PREFIX).split("/")
     upload: Upload | None = service.uploads.get(upload_id)
@@ -94,7 +98,7 @@ async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
 
 @calls.of("external_weights_upload_finish")
 async def external_weights_upload_finish(service: Service, ask: Ask) -> Any:
-    """Make a checkpoint of an upload. A repeated request gets the same one."""
+    """Make a checkpoint of the files of an upload. A repeated request gets the same checkpoint."""
     upload_id = ask.read(ExternalWeightsUploadFinishRequest).upload_id
     upload: Upload | None = service.uploads.get(upload_id)
     if upload is None:
@@ -135,7 +139,11 @@ def _save(service: Service, upload: Upload) -> str:
 
 
 def checked_arrays(upload: Upload) -> Mapping[str, Array]:
-    """Return the arrays of an upload. Raises `UserFault` if they do not fit the announced adapter."""
+    """Return the arrays of an upload, by the names of `LoraParams.named`.
+
+    Raises:
+        UserFault: the files are damaged, or do not fit the adapter that the client announced.
+    """
     try:
         config = json.loads(upload.files[peft.CONFIG_FILE])
         found = peft.from_file(safetensors.read(upload.files[peft.ADAPTER_FILE]))

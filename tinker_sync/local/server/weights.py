@@ -49,7 +49,11 @@ _FIRST, _SECOND, _STEPS = "optimizer.first", "optimizer.second", "optimizer.step
 
 
 def checked_ttl(ttl_s: object) -> int | None:
-    """Return a time to live. Raises `UserFault` if it is too short, too long or no whole number."""
+    """Return a time to live unchanged; None means no limit.
+
+    Raises:
+        UserFault: the time is too short, too long or no whole number.
+    """
     if ttl_s is None:
         return None
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
@@ -60,7 +64,7 @@ def checked_ttl(ttl_s: object) -> int | None:
 
 
 def parse(path: str) -> tuple[str, CheckpointKind, str]:
-    """Return the run, kind and name in a path. Raises `UserFault`."""
+    """Return the run, kind and name in the path of a checkpoint. Raises `UserFault` for any other text."""
     try:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
     except InvalidInputError as problem:
@@ -69,7 +73,11 @@ def parse(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def parse_state(path: str) -> tuple[str, CheckpointKind, str]:
-    """Return the run, kind and name in a path to train from. Raises `UserFault`, also for sampler weights."""
+    """Return the run, kind and name in the path of a checkpoint to train from.
+
+    Raises:
+        UserFault: the path is malformed, or names a checkpoint for sampling.
+    """
     run_id, kind, name = parse(path)
     if kind == "sampler":
         raise UserFault(
@@ -80,7 +88,11 @@ def parse_state(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
-    """Return the run, kind and name in a path to sample from. Raises `UserFault`, also for training state."""
+    """Return the run, kind and name in the path of a checkpoint to sample from.
+
+    Raises:
+        UserFault: the path is malformed, or names a checkpoint for training.
+    """
     run_id, kind, name = parse(path)
     if kind == "training":
         raise UserFault(
@@ -94,7 +106,7 @@ def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
-    """Return the facts about a run that a checkpoint needs in order to be loaded."""
+    """Return the facts that a checkpoint keeps about its run, so that it can be loaded."""
     return {
         "base_model": base_model,
         "rank": lora.rank,
@@ -106,7 +118,7 @@ def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
 
 
 def _snapshot(run: AdapterTrainer, *, optimizer: bool) -> dict[str, Array]:
-    """Copy the arrays of a run, by name, on the engine's thread."""
+    """Copy the arrays of a run, by name, on the training thread."""
     arrays: dict[str, Array] = dict(run.params.snapshot().named())
     if optimizer:
         arrays[_FIRST] = run.optimizer.first.copy()
@@ -144,13 +156,13 @@ def about(row: CheckpointRow) -> dict[str, Any]:
 
 
 def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
-    """Return the name of a checkpoint, also for a request without one."""
+    """Return the name that a request gives a checkpoint, or else a name made of the request's number."""
     return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
 
 
 @calls.of("save_weights")
 async def save_weights(service: Service, ask: Ask) -> Any:
-    """Save a state to train from."""
+    """Save the weights and the optimizer state of a model, to train from."""
     request = ask.read(SaveWeightsRequest)
     model = service.model(request.model_id)
 
@@ -194,7 +206,7 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
 async def read_checkpoint(
     service: Service, path: str, purpose: str
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the facts and arrays that were saved under a path.
+    """Return the facts and the arrays of a checkpoint, and note the purpose in the audit log.
 
     Raises:
         UserFault: the path is malformed.
@@ -219,7 +231,7 @@ def settings_of(info: Mapping[str, Any]) -> LoraSettings:
 
 
 def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: ModelConfig) -> LoraParams:
-    """Return the saved adapter for a sampler, read-only."""
+    """Return the adapter in a checkpoint, read-only."""
     params = LoraParams.zeros(config, settings_of(info))
     for name, into in params.named().items():
         into[...] = arrays[name]
@@ -230,7 +242,7 @@ def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: Mode
 def _restore(
     run: AdapterTrainer, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
 ) -> None:
-    """Load a checkpoint into a run, on the engine's thread. Raises `UserFault` if it has another shape."""
+    """Load a checkpoint into a run, on the training thread. Raises `UserFault` if their adapters differ."""
     saved, mine = settings_of(info), run.params.settings
     for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
         if getattr(saved, name) != getattr(mine, name):
@@ -259,14 +271,14 @@ async def _load(service: Service, model: LiveModel, request: LoadWeightsRequest)
 
 
 def check_access(service: Service, token: str | None) -> None:
-    """Refuse an access token for weights that is not a valid token of this server."""
+    """Raise `UserFault` for an access token that is neither the key nor a valid token of this server."""
     if token is not None and not service.signer.knows(token):
         raise UserFault("weights_access_token: gives no access to weights of this server")
 
 
 @calls.of("load_weights")
 async def load_weights(service: Service, ask: Ask) -> Any:
-    """Load a checkpoint into a model, or into a new one that the call makes."""
+    """Load a checkpoint into a model. Make the model first if the request names none."""
     request = ask.read(LoadWeightsRequest)
     if request.model_id is None:
         return await _create_and_load(service, ask, request)
@@ -327,7 +339,7 @@ async def get_weights_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("copy_weights")
 async def copy_weights(service: Service, ask: Ask) -> Any:
-    """Copy a checkpoint to another project, or to a model number of a session.
+    """Copy a checkpoint to a new run, in another project or with a chosen model number in a session.
 
     A repeated request, recognised by its idempotency key, gets the same copy.
     """
