@@ -1,4 +1,4 @@
-"""`python -m tinker_sync.local`."""
+"""The entry point of `python -m tinker_sync.local`."""
 
 from __future__ import annotations
 

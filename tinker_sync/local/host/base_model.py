@@ -50,7 +50,7 @@ class BaseModel:
 
     @property
     def tokenizer_id(self) -> str:
-        """The tokenizer's location for clients: the directory, since they run on the same machine."""
+        """The directory of the tokenizer, which clients on this machine can read; else the model's name."""
         return str(self.directory) if self.has_tokenizer else self.name
 
     @property
@@ -76,7 +76,7 @@ class BaseModel:
 
 
 def _end_tokens(directory: Path) -> frozenset[int]:
-    """Read the end tokens from the first file that lists them."""
+    """Return the ids of the end tokens from the first file that lists them, or none without such a file."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         if not path.exists():

@@ -27,7 +27,7 @@ _SUFFIXES: Final = ("64_", "")
 
 
 class BlasThreadGuard:
-    """A counter of holders that limits BLAS to one thread while there are any. Thread-safe.
+    """A limit of one BLAS thread, in force while there is at least one holder. Thread-safe.
 
     >>> guard = BlasThreadGuard()
     >>> guard.acquire(); guard.release()
@@ -59,13 +59,13 @@ ONE_BLAS_THREAD: Final = BlasThreadGuard()
 
 
 def count_threads() -> int:
-    """Return the number of BLAS threads, or 0 when unknown."""
+    """Return the number of BLAS threads, or 0 if numpy's BLAS is not OpenBLAS."""
     get = _find_function("get_num_threads")
     return int(get()) if get is not None else 0
 
 
 def set_threads(count: int) -> None:
-    """Set the number of BLAS threads, if the BLAS is known."""
+    """Set the number of BLAS threads if numpy's BLAS is OpenBLAS."""
     change = _find_function("set_num_threads")
     if change is not None:
         change(ctypes.c_int(count))
@@ -73,7 +73,7 @@ def set_threads(count: int) -> None:
 
 @cache
 def _find_function(name: str) -> Callable[..., Any] | None:
-    """Find a function of numpy's OpenBLAS."""
+    """Return a function of numpy's OpenBLAS by its name without prefix, or None if there is no OpenBLAS."""
     numpy = Path(np.__file__).parent
     for folder in (numpy.parent / "numpy.libs", numpy / ".dylibs", numpy / ".libs"):
         for path in sorted(folder.glob("*openblas*")):

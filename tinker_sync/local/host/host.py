@@ -48,7 +48,7 @@ class Host:
         self._limits_blas = False  # guarded by _lock
 
     def create(self, run_id: str, base_model: str, settings: LoraSettings) -> Future[None]:
-        """Create a run with a new adapter; it replaces a run with the same id."""
+        """Create a run with a new adapter, in place of an earlier run with the same id."""
 
         def make() -> None:
             self._runs[run_id] = AdapterTrainer(self.models[base_model].weights, settings)
@@ -75,12 +75,12 @@ class Host:
         return self._trainer.submit(lambda: self._runs.pop(run_id, None) is not None)
 
     def sample(self, base_model: str, spec: SampleSpec) -> SampleHandle:
-        """Sample together with all other requests; the handle's future receives the result."""
+        """Queue a request, which is computed together with all others. The handle has the future result."""
         self._begin()
         return self._sampler.submit(self.models[base_model], spec)
 
     def cancel(self, handle: SampleHandle) -> None:
-        """Stop computing a request."""
+        """Stop computing a request; its future fails with `Cancelled` unless it is done."""
         self._sampler.cancel(handle)
 
     def forget(self, params: LoraParams) -> None:

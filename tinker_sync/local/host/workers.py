@@ -54,7 +54,7 @@ class Worker(ABC):
         self._started = False  # guarded by _lock
 
     def _put(self, handle: Any) -> bool:
-        """Queue an item, or return False when closed; the first item starts the thread."""
+        """Queue an item. The first item starts the thread. Return False if the worker is closed."""
         with self._lock:
             if self._closed:
                 return False
@@ -88,7 +88,7 @@ class TrainWorker(Worker):
     """
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue a job."""
+        """Queue a job, and return the future of its result."""
         future: Future[T] = Future()
         if not self._put(_Job(future, work)):
             future.set_exception(HostClosed())
@@ -109,7 +109,7 @@ class TrainWorker(Worker):
 
 @attrs.define(eq=False)
 class SampleHandle:
-    """A submitted request; `sample` returns it, `cancel` accepts it."""
+    """A submitted request and its future. `Host.sample` returns it, and `Host.cancel` accepts it."""
 
     model: BaseModel
     spec: SampleSpec
@@ -162,7 +162,11 @@ class SampleWorker(Worker):
         self._handles.clear()
 
     def _take(self, *, wait: bool) -> bool:
-        """Take everything from the queue. Return False if the worker must end."""
+        """Process all items in the queue; wait for the first one if `wait` is set.
+
+        Returns:
+            False if the worker must end.
+        """
         try:
             while True:
                 handle = self._queue.get(block=wait)

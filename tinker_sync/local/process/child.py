@@ -26,7 +26,7 @@ _GRACE_S: Final = 5.0
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Serve, and report on standard output, once, that the server listens or why it does not.
+    """Serve until the owner ends. Report on standard output, once, that the server listens or cannot start.
 
     Args:
         orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket, or None),
@@ -66,7 +66,10 @@ def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _Ow
 
 
 class _StartReport:
-    """A writer of the one line on standard output. Later prints of any library go to standard error."""
+    """A writer of the report, which is the only line on standard output.
+
+    Once it is created, everything else that the process prints goes to standard error.
+    """
 
     def __init__(self) -> None:
         self._descriptor: int | None = os.dup(1)
@@ -123,7 +126,7 @@ class _OwnerWatch:
 
 
 def _remove_place(place: Path) -> None:
-    """Remove the directory of this process, with the state in it if the orders named no other place."""
+    """Remove the directory of this process. It contains the state unless the orders have a "data_dir"."""
     with suppress(OSError):
         os.chdir(tempfile.gettempdir())
     shutil.rmtree(place, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Key files: one directory for each running server, named by its port.
 
 A process that knows only the address of a server, from a pickled client or from its user, reads the key from
-a key file. A user who may read the file may use the server. All these directories are in one directory of the
-user, under the temporary directory of the machine, which only this user can open.
+a key file. A user who may read the file may use the server. Each user has one directory that holds all these
+directories. It is in the temporary directory of the machine, and only its user can open it.
 
 Any thread and any process of the user may call these functions. They start and stop no server.
 """
@@ -48,7 +48,7 @@ def open_root() -> Path:
 
 
 def locate(port: int) -> Path:
-    """Return the directory of the server on a port, which need not exist."""
+    """Return the path of the directory of the server on a port. The directory need not exist."""
     return open_root() / str(port)
 
 
@@ -79,7 +79,7 @@ def publish(server: ServerRecord) -> Path:
 
 
 def find(base_url: str) -> ServerRecord | None:
-    """Return the record of the server at an address."""
+    """Return the record of the server at an address; None if no key file names the address."""
     port = urlsplit(base_url).port
     if port is None:
         return None
@@ -91,7 +91,7 @@ def find(base_url: str) -> ServerRecord | None:
 
 
 def find_owned_by(pid: int) -> ServerRecord | None:
-    """Return the record of the server that belongs to a process."""
+    """Return the record of the server that belongs to a process; None if no key file names the process."""
     records = (_read(place) for place in _list_places())
     return next((record for record in records if record is not None and record.owner == pid), None)
 

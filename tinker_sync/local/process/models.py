@@ -49,7 +49,7 @@ def load_base_model(name: str) -> BaseModel:
 
 
 class _RandomModel(BaseModel):
-    """A base model without files."""
+    """The model `RANDOM`: it needs no files, because its weights are random."""
 
     def __init__(self) -> None:
         self.name = RANDOM

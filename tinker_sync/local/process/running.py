@@ -34,7 +34,8 @@ def run(
         host, port: the address to listen on.
         listening: a bound socket to use instead of `host` and `port`.
         ready: called with the port when the server accepts requests.
-        begun: called with a function that stops the server; any thread may call that function at any time.
+        begun: called before the server listens, with a function that stops the server. Any thread may call
+            that function at any time.
     """
     from tinker_sync.local.server.serving import serve
 

@@ -38,8 +38,8 @@ class ServerRecord(NamedTuple):
     """The facts about a server that other processes need. The server may be idle.
 
     Attributes:
-        owner: the id of the process that it belongs to.
-        data_dir, model: the options of its owner.
+        owner: the id of the process that the server belongs to.
+        data_dir, model: the options that the owner gave to `EmbeddedServer`.
     """
 
     base_url: str
@@ -55,7 +55,7 @@ class EmbeddedServer:
     Args:
         data_dir: the directory for its state; None: a directory that is removed with the server.
         model: a Hugging Face directory to serve beside the built-in model.
-        record: the server of another process to use instead of an own one.
+        record: the server of another process, which is used instead of a new one.
 
     >>> server = EmbeddedServer()
     >>> server.running
@@ -100,7 +100,8 @@ class EmbeddedServer:
     def serves(self, data_dir: str | None, model: str | None) -> bool:
         """Return True if this server fits these options, and False if it must be replaced.
 
-        A stopped server takes its port again. It must be replaced if another program has the port by now.
+        A stopped server that fits reserves its port again. If another program has taken the port, the server
+        must be replaced.
 
         Raises:
             ConfigurationError: the server is in use with another directory or model.
@@ -119,7 +120,7 @@ class EmbeddedServer:
 
     @property
     def in_use(self) -> bool:
-        """True while it reserves its port: it runs, waits for its first request, or has clients."""
+        """True while the server needs its port: it runs, waits for its first request, or has clients."""
         with self._lock:
             return self._process is not None or self._socket is not None or self._holders > 0
 
@@ -171,7 +172,7 @@ class EmbeddedServer:
                 self._process = self._launch_locked()
 
     def stop(self) -> None:
-        """End the child process, if this process has one; `start` begins a new one. Idempotent."""
+        """End the child process, if this process has one. A later `start` launches a new one. Idempotent."""
         with self._lock:
             process, self._process = self._process, None
             if self._socket is not None:
@@ -221,7 +222,10 @@ class EmbeddedServer:
     # -------------------------------------------------------------------------------------- other processes
 
     def prepare_fork(self) -> None:
-        """Before a fork, start the server if a client holds it: a child can share only a running server."""
+        """Start the server before a fork, because the forked process can share only a running server.
+
+        Do nothing if no client holds the server.
+        """
         with self._lock:
             wanted = self._holders > 0 and self._process is None and self._failure is None
         if wanted and self._is_own:
@@ -229,7 +233,7 @@ class EmbeddedServer:
                 self.start()
 
     def renew_after_fork(self) -> None:
-        """In a forked process, drop the child process, which belongs to the parent."""
+        """Drop the server process in a forked process, because it belongs to the parent."""
         self._lock = threading.Lock()
         if self._socket is not None:
             self._socket.close()
@@ -252,7 +256,7 @@ class EmbeddedServer:
 
 
 class ServerHold:
-    """The claim of one client on a server. The last one that is released stops the server. Thread-safe."""
+    """The claim of one client on a server. Releasing the last claim stops the server. Thread-safe."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server: EmbeddedServer | None = server
@@ -271,7 +275,10 @@ class ServerHold:
 
 
 def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
-    """Return the parent's server if `multiprocessing` spawned this process and the server fits, else None."""
+    """Return the server of the process that spawned this one by `multiprocessing`.
+
+    Return None if no process spawned this one, or if its server is idle or has other options.
+    """
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if parent is None:
@@ -285,7 +292,12 @@ def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServe
 
 
 def bind_port(port: int = 0) -> socket.socket:
-    """Bind a loopback port without listening, so that connections to it are refused; 0 takes a free port.
+    """Return a socket that is bound to a loopback port, or to a free one for 0.
+
+    It does not listen, so the system refuses connections to the port.
+
+    Raises:
+        ConfigurationError: the port cannot be bound.
 
     >>> bind_port().close()
     """

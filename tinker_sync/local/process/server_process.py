@@ -114,7 +114,7 @@ class ServerProcess:
         self.end(0)
 
     def summarize_exit(self) -> str:
-        """Describe how the child ended by itself, with the tail of its log; remove its directory."""
+        """Return a text on the end of the child, with the tail of its log, and remove its directory."""
         code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         tail = self._read_log_tail()
@@ -122,7 +122,7 @@ class ServerProcess:
         return f"the embedded server has ended ({how}); make a new client to start another{tail}"
 
     def forget(self) -> None:
-        """In a forked process, drop the child, and close the copied pipe, which would keep it alive."""
+        """Drop the child in a forked process. Close the copied pipe, which would keep the child alive."""
         _close_pipes(self._process)
         self._process.returncode = 0  # only the parent may wait for it
 

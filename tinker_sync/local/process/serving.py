@@ -53,7 +53,7 @@ def serve(
         host: the address to listen on.
         allow_remote: allow a `host` that other machines can reach.
         ready: called with the address and the key once the server accepts requests.
-        begun: called with a function that stops the server from any thread.
+        begun: called before the server listens, with a function that any thread may call to stop the server.
 
     Raises:
         ConfigurationError: the directory, the model, the host or the port cannot be used.

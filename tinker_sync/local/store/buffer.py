@@ -54,14 +54,14 @@ class PendingWrites:
         return bool(self.touched or self.usage or self.audit)
 
     def add(self, later: PendingWrites) -> None:
-        """Append later writes."""
+        """Append writes that came later than these."""
         self.touched.update(later.touched)
         for key, amount in later.usage.items():
             self.usage[key] = self.usage.get(key, 0) + amount
         self.audit += later.audit
 
     def store(self, connection: sqlite3.Connection) -> None:
-        """Write everything in the caller's transaction."""
+        """Write everything to the database, in the transaction of the caller."""
         for (table, one), moment in self.touched.items():
             connection.execute(f"UPDATE {table} SET seen = max(seen, ?) WHERE id = ?", (moment, one))  # noqa: S608  # one of two
         connection.executemany(

@@ -291,7 +291,11 @@ class Checkpoints(Tables):
             )
 
     def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:
-        """Delete the row of a checkpoint with this name, if there is one, and return its folder."""
+        """Delete the row that a new checkpoint replaces. Return the folder of that row, or None without one.
+
+        Raises:
+            StoreError: of the kind `exists`, for a row that has not expired if `overwrite` is not set.
+        """
         if not overwrite:
             self._refuse_taken(connection, key)
         row = connection.execute(
@@ -331,7 +335,7 @@ class Checkpoints(Tables):
         return _checkpoint(connection.execute(f"{_SELECT_ALL} WHERE number = ?", (number,)).fetchone())
 
     def _drop(self, connection: sqlite3.Connection, row: sqlite3.Row) -> None:
-        """Delete the row; its storage counts until now or until its expiry."""
+        """Delete a row. Its storage counts until now, or until its expiry if that was earlier."""
         until = min(self._now(), row["expires"] or self._now())
         connection.execute("UPDATE stored SET until = ? WHERE checkpoint = ?", (until, row["number"]))
         connection.execute("DELETE FROM checkpoints WHERE number = ?", (row["number"],))
@@ -358,7 +362,10 @@ class Checkpoints(Tables):
     def _reading(
         self, run_id: str, kind: CheckpointKind, name: str, take: Callable[[sqlite3.Row, Facts], T]
     ) -> tuple[sqlite3.Row, T]:
-        """Read files of a checkpoint, again if another thread has overwritten it meanwhile."""
+        """Return the row of a checkpoint and the result of `take`, which reads the files of the row.
+
+        Read both again if another thread has overwritten the checkpoint meanwhile.
+        """
         key = {"run": run_id, "kind": kind, "name": name}
         missing = ""
         while True:
@@ -377,7 +384,7 @@ class Checkpoints(Tables):
 def _contents(
     kind: CheckpointKind, arrays: Mapping[str, Array], base_model: str, about: Mapping[str, Any]
 ) -> dict[str, Content]:
-    """Return the files to write, by name."""
+    """Return the files of a new checkpoint, by name."""
     adapter = {key: array for key, array in arrays.items() if peft.is_adapter(key)}
     others = {key: array for key, array in arrays.items() if key not in adapter}
     if others and kind != "training":

@@ -59,10 +59,10 @@ class FolderStore:
             sync_folder(directory)
 
     def put(self, contents: Mapping[str, Content], what: str) -> tuple[str, dict[str, FileFact]]:
-        """Write a folder.
+        """Write a folder of files under a new random name.
 
         Args:
-            contents: the files by name; the store chooses the names, not a client.
+            contents: the files by name. The names must come from the store, not from a client.
             what: the beginning of the error message.
 
         Returns:
@@ -87,7 +87,7 @@ class FolderStore:
         return folder, facts
 
     def path(self, folder: str, name: str) -> Path:
-        """Return the path of a file."""
+        """Return the path of a file in a folder."""
         return self._complete / folder / name
 
     def take(self, folder: str, name: str, fact: FileFact) -> bytearray:
@@ -115,7 +115,7 @@ class FolderStore:
         shutil.rmtree(self._complete / folder, ignore_errors=True)
 
     def sweep(self, known: Collection[str]) -> int:
-        """Remove incomplete folders and those not in `known`; return how many.
+        """Remove incomplete folders and those not in `known`. Return the number of removed folders.
 
         A data directory may hold folders of the user that have the same names as the store's two. Only
         folders with a name that `put` gives are removed.

@@ -35,7 +35,7 @@ class Ledger(Tables):
             self._buffer.use(key, tokens)
 
     def usage(self, starting_on: datetime, ending_before: datetime) -> list[HourlyUsageRow]:
-        """Return the usage of each hour that begins within the given moments, in the order of time.
+        """Return the usage of each hour that begins between two moments, in order of time.
 
         Storage is in gigabyte hours and counted up to now.
         """

@@ -12,7 +12,7 @@ from tinker_sync.local.store.errors import StoreError, translate_errors
 
 
 class DirectoryLock:
-    """An exclusive lock, held until `release`; it also excludes a second lock in the same process.
+    """An exclusive lock on a directory, held until `release`. Even the same process cannot lock it again.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

@@ -16,7 +16,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a checkpoint, or raise `StoreError`.
+    """Return the name of a checkpoint unchanged. Raises `StoreError` if it is not a valid name.
 
     >>> check_name("step-0100")
     'step-0100'
@@ -34,7 +34,7 @@ def check_name(name: str) -> str:
 
 
 def check_id(value: str, what: str) -> str:
-    """Return the id of a session, run or sampler, or raise `StoreError`.
+    """Return the id of a session, run or sampler unchanged. Raises `StoreError` if it is not a valid id.
 
     >>> check_id("s-1:train:0", "a run")
     's-1:train:0'
@@ -45,7 +45,7 @@ def check_id(value: str, what: str) -> str:
 
 
 def check_kind(kind: str) -> CheckpointKind:
-    """Return the kind of a checkpoint, or raise `StoreError`."""
+    """Return the kind of a checkpoint unchanged. Raises `StoreError` if there is no such kind."""
     if kind not in get_args(CheckpointKind):
         raise StoreError("bad_name", f"{str(kind)[:80]!r} is not a kind of checkpoint")
     return kind  # type: ignore[return-value]  # checked above

@@ -29,12 +29,12 @@ def is_adapter(name: str) -> bool:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Rename arrays to the names in the file."""
+    """Return the arrays of an adapter under the names that the file has for them."""
     return {f"{_PREFIX}{name}{_SUFFIX}": array for name, array in arrays.items()}
 
 
 def from_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Rename arrays from the names in the file."""
+    """Return the arrays of a file under the names that the engine has for them."""
     return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): array for name, array in arrays.items()}
 
 

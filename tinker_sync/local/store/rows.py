@@ -23,9 +23,9 @@ class SessionRow:
     """A session.
 
     Attributes:
-        status: in the protocol's form, such as `{"type": "active"}`.
+        status: the status in the protocol's form, such as `{"type": "active"}`.
         seen_at: the moment of its last request or heartbeat.
-        checkpoints_count, checkpoints_bytes: the checkpoints of its runs that exist now.
+        checkpoints_count, checkpoints_bytes: the present checkpoints of all its runs.
     """
 
     session_id: str
@@ -94,7 +94,7 @@ class RunRow:
     Attributes:
         corrupted: True when the run cannot be continued.
         seen_at: the moment of its last use.
-        last_checkpoint, last_sampler_checkpoint: the newest that is neither deleted nor expired.
+        last_checkpoint, last_sampler_checkpoint: the newest one; None if all are deleted or expired.
     """
 
     run_id: str
@@ -114,9 +114,11 @@ class RunRow:
 
 @frozen(kw_only=True)
 class SamplerRow:
-    """A sampling session: a base model, with the weights of a checkpoint or without.
+    """A sampler of a base model.
 
     Attributes:
+        model_path: the path of the adapter's checkpoint, or the server's mark for unsaved weights; None for
+            the base model itself.
         checkpoint: the number of the save that `model_path` named when the sampler was added, if known.
     """
 
@@ -133,7 +135,7 @@ class HourlyUsageRow:
     """The usage of one kind in one hour.
 
     Attributes:
-        amount: tokens; the number saved for `checkpoint`, gigabyte hours for `storage`.
+        amount: a number of tokens; for `checkpoint` a number of saves; for `storage` gigabyte hours.
         session_id, base_model: None for storage.
     """
 

@@ -76,11 +76,14 @@ class Sessions(Tables):
         return _session(row)
 
     def touch_session(self, session_id: str) -> None:
-        """Record that the session is in use now. Does not touch the disk, and ignores unknown sessions."""
+        """Record that the session is in use now.
+
+        This method does not touch the disk and ignores unknown sessions.
+        """
         self._buffer.touch("sessions", session_id, self._now())
 
     def finish_session(self, session_id: str, reason: str, detail: str | None = None) -> None:
-        """Record that the client has finished; a session keeps its first end.
+        """Record that the client has finished. A session that has already ended keeps its status.
 
         Args:
             session_id: the session.
@@ -95,7 +98,11 @@ class Sessions(Tables):
         )
 
     def set_session_status(self, session_id: str, status: Mapping[str, Any]) -> None:
-        """Record the end of a session, in a form of the protocol; a session keeps its first end.
+        """Record the end of a session. A session that has already ended keeps its status.
+
+        Args:
+            session_id: the session.
+            status: the status in the protocol's form, with the `type` of the end.
 
         Raises:
             StoreError: of the kind `not_found`, or a failure of the disk.
@@ -137,7 +144,7 @@ class Sessions(Tables):
     ) -> tuple[list[SessionRow], SessionSearchCursor | None]:
         """Return the sessions that match a request, the newest first, and the cursor of the next page.
 
-        This server has one user, so it ignores the owner.
+        This server has one user, so it ignores the owner in the request.
         """
         self._flush_if_possible()
         with self._database.read("sessions could not be searched") as connection:
@@ -193,7 +200,7 @@ class Sessions(Tables):
             session_id: the session that it belongs to.
             base_model: the model that it samples from.
             model_path: the checkpoint with the adapter, or None.
-            checkpoint: the number of the save under `model_path`; a later save may replace it.
+            checkpoint: the number of the save under `model_path`. A later save under this path has another.
 
         Raises:
             StoreError: `exists`, `bad_name`, `not_found` for the session, or a failure of the disk.
@@ -262,7 +269,7 @@ def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
 
 
 def _is_called(session: SessionRow, request: SessionSearchRequest) -> bool:
-    """Return True if the id or the name matches; if a request has both, one match is enough."""
+    """Return True if a session has the id or the display name of a request, or the request has neither."""
     asked = []
     if request.session_id is not None:
         asked.append(session.session_id == request.session_id)
