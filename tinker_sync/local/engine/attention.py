@@ -57,7 +57,10 @@ def _unstack_heads(x: Array, rows: int) -> Array:
 
 
 def _scores(queries: Array, keys: Array, rows: int) -> Array:
-    """Return scaled products `[n, kv_heads, group * rows, keys]`, minus infinity for later keys."""
+    """Return the scaled products of queries and keys, `[n, kv_heads, group * rows, keys]`.
+
+    They are minus infinity for keys after the query. The call also scales `queries` in place.
+    """
     queries *= 1 / np.sqrt(queries.dtype.type(queries.shape[-1]))
     scores: Array = queries @ keys.swapaxes(-1, -2)
     n, kv_heads, stacked, seen = scores.shape

@@ -39,7 +39,7 @@ class Draws:
         return self._ahead.pop()
 
     def block(self, *shape: int) -> Array:
-        """Return an array of numbers."""
+        """Return the next numbers as an array of this shape."""
         return self._rng.random(shape)
 
 
@@ -100,9 +100,9 @@ def _scale(shifted: Array, temperature: float) -> Array:
 
 
 def invert_cdf(weights: Array, uniforms: Array) -> Array:
-    """Return, for each row of unnormalized probabilities, the cell in which the running sum reaches a share.
+    """Return a cell for each row of unnormalized probabilities.
 
-    The share is the row's number of `uniforms`, as a part of the row's sum.
+    It is the first cell at which the running sum exceeds the row's number in `uniforms` times the row's sum.
 
     >>> invert_cdf(np.array([[1.0, 2.0, 1.0]] * 3), np.array([0.2, 0.5, 0.8])).tolist()
     [0, 1, 2]
@@ -142,7 +142,7 @@ def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
 
 
 def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
-    """Return the tokens that may be drawn, the likeliest first; equal ones by their number."""
+    """Return the tokens that may be drawn, the likeliest first; equally likely ones in order of their ids."""
     count = how.top_k if how.top_k > 0 else len(logits)
     if how.top_k <= 0 and len(logits) > _NUCLEUS:
         first = np.argpartition(-logits, _NUCLEUS)[:_NUCLEUS]
@@ -152,7 +152,9 @@ def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
 
 
 def top(logits: Array, count: int) -> Array:
-    """Return the indexes of the `count` largest cells of a row, the largest first; equal ones by index.
+    """Return the indexes of the `count` largest cells of a row, the largest first.
+
+    Equal cells are in the order of their indexes.
 
     >>> top(np.array([1.0, 3.0, 2.0, 3.0]), 3).tolist()
     [1, 3, 2]

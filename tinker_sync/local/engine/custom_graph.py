@@ -98,7 +98,7 @@ class _UnsupportedError(ValueError):
 def compile_custom_loss(
     inputs: Sequence[CustomLossInput], graph: CustomLossGraph
 ) -> Callable[..., LossOutput]:
-    """Compile an uploaded loss to a function of trainer and data: `rule(trainer, data, backward=True)`.
+    """Compile an uploaded loss to a function `rule(trainer, data, backward=True)`, which computes a pass.
 
     Raises:
         ValueError: the graph has a part that this server does not compute, or torch is not installed.
@@ -112,7 +112,7 @@ def compile_custom_loss(
 
 
 def compile_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: str = "custom") -> LossRule:
-    """Compile an uploaded loss to a rule for a trainer; raises as `compile_custom_loss` does."""
+    """Compile an uploaded loss to a `LossRule`. Raises as `compile_custom_loss` does."""
     program = _Program.compile(inputs, graph)
     return LossRule(
         lambda p, given, _: program.term(p, given),
@@ -124,7 +124,7 @@ def compile_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name
 
 @frozen(eq=False)
 class _Step:
-    """One call, with functions that compute its arguments from the values so far."""
+    """One call of a graph, with functions that compute its arguments from the results of earlier steps."""
 
     name: str
     what: str
@@ -288,7 +288,7 @@ def _read_attribute(subject: Any, name: str) -> Any:
 
 
 def _compile_argument(encoded: Any, depth: int = 0) -> Value:
-    """Return a function that computes an argument from the values so far."""
+    """Return a function that computes an argument from the results of earlier steps, by name."""
     if depth > _MAX_DEPTH:
         raise _UnsupportedError("an argument is nested too deeply")
     if encoded is None or isinstance(encoded, (bool, int, float, str)):

@@ -70,7 +70,10 @@ def hidden_states(
 def packed_states(
     weights: Weights, tokens: Array, positions: Array, params: LoraParams | None, tape: Tape
 ) -> Array:
-    """Return the hidden states of whole sequences, packed as in `tape.spans`; keep arrays on the tape."""
+    """Return the hidden states of whole sequences, packed as in `tape.spans`.
+
+    A recording tape keeps the intermediate arrays for `backward`.
+    """
     turn = ops.rotation(weights.config, positions, weights.dtype)
     totals: list[Array] = []
 

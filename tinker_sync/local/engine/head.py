@@ -39,7 +39,7 @@ def log_softmax(rows: Array) -> Array:
 
 
 def blocks(weights: Weights, rows: int) -> list[slice]:
-    """Divide rows into blocks."""
+    """Divide a number of rows into blocks of at most about `BLOCK_CELLS` logits."""
     size = max(8, BLOCK_CELLS // weights.config.vocab_size)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -56,7 +56,10 @@ class HeadTape:
 def target_logprobs(
     weights: Weights, hidden: Array, targets: Array, params: LoraParams | None, *, keep: bool = False
 ) -> tuple[Array, HeadTape]:
-    """Return the log-probabilities of `targets[row, candidate]`, and a tape if `keep` is set."""
+    """Return the log-probabilities of `targets[row, candidate]`, and the tape for the backward pass.
+
+    If `keep` is set and the batch is small, the tape has all probabilities.
+    """
     p = np.empty(targets.shape, dtype=weights.dtype)
     keep = keep and len(hidden) * weights.config.vocab_size <= KEPT_CELLS
     tape = HeadTape(hidden, targets, [] if keep else None)
@@ -82,7 +85,10 @@ def _block(weights: Weights, hidden: Array, targets: Array, params: LoraParams |
 def target_logprobs_backward(
     weights: Weights, tape: HeadTape, dp: Array, params: LoraParams, grads: LoraParams
 ) -> Array:
-    """Return the gradient of the hidden states. The call empties the tape."""
+    """Return the gradient of the hidden states, and add that of the adapter to `grads`.
+
+    The call overwrites arrays of the tape, so a tape serves one call.
+    """
     dhidden = np.zeros_like(tape.hidden)
     for number, block in enumerate(blocks(weights, len(dp))):
         rows = np.flatnonzero(dp[block].any(axis=1))  # skip tokens without weight, such as those of a prompt

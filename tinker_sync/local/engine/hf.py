@@ -1,7 +1,7 @@
 """Base models from Hugging Face directories: `config.json` and safetensors files, Qwen3 and Llama 3 layouts.
 
-This is the module of the engine that reads files. It refuses models that the engine cannot compute exactly,
-with a ValueError that names the file.
+No other module of the engine reads files. For a model that the engine cannot compute exactly, it raises a
+ValueError that names the file.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class KVCache:
         return self._arenas[length].append(owner, keys, values)
 
     def grow(self, seat: Seat) -> Seat:
-        """Return the seat, or a longer replacement if it is full."""
+        """Return the seat. If it is full, move its sequence to a longer arena and return the new seat."""
         if seat.filled < seat.arena.length:
             return seat
         larger = self.add(seat.owner, seat.arena.keys[:, seat.slot], seat.arena.values[:, seat.slot])

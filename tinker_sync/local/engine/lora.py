@@ -50,7 +50,7 @@ class LoraSettings:
 
 
 class AdapterTarget(NamedTuple):
-    """Matrices that share an input: their names in Hugging Face files, and their output sizes."""
+    """Adapted matrices that share an input: their names in Hugging Face files, and their output sizes."""
 
     key: str
     names: tuple[str, ...]
@@ -174,7 +174,7 @@ class LoraParams:
 
 
 class AdapterRoute(NamedTuple):
-    """An adapter and the rows of a batch that use it; None means all rows."""
+    """An adapter (None: the base model alone) and the rows of a batch that use it (None: all rows)."""
 
     params: LoraParams | None
     rows: Array | None = None
@@ -221,7 +221,7 @@ def apply_adapter_backward(
     *,
     want_dx: bool = True,
 ) -> Array | None:
-    """Add to the gradients of the adapter; return the gradient of `x` if `want_dx` is set."""
+    """Add the gradients of the adapter to `grads`. Return the gradient of `x` if `want_dx` is set."""
     dx: Array | None = dy @ weight if want_dx else None
     pair = params.pairs.get(key)
     if pair is None:

@@ -65,7 +65,14 @@ class Example:
 
 @attrs.frozen(eq=False)
 class CheckedExample:
-    """A checked datum: targets `[tokens, candidates]`, 0 in padding, and float64 inputs of `shape`."""
+    """A checked datum.
+
+    Attributes:
+        targets: token ids `[tokens, candidates]`, 0 in padding.
+        real: a mask of the targets without the padding; None if all are real.
+        shape: the shape in which the targets were given.
+        inputs: the inputs of the loss, by name.
+    """
 
     tokens: Array
     targets: Array
@@ -74,7 +81,7 @@ class CheckedExample:
     inputs: Mapping[str, Array]
 
     def term(self, rule: LossRule, p: Array, config: Mapping[str, float]) -> Term:
-        """Compute the loss at these log-probabilities; padding does not count."""
+        """Compute the loss at the log-probabilities `p` of the targets; padding does not count."""
         term = rule.compute(p.reshape(self.shape).astype(np.float64), self.inputs, config)
         slope = term.slope.reshape(self.targets.shape)
         return term._replace(slope=slope if self.real is None else np.where(self.real, slope, 0.0))
@@ -86,7 +93,7 @@ class CheckedExample:
 
 
 def find_rule(loss_fn: str | LossRule) -> LossRule:
-    """Return the rule of a named loss; a rule is returned as it is.
+    """Return the rule of a loss; `loss_fn` is a name, or already the rule.
 
     >>> find_rule("stable_reinforce")
     Traceback (most recent call last):
@@ -102,7 +109,7 @@ def find_rule(loss_fn: str | LossRule) -> LossRule:
 
 
 def complete_config(loss_fn: str | LossRule, given: Mapping[str, float] | None) -> dict[str, float]:
-    """Check the config of a loss and fill in its defaults.
+    """Check the config of a loss, and return it with the defaults of the loss filled in.
 
     >>> complete_config("ppo", {"clip_low_threshold": 0.5})
     {'clip_low_threshold': 0.5, 'clip_high_threshold': 1.2}
@@ -174,7 +181,7 @@ def check_example(
 def _read_targets(
     example: Example, rule: LossRule, loss_fn: str, vocab_size: int, place: str, length: int
 ) -> tuple[Array, Array | None]:
-    """Return dense targets, and a mask of the real cells, or None when all are real."""
+    """Return the targets as a dense array, and a mask of its real cells; no mask if all are real."""
     name, given = f"{place}target_tokens", example.inputs["target_tokens"]
     real = None
     if isinstance(given, Csr):

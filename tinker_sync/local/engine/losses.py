@@ -26,10 +26,15 @@ class Term(NamedTuple):
 
 
 class LossRule(NamedTuple):
-    """A loss: its function, its required and optional inputs, and its config (None: no default).
+    """A loss.
 
-    An uploaded loss has a name and the ranks of its inputs, log-probabilities included. Its other inputs may
-    have any shape, and data may have further inputs.
+    Attributes:
+        compute: the function of the log-probabilities, the inputs and the config.
+        needs, may: the names of the required and of the optional inputs.
+        config: the defaults; None for a value that the user must give.
+        name: the name of an uploaded loss.
+        ranks: the ranks of the inputs of an uploaded loss, log-probabilities included. Their shapes are free,
+            and data may have further inputs.
     """
 
     compute: Callable[[Array, Mapping[str, Array], Mapping[str, float]], Term]

@@ -65,7 +65,7 @@ class ModelConfig:
 
     @property
     def kv_size(self) -> int:
-        """The width of all key heads together, and of all value heads."""
+        """The width of all key heads together. All value heads together have the same width."""
         return self.kv_heads * self.head_dim
 
 
@@ -106,7 +106,7 @@ class Weights:
             array.setflags(write=False)
 
     def arrays(self) -> list[Array]:
-        """Return each array once."""
+        """Return all arrays of the model; a head that is the embedding is not repeated."""
         found = [self.embedding, self.final_norm]
         if self.head is not self.embedding:
             found.append(self.head)
@@ -126,7 +126,7 @@ class Weights:
 
 
 def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the fields of a `Layer` under a config."""
+    """Return the shape of each field of a `Layer`, by name, in a model with this config."""
     hidden, head_dim = config.hidden_size, config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
@@ -160,12 +160,12 @@ def _check_shapes(weights: Weights) -> None:
 
 
 def make_layer(arrays: Mapping[str, Array]) -> Layer:
-    """Return a layer from arrays by field name; `q_norm` and `k_norm` are optional."""
+    """Make a layer of arrays that are named like its fields; `q_norm` and `k_norm` may be missing."""
     return Layer(**{"q_norm": None, "k_norm": None, **arrays})  # type: ignore[arg-type]  # by name
 
 
 def random_weights(config: ModelConfig, *, seed: int, scale: float = 0.02, dtype: str = "float32") -> Weights:
-    """Return random weights: normal with deviation `scale`, norms one.
+    """Return random weights: matrices are normally distributed with deviation `scale`, and norms are one.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)

@@ -56,7 +56,10 @@ class Prefilled(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Prompts of one shape: their indexes, first row, and keys and values `[layers, prompts, ...]`."""
+    """Prompts with equally many known and computed rows: their indexes, first row, keys and values.
+
+    The keys and values are `[layers, prompts, kv_heads, positions, head_dim]`.
+    """
 
     members: list[int]
     start: int
@@ -67,7 +70,7 @@ class _Group(NamedTuple):
 
 
 def group_by_adapter(params: list[LoraParams | None]) -> list[AdapterRoute]:
-    """Group rows by adapter, given the adapter of each row."""
+    """Group the rows of a batch by adapter; `params` has the adapter of each row."""
     rows: dict[int, list[int]] = {}
     for row, one in enumerate(params):
         rows.setdefault(id(one), []).append(row)
@@ -77,7 +80,7 @@ def group_by_adapter(params: list[LoraParams | None]) -> list[AdapterRoute]:
 
 
 def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
-    """Compute prompts together."""
+    """Compute prompts together, and return the results in the order of the prompts."""
     groups, order = _group_by_shape(weights, prompts)
     total = sum(prompt.rows for prompt in prompts)
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
@@ -147,7 +150,7 @@ class _PromptAttention:
 
 
 def _last_logits(weights: Weights, prompts: list[Prompt], hidden: Array, starts: dict[int, int]) -> Array:
-    """Return the logits after each prompt."""
+    """Return the logits after the last token of each prompt."""
     lasts = [starts[number] + len(one.spec.prompt) - one.known - 1 for number, one in enumerate(prompts)]
     return head.logits(weights, hidden[lasts], group_by_adapter([prompt.spec.params for prompt in prompts]))
 
@@ -184,7 +187,7 @@ def _empty_scores(spec: SampleSpec) -> PromptScores:
 
 
 def _write_scores(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, shown_from: int) -> None:
-    """Write the scores of given tokens, and the likeliest tokens, after the positions `at`."""
+    """Write the requested scores of the tokens after the positions `at` into `found`."""
     shown = np.flatnonzero(at >= shown_from)
     if found.logprobs is not None:
         found.logprobs[at[shown] + 1] = logprobs[shown, spec.prompt[at[shown] + 1]]
@@ -203,7 +206,10 @@ def _write_scores(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Ar
 def _draw_alternatives(
     found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uniforms: Array
 ) -> None:
-    """Draw tokens in place of the given ones, with replacement, and write them with their scores."""
+    """Draw alternatives to the tokens after the positions `at`, and write them and their scores into `found`.
+
+    The draws are with replacement.
+    """
     if found.alt_tokens is None or found.alt_logprobs is None:
         return
     if spec.temperature == 0:

@@ -52,7 +52,7 @@ class PrefixStore:
         return length <= self._limit
 
     def find(self, params: LoraParams | None, tokens: Array, most: int) -> Past | None:
-        """Return the longest cached beginning of `tokens` for this adapter, of at most `most` tokens."""
+        """Return the longest cached beginning of `tokens[:most]` for this adapter, or None without one."""
         best, length = None, 0
         for name, entry in self._entries.items():
             common = _common(entry.tokens, tokens[:most]) if entry.params is params else 0
@@ -93,7 +93,7 @@ class PrefixStore:
 
 
 def _common(one: Array, two: Array) -> int:
-    """Return the length of the common beginning."""
+    """Return the length of the common beginning of two arrays of tokens."""
     size = min(len(one), len(two))
     differs = one[:size] != two[:size]
     return int(differs.argmax()) if differs.any() else size

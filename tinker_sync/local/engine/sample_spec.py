@@ -28,7 +28,8 @@ class SampleSpec:
         prompt_logprobs_last_n: Score only this many last tokens; applies to `topk_prompt_logprobs` too.
         topk_prompt_logprobs: The number of likeliest tokens to return for each prompt token.
         topk_logprobs: The number of likeliest tokens to return for each sampled token.
-        target_prompt_logprobs: Ids `[len(prompt) - 1, n]` to score at prompt token `row + 1`; -1 for none.
+        target_prompt_logprobs: Ids `[len(prompt) - 1, n]`. Those of row `i` are scored as if they stood in
+            place of prompt token `i + 1`; -1 marks an empty cell.
         prompt_alt_tokens: The number of tokens to draw in place of each prompt token except the first.
     """
 
@@ -56,7 +57,7 @@ class SampleSpec:
 
     @property
     def first_scored(self) -> int:
-        """The first prompt position for whose next token a score is requested, else the last position."""
+        """The first prompt position at which a score of the next token is requested; else the last one."""
         last = len(self.prompt) - 1
         if self.target_prompt_logprobs is not None or self.prompt_alt_tokens:
             return 0
@@ -104,7 +105,7 @@ class SampleResult:
 
 
 def check_spec(spec: SampleSpec, config: ModelConfig) -> None:
-    """Refuse a request that cannot be computed.
+    """Check that a request can be computed.
 
     Raises:
         ValueError: a field is bad; the message names it.

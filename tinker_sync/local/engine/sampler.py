@@ -129,7 +129,7 @@ class Sampler:
         return job.ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request. Unknown and answered tickets have no effect."""
+        """Drop a request. For an unknown or answered ticket, do nothing."""
         job = self._jobs.pop(ticket, None)
         if job is None:
             return
@@ -201,7 +201,7 @@ class Sampler:
             )
 
     def _start(self) -> None:
-        """Choose the first token of ready samples, and add those that continue to the cache."""
+        """Choose the first token of each ready sample. Samples that do not end with it enter the cache."""
         room = self._max_rows - len(self._cache.seats())
         rows = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
         if not rows:
@@ -231,7 +231,7 @@ class Sampler:
                 self._cache.remove(row.seat)
 
     def _choose_tokens(self, rows: list[_SampleRow], logits: Array) -> list[_SampleRow]:
-        """Choose a token for each row; return the rows that continue."""
+        """Choose a token for each row. Return the rows whose samples do not end with it."""
         chosen = choose(logits, [row.job.spec.settings for row in rows], [row.draws.next() for row in rows])
         going = []
         for place, (row, token, logprob) in enumerate(

@@ -39,7 +39,7 @@ LENGTH_STEP = 8
 
 @attrs.frozen(eq=False)
 class LossOutput:
-    """The result of a pass: the log-probabilities of each datum's targets, and the metrics."""
+    """The result of a pass: the log-probabilities of each datum's targets, and the metrics of all data."""
 
     logprobs: list[Array]
     metrics: dict[str, float]
@@ -126,7 +126,7 @@ class AdapterTrainer:
             self.optimizer.steps = optimizer.steps
 
     def optim_step(self, settings: AdamSettings) -> float:
-        """Take one step of AdamW and set the gradients to zero, as they also are before the first pass.
+        """Take one step of AdamW, and set the gradients to zero for the next pass.
 
         Returns:
             The norm of the gradients before clipping.
@@ -165,7 +165,10 @@ class AdapterTrainer:
     def _compute(
         self, pack: _Pack, rule: LossRule, config: Mapping[str, float], grads: LoraParams | None
     ) -> Iterator[tuple[int, Array, Term]]:
-        """Yield the index in the pack, the output and the loss of each datum. Add to `grads` if given."""
+        """Yield for each datum its index in the pack, its log-probabilities and its loss.
+
+        Add the gradients to `grads` if it is given.
+        """
         tape = Tape(pack.spans, recording=grads is not None)
         hidden = packed_states(self.weights, pack.tokens, pack.positions, self.params, tape)
         dhidden = np.zeros_like(hidden)
@@ -189,7 +192,10 @@ class AdapterTrainer:
 
 
 def _combine_metrics(terms: Sequence[Term]) -> dict[str, float]:
-    """Combine losses and metrics: the mean of a `:mean` metric over the data that have it, else the sum."""
+    """Combine the metrics of all data, and add the sum of the losses as `loss:sum`.
+
+    A metric whose name ends with `:mean` is averaged over the data that have it; any other is summed.
+    """
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for term in terms for name in term.metrics):
         values = [term.metrics[name] for term in terms if name in term.metrics]
@@ -198,7 +204,10 @@ def _combine_metrics(terms: Sequence[Term]) -> dict[str, float]:
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the members of each batch: data of similar length, longest first, else in order."""
+    """Yield the indexes in `lengths` of each batch. The longest data come first.
+
+    So the data of a batch are of similar length. Data of equal padded length keep their order.
+    """
     padded = [round_up(length, LENGTH_STEP) for length in lengths]
     members: list[int] = []
     rows = 0
@@ -232,7 +241,10 @@ def _pack(data: list[CheckedExample]) -> _Pack:
 
 
 def _group_by_width(pack: _Pack) -> Iterator[tuple[list[int], Array]]:
-    """Group the data by the number of candidates of each token, with the rows of their real tokens."""
+    """Yield groups of data that have equally many candidates for a token.
+
+    Each group consists of the indexes of its data in the pack, and the rows of their tokens without padding.
+    """
     widths: dict[int, list[int]] = {}
     for number, one in enumerate(pack.data):
         widths.setdefault(one.targets.shape[1], []).append(number)
