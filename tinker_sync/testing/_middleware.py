@@ -165,7 +165,7 @@ class _CallInProgress:
         await self.cut(reset=False)
 
     async def trickle(self, seconds: float, pieces: int) -> None:
-        """Send the captured reply in pieces."""
+        """Send the captured reply in pieces, over some seconds."""
         captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         edges = [len(captured.body) * piece // pieces for piece in range(pieces + 1)]
@@ -175,7 +175,7 @@ class _CallInProgress:
             await self._body(bytes(captured.body[edges[piece] : edges[piece + 1]]), more=piece < pieces - 1)
 
     def captured(self) -> _CapturedReply:
-        """Return the captured reply; `work` comes first."""
+        """Return the reply that `work` has captured. `work` must have run."""
         assert self._captured is not None  # noqa: S101
         return self._captured
 
@@ -215,7 +215,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replay(content: bytes, receive: Receive) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return a `receive` that returns the body, which was read already, and then later events."""
+    """Return a function that returns `content` at the first call, and then the later events of `receive`."""
     replayed = False
 
     async def receive_again() -> Any:

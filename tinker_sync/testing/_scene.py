@@ -68,12 +68,12 @@ class Scene:
             return self._plan
 
     def follow(self, plan: FaultPlan) -> None:
-        """Replace the plan; its counts begin at 1."""
+        """Replace the plan. The new plan counts calls from 1."""
         with self._changed:
             self._begin_plan(plan)
 
     def forget(self) -> None:
-        """Drop the recorded calls and the expiry of sessions."""
+        """Drop the recorded calls and failures, and let expired sessions work again."""
         with self._changed:
             self._calls = []
             self._numbers.clear()

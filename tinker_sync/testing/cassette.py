@@ -1,8 +1,8 @@
 """`Cassette`: the requests and answers of a run, as a file of JSON lines without secrets.
 
-A replay finds the answer to a request by a key made of the request's content, not of its time: the key leaves
-out sequence numbers, which depend on the order of concurrent samples, and facts about the process. Pure,
-except that `save` and `load` write and read the file.
+A replay finds the answer to a request by a key made of the request's content. The key leaves out facts about
+the process, and the sequence numbers of samples, which depend on the order in which threads submit samples.
+Pure, except that `save` and `load` write and read the file.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def key_of(method: str, target: str, request: Any) -> str:
 
 
 def comparable(content_type: str, body: bytes, secrets: Iterable[Secret] = ()) -> Any:
-    """Return the form of a body that is compared: JSON without secrets, or the checksum of any other body.
+    """Return the form in which a replay compares a body: JSON without secrets, or a checksum of other bodies.
 
     >>> comparable("application/json", b'{"api_key": "tml-12345678"}')
     {'api_key': '***'}
@@ -118,7 +118,7 @@ class Cassette:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cassette:
-        """Read a file.
+        """Return the cassette in a file.
 
         Raises:
             ConfigurationError: the file does not exist, or is not a cassette.
@@ -137,7 +137,7 @@ class Cassette:
             raise ConfigurationError(f"{path} is not a cassette: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file. Of all polls for one result, it keeps the last answer."""
+        """Write the exchanges to a file: of all polls for one result only the last, and no telemetry."""
         head = {"format": FORMAT, "made_by": f"tinker_sync {__version__}"}
         lines = [head, *(_written(exchange) for exchange in self._kept())]
         Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -156,7 +156,10 @@ class Cassette:
 def kept_reply(
     target: str, status: int, headers: dict[str, str], content: bytes, secrets: Iterable[Secret]
 ) -> RecordedReply:
-    """Return the part of an answer that is kept: no secrets, and settings without features a replay lacks."""
+    """Return an answer as a cassette keeps it, without secrets.
+
+    An answer with the settings of the server turns off the features that a replay lacks.
+    """
     kept: dict[str, str] = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
     if "location" in kept:
         kept["location"] = without_secrets(kept["location"], secrets)

@@ -50,7 +50,7 @@ class FixedReply(Fault):
     """True: the server does the work first, and only its reply is replaced."""
 
     def headers_at(self, time_s: float) -> list[tuple[str, str]]:
-        """Return the headers of a reply that is sent at a time of day.
+        """Return the headers of a reply that is sent at `time_s`, in seconds since 1970.
 
         >>> too_many_requests(2, form="date").headers_at(0.0)
         [('content-type', 'application/json'), ('retry-after', 'Thu, 01 Jan 1970 00:00:02 GMT')]
@@ -73,7 +73,7 @@ class Cut(Fault):
 
 @frozen(repr=False)
 class Truncated(Fault):
-    """The server's reply with its full content length, cut off by the end of the connection."""
+    """The server's reply, cut off by the end of the connection; its header has the length of the whole."""
 
     keep: float
     """The share of the body that arrives."""
@@ -89,7 +89,7 @@ class Slow(Fault):
 
 @frozen(repr=False)
 class SessionExpired(Fault):
-    """A fault that expires every present session: its calls and heartbeats get a 410 from now on."""
+    """A fault that expires all present sessions: their calls and heartbeats get a 410 from now on."""
 
 
 def status(
@@ -101,7 +101,7 @@ def status(
     form: RetryAfterForm = "seconds",
     after_work: bool = False,
 ) -> Fault:
-    """Reply with a status, such as 401, 402, 404, 410 or 503.
+    """Return a fault that replies with a status, such as 401, 402, 404, 410 or 503.
 
     Args:
         code: the HTTP status.
@@ -109,7 +109,7 @@ def status(
         headers: additional headers.
         retry_after: the retry delay in seconds; None: no such header.
         form: the form of that header: "seconds", "date" or "milliseconds".
-        after_work: do the work first, so that a retry finds it done.
+        after_work: let the server do the work first, so that a retry finds it done.
 
     >>> status(503, retry_after=2)
     FixedReply(status=503, body=b'{"detail": "status 503"}', retry_after_s=2)
@@ -127,7 +127,7 @@ def status(
 
 
 def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm = "seconds") -> Fault:
-    """Reply 429.
+    """Return a fault that replies 429.
 
     Args:
         retry_after: the retry delay in seconds; None: no such header.
@@ -140,7 +140,7 @@ def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm 
 
 
 def queue_paused(state: QueueState | str = QueueState.PAUSED_CAPACITY, reason: str | None = None) -> Fault:
-    """Reply 408 with a queue state, as the service does to a poll for a result.
+    """Return a fault that replies 408 with a queue state, as the service does to a poll for a result.
 
     Args:
         state: a `QueueState`, or a text that stands for a state of a newer server.
@@ -154,7 +154,7 @@ def queue_paused(state: QueueState | str = QueueState.PAUSED_CAPACITY, reason: s
 
 
 def promise_failed(message: str, category: Literal["user", "server", "unknown"] = "server") -> Fault:
-    """Reply that a promised request has failed. For `retrieve_future`.
+    """Return a fault for `retrieve_future` that replies that the promised request has failed.
 
     Args:
         message: the error text.
@@ -167,7 +167,7 @@ def promise_failed(message: str, category: Literal["user", "server", "unknown"] 
 
 
 def empty_bad_request() -> Fault:
-    """Reply 400 with an empty body, as some proxies do.
+    """Return a fault that replies 400 with an empty body, as some proxies do.
 
     >>> empty_bad_request()
     FixedReply(status=400)
@@ -176,7 +176,7 @@ def empty_bad_request() -> Fault:
 
 
 def garbage(body: bytes = _GARBAGE, content_type: str = "text/html") -> Fault:
-    """Reply 200 with an unreadable body.
+    """Return a fault that replies 200 with an unreadable body.
 
     Args:
         body: the bytes.
@@ -189,7 +189,7 @@ def garbage(body: bytes = _GARBAGE, content_type: str = "text/html") -> Fault:
 
 
 def truncated(keep: float = 0.5) -> Fault:
-    """Send the head of the server's reply and a share of its body, then close the connection.
+    """Return a fault that sends the server's reply up to a share of its body, then closes the connection.
 
     Args:
         keep: the share that arrives, at least 0 and less than 1.
@@ -203,7 +203,7 @@ def truncated(keep: float = 0.5) -> Fault:
 
 
 def slow(seconds: float, pieces: int = 5) -> Fault:
-    """Send the server's reply in pieces.
+    """Return a fault that sends the server's reply in pieces.
 
     Args:
         seconds: the time from the first piece to the last.
@@ -219,10 +219,10 @@ def slow(seconds: float, pieces: int = 5) -> Fault:
 
 
 def reset(*, after_work: bool = False) -> Fault:
-    """Reset the connection without a reply.
+    """Return a fault that resets the connection without a reply.
 
     Args:
-        after_work: do the work first, so that only the reply is lost.
+        after_work: let the server do the work first, so that only the reply is lost.
 
     >>> reset()
     Cut(after_work=False, reset=True)
@@ -231,10 +231,10 @@ def reset(*, after_work: bool = False) -> Fault:
 
 
 def hang_up(*, after_work: bool = False) -> Fault:
-    """Close the connection in order, without a reply.
+    """Return a fault that closes the connection in order, without a reply.
 
     Args:
-        after_work: do the work first, so that only the reply is lost.
+        after_work: let the server do the work first, so that only the reply is lost.
 
     >>> hang_up(after_work=True)
     Cut(after_work=True, reset=False)
@@ -243,7 +243,7 @@ def hang_up(*, after_work: bool = False) -> Fault:
 
 
 def lost_answer() -> Fault:
-    """Do the work, then reset the connection, so that the client cannot know that it was done.
+    """Return a fault that resets the connection after the work, so that only the reply is lost.
 
     >>> lost_answer() == reset(after_work=True)
     True
@@ -252,7 +252,7 @@ def lost_answer() -> Fault:
 
 
 def session_expired() -> Fault:
-    """Expire every present session: its calls and heartbeats get a 410 from now on.
+    """Return a fault that expires all present sessions: their calls and heartbeats get a 410 from then on.
 
     >>> session_expired()
     SessionExpired()

@@ -78,7 +78,7 @@ def lognormal(median_s: float, sigma: float = 0.5) -> LogNormal:
 
 
 def draw_latency(latency: Latency, generator: random.Random) -> float:
-    """Return the seconds of one call.
+    """Return the latency of one call in seconds, at least 0.
 
     >>> draw_latency(0.5, random.Random(7))
     0.5

@@ -124,7 +124,7 @@ class FaultPlan:
         return evolve(self, paces=(*self.paces, EndpointLatency(check_endpoint(endpoint), seconds)))
 
     def latency_of(self, endpoint: str, number: int) -> float:
-        """Return the latency of the n-th call of an endpoint. It depends on the seed and these arguments.
+        """Return the latency of the n-th call of an endpoint in seconds. Equal seeds give equal latencies.
 
         >>> FaultPlan().latency("asample", 0.25).latency_of("asample", 1)
         0.25

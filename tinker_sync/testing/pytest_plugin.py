@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tinker_server_options() -> dict[str, Any]:
-    """Return the arguments for `LocalServer` in `tinker_server`; override it in a `conftest.py`.
+    """Return the arguments of the `LocalServer` that `tinker_server` yields. A `conftest.py` may override it.
 
     @pytest.fixture(scope="session")
     def tinker_server_options():

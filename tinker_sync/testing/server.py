@@ -119,7 +119,7 @@ class LocalServer:
         """Close the clients of `service` and end the server. Idempotent; `start` may follow.
 
         Raises:
-            Exception: a predicate of the plan has raised it.
+            Exception: the first exception that a predicate of the plan has raised.
         """
         if self._thread is None:
             return
@@ -219,7 +219,7 @@ class LocalServer:
 
     @property
     def plan(self) -> FaultPlan:
-        """The plan. Assign another one at any time; its counts begin at 1."""
+        """The plan. A test may assign another one at any time; the new plan counts calls from 1."""
         return self._scene.plan
 
     @plan.setter
@@ -243,7 +243,7 @@ class LocalServer:
     def wait_for_calls(
         self, endpoint: str, count: int = 1, *, timeout: float = _PATIENCE_S
     ) -> list[RecordedCall]:
-        """Wait for a number of calls to an endpoint, and return its calls.
+        """Wait for a number of calls to an endpoint, and return all its calls in order of arrival.
 
         Args:
             endpoint: the name of the endpoint.
@@ -251,7 +251,7 @@ class LocalServer:
             timeout: the longest wait in seconds.
 
         Raises:
-            TimeoutError: fewer calls have arrived by then.
+            TimeoutError: fewer calls have arrived within `timeout`.
         """
         check_endpoint(endpoint)
 
@@ -269,7 +269,10 @@ class LocalServer:
         return self._scene.pending
 
     def forget(self) -> None:
-        """Drop the plan, the recorded calls and the expiry of sessions. Models and checkpoints stay."""
+        """Drop the plan and the recorded calls, and let expired sessions work again.
+
+        Models and checkpoints stay.
+        """
         self._scene.follow(FaultPlan())
         self._scene.forget()
 

@@ -158,10 +158,10 @@ class CassetteServer:
         return service
 
     def _begin(self) -> None:
-        """Prepare, before the server listens."""
+        """Prepare the server before it listens."""
 
     def _end(self, *, failed: bool) -> None:
-        """Clean up, after the last request."""
+        """Clean up after the last request. `failed` is True if the block ended with an exception."""
 
     async def _answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes
@@ -170,7 +170,7 @@ class CassetteServer:
         raise NotImplementedError
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request; an ASGI application."""
+        """Serve one request, as an ASGI application does."""
         if scope["type"] == "lifespan":
             for kind in ("startup", "shutdown"):
                 await receive()
@@ -286,7 +286,7 @@ class ReplayServer(CassetteServer):
 
     @property
     def unused(self) -> list[str]:
-        """The recorded requests that the run did not make."""
+        """The keys of the recorded requests that the run did not make."""
         return [key for key in self._answers if key not in self._asked]
 
     def _end(self, *, failed: bool) -> None:
@@ -322,7 +322,7 @@ class ReplayServer(CassetteServer):
 
 
 def _plain(content: bytes) -> bytes:
-    """Return the settings of a server, with the features off that a recording cannot hold."""
+    """Return the settings of a server as JSON, without the features that a recording cannot hold."""
     tree = None
     with suppress(ValueError):
         tree = json.loads(content)
@@ -333,5 +333,5 @@ def _plain(content: bytes) -> bytes:
 
 
 def _leave_headers_alone(request: Any) -> Any:
-    """Keep `requests` from adding a user name and password of its own."""
+    """Return a request unchanged. As an `auth`, this keeps `requests` from adding a password of netrc."""
     return request
