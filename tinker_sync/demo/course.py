@@ -122,7 +122,7 @@ class _Course:
         self._rates = _TINY_RATES if model == TINY else _LARGE_RATES
 
     def introduce(self) -> None:
-        """Check that the server has the model, and show both."""
+        """Check that the server offers the model, and show the server and the model."""
         offered = [one.model_name for one in self._service.get_server_capabilities().supported_models]
         if self._model not in offered:
             listed = ", ".join(name for name in offered if name)
@@ -133,7 +133,7 @@ class _Course:
     # ------------------------------------------------------------------------------------- sorting
 
     def teach_sorting(self) -> _SortingOutcome:
-        """Teach by examples: first in a process that is killed, then from its checkpoint."""
+        """Teach the model to sort by examples: in a process that is killed, then from its checkpoint."""
         screen, total = self._screen, self._steps.supervised
         screen.heading(f"1. To sort digits, from {total} x {EXAMPLES} examples (supervised learning)")
         exam = make_exam()
@@ -175,7 +175,7 @@ class _Course:
             return train_and_kill(orders, lambda loss: advance(f"loss {loss:.3f}"))
 
     def _choose_rate(self, step: int) -> float:
-        """Return a rate that is constant for half of the steps and then falls to zero."""
+        """Return the learning rate of a step: constant for half of the steps, then falling to zero."""
         total = self._steps.supervised
         return self._rates[0] * min(1.0, 2 * (total - step) / total)
 
@@ -198,7 +198,7 @@ class _Course:
     # ------------------------------------------------------------------------------------- stories
 
     def teach_stories(self) -> _StoriesOutcome:
-        """Teach by reward alone: the model sees no example of a story about the right animal."""
+        """Teach the model to write about the right animal by reward alone, without an example."""
         screen, total = self._screen, self._steps.reinforced
         count = ANIMALS_PER_STEP * STORIES_PER_ANIMAL
         screen.heading(

@@ -1,10 +1,11 @@
 """The two tasks of the demo, which are not in the training data of the built-in model.
 
 In the first, the model learns from examples to sort digits: it continues ``sort: 5203 ->`` with `` 0235``. In
-the second, it learns from rewards alone to write a story about the animal that the prompt names. Before, it
-writes stories about any animal.
+the second, it learns from rewards alone to write a story about the animal that the prompt names. An untrained
+model writes stories about any animal.
 
-Pure functions of seeds, and `RECIPE`, the same lessons as a program for users.
+The functions are pure, and their random choices depend on seeds. `RECIPE` has the same lessons as a program
+for users.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class SortingProblem(NamedTuple):
 
 
 def make_generator(seed: int, step: int | str) -> random.Random:
-    """Return the random generator of one step, which does not depend on earlier steps.
+    """Return the random generator of one step. Its numbers do not depend on earlier steps.
 
     >>> make_generator(0, 7).random() == make_generator(0, 7).random() != make_generator(0, 8).random()
     True
@@ -77,13 +78,13 @@ def make_story_prompt(animal: str) -> str:
 
 
 def choose_animals(seed: int, step: int, size: int) -> list[str]:
-    """Return the animals of one step: all in turn, in an order that depends on the seed."""
+    """Return the animals of one step. The steps go through all animals, in an order that the seed decides."""
     order = make_generator(seed, "animals").sample(ANIMALS, len(ANIMALS))
     return [order[(step * size + number) % len(order)] for number in range(size)]
 
 
 def compute_reward(animal: str, text: str, *, ended: bool) -> float:
-    """Return 1 for a complete story about this animal and no other, and less for any other text.
+    """Return 1 for a complete story about this animal alone, 0.5 if it names others too, else 0.
 
     >>> compute_reward("owl", "The owl sang.", ended=True), compute_reward("owl", "The owl sang", ended=False)
     (1.0, 0.0)

@@ -33,7 +33,7 @@ class Steps:
 
 
 def measure_ends(curve: Sequence[float]) -> tuple[float, float]:
-    """Return the means of the first and of the last values of a curve.
+    """Return two means: of the first values of a curve and of its last ones, at most five each.
 
     >>> measure_ends([4.0, 2.0])
     (4.0, 2.0)
@@ -51,9 +51,9 @@ class DemoResult:
         losses: the loss per token of each supervised step; a repeated step counts once.
         rewards: the mean reward of each step of reinforcement learning.
         checkpoint: the checkpoint from which training resumed.
-        resumed_at: the number of steps before it.
+        resumed_at: the number of steps before that checkpoint.
         lost: the losses of the steps after the checkpoint in the killed process.
-        lost_exactly: True if repeating these steps must give the same numbers.
+        lost_exactly: True if the steps after the checkpoint, repeated, must give the same losses.
         sorted_before, sorted_after: the share of right answers to `make_exam`.
         stories_before, stories_after: sampled stories, one about each of some animals.
         seconds: the duration of the demo.

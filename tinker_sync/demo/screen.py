@@ -141,7 +141,7 @@ def can_encode_blocks(encoding: str | None) -> bool:
 
 
 def average_columns(values: Sequence[float], width: int) -> list[float]:
-    """Reduce values to at most `width` columns, each the mean of neighbouring values.
+    """Return at most `width` numbers, each the mean of neighbouring values.
 
     >>> average_columns([1.0, 3.0, 5.0, 7.0], 2)
     [2.0, 6.0]

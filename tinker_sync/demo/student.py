@@ -70,7 +70,7 @@ class Student:
         return passed.result().metrics["loss:sum"] / counted
 
     def answer_problems(self, problems: Sequence[SortingProblem]) -> list[str]:
-        """Return the likeliest answer to each problem with the present weights."""
+        """Return the likeliest answer to each problem, in order, with the present weights."""
         sampling = self.training.save_weights_and_get_sampling_client()
         params = SamplingParams(
             max_tokens=_ANSWER_TOKENS, temperature=0.0, seed=self._seed, stop=self._encode("\n")
@@ -81,9 +81,9 @@ class Student:
     # ------------------------------------------------------------------------------------- by reward
 
     def rehearse_stories(self, step: int, rate: float) -> list[RewardedStory]:
-        """Take one step of reinforcement learning with several stories about each of some animals.
+        """Take one step of reinforcement learning, and return the stories that it used.
 
-        The advantage of a story is its reward minus the mean reward of its animal.
+        The advantage of a story is its reward minus the mean reward of all stories about the same animal.
         """
         sampling = self.training.save_weights_and_get_sampling_client()
         data, stories = [], []
