@@ -107,7 +107,7 @@ def run(
 
 
 class _Course:
-    """One run of the demo. For one thread."""
+    """One run of the demo. Not thread-safe."""
 
     def __init__(
         self, service: ServiceClient, screen: Screen, seed: int, steps: Steps, model: str, *, embedded: bool

@@ -56,7 +56,7 @@ def make_batch(seed: int, step: int, size: int) -> list[SortingProblem]:
 
 
 def make_exam(size: int = 40) -> list[SortingProblem]:
-    """Return the problems that test the model before and after: five digits each, the same in every run."""
+    """Return the problems of the test before and after training: of five digits, the same in every run."""
     rng = make_generator(0, _EXAM)
     found: list[SortingProblem] = []
     while len(found) < size:

@@ -55,7 +55,7 @@ class DemoResult:
         lost: the losses of the steps after the checkpoint in the killed process.
         lost_exactly: True if the steps after the checkpoint, repeated, must give the same losses.
         sorted_before, sorted_after: the share of right answers to `make_exam`.
-        stories_before, stories_after: sampled stories, one about each of some animals.
+        stories_before, stories_after: sampled stories, one for each of the same few animals.
         seconds: the duration of the demo.
     """
 

@@ -55,13 +55,13 @@ class RecordedCall:
         self.query = dict(parse_qsl(mask_text(query), keep_blank_values=True))
         pairs = list(headers)
         self.headers: Mapping[str, str] = HeaderMap(mask_headers(pairs))
-        """The headers, with keys in any case; credentials are masked."""
+        """The headers; a key may be in upper or lower case. Credentials are masked."""
         self.at_s = at_s
-        """The time of arrival, in seconds since the server started."""
+        """The time of arrival, in seconds since the `LocalServer` was created."""
         self.fault: Fault | None = None
         """The fault that the plan chose, or None."""
         self.status: int | None = None
-        """The status of the reply; None before the reply, and if there is none."""
+        """The status of the reply; None before the reply, and for a call without one."""
         self.over = threading.Event()
         """Set after the reply, or when the connection is cut."""
         self._content = content

@@ -73,7 +73,7 @@ class Cut(Fault):
 
 @frozen(repr=False)
 class Truncated(Fault):
-    """The server's reply, cut off by the end of the connection; its header has the length of the whole."""
+    """The server's reply with only a part of its body; the header has the length of the whole body."""
 
     keep: float
     """The share of the body that arrives."""
@@ -89,7 +89,7 @@ class Slow(Fault):
 
 @frozen(repr=False)
 class SessionExpired(Fault):
-    """A fault that expires all present sessions: their calls and heartbeats get a 410 from now on."""
+    """A fault that expires all present sessions: their calls and heartbeats get a 410 from then on."""
 
 
 def status(
@@ -154,7 +154,7 @@ def queue_paused(state: QueueState | str = QueueState.PAUSED_CAPACITY, reason: s
 
 
 def promise_failed(message: str, category: Literal["user", "server", "unknown"] = "server") -> Fault:
-    """Return a fault for `retrieve_future` that replies that the promised request has failed.
+    """Return a fault for `retrieve_future`: the reply that the promised request has failed.
 
     Args:
         message: the error text.

@@ -30,7 +30,7 @@ When = Callable[["RecordedCall"], object]
 
 @frozen
 class FaultRule:
-    """A fault and the calls of one endpoint that it happens to."""
+    """A fault, and the calls of one endpoint to which it happens."""
 
     endpoint: str
     fault: Fault

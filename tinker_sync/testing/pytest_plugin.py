@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tinker_server_options() -> dict[str, Any]:
-    """Return the arguments of the `LocalServer` that `tinker_server` yields. A `conftest.py` may override it.
+    """Return the arguments of the `LocalServer` that `tinker_server` yields.
+
+    A `conftest.py` may override this fixture.
 
     @pytest.fixture(scope="session")
     def tinker_server_options():

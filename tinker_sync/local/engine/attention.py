@@ -30,13 +30,13 @@ class PackedSpan(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """The rows of the packed batch."""
+        """The rows of these sequences in the packed batch."""
         return slice(self.start, self.start + self.sequences * self.length)
 
 
 @lru_cache(maxsize=64)
 def _causal_mask(size: int) -> Array:
-    """Return a mask of minus infinity for keys after the query."""
+    """Return a square mask: minus infinity for keys after the query, else 0."""
     mask: Array = np.triu(np.full((size, size), -np.inf, dtype=np.float32), 1)
     return mask
 
@@ -74,7 +74,7 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
     Args:
         q: `[n, rows, heads, dim]`, the queries of the last `rows` keys.
         keys: `[n, kv_heads, seen, dim]`.
-        values: The same shape.
+        values: The same shape as `keys`.
 
     Returns:
         `[n, rows, kv_heads, group, dim]`, and the logarithm of the sum of each row of exponentials.
@@ -108,7 +108,7 @@ def attend(q: Array, k: Array, v: Array, spans: list[PackedSpan]) -> tuple[Array
     Args:
         q: `[rows, heads, dim]`.
         k: `[rows, kv_heads, dim]`.
-        v: The same shape.
+        v: The same shape as `k`.
         spans: The positions of the sequences.
 
     Returns:

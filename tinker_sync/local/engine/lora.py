@@ -125,7 +125,7 @@ class LoraParams:
 
     @classmethod
     def zeros(cls, config: ModelConfig, settings: LoraSettings, dtype: object = np.float32) -> LoraParams:
-        """Return an adapter of zeros, for gradients or for numbers that the caller stores.
+        """Return an adapter of zeros, for gradients or for numbers that the caller fills in.
 
         >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
         >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)

@@ -93,7 +93,7 @@ class CheckedExample:
 
 
 def find_rule(loss_fn: str | LossRule) -> LossRule:
-    """Return the rule of a loss; `loss_fn` is a name, or already the rule.
+    """Return the rule of a named loss; return a rule unchanged.
 
     >>> find_rule("stable_reinforce")
     Traceback (most recent call last):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ThreadBackend:
-    """A store, a host and the application over them, in this process. For one owner.
+    """A store, a host and the application over them, in this process. Not thread-safe.
 
     Args:
         model: the base model, see `tinker_sync.local.process.models`.

@@ -31,7 +31,7 @@ def open_root() -> Path:
     """Return the directory that holds the directories of this user's servers; create it if needed.
 
     Raises:
-        ConfigurationError: another user owns it or can read it, or it cannot be created.
+        ConfigurationError: another user owns the directory or can read it, or it cannot be created.
     """
     user = str(os.getuid()) if hasattr(os, "getuid") else "own"
     path = Path(tempfile.gettempdir()) / f"tinker-sync-{user}"
@@ -56,7 +56,7 @@ def publish(server: ServerRecord) -> Path:
     """Create the directory of a server with its key file, and return the directory.
 
     Raises:
-        ConfigurationError: it cannot be created.
+        ConfigurationError: the directory or the file cannot be created.
     """
     _sweep()
     place = locate(urlsplit(server.base_url).port or 0)

@@ -160,8 +160,8 @@ class EmbeddedServer:
 
         Raises:
             MissingExtraError: a package that the server needs is not installed.
-            ConfigurationError: its directory or its model cannot be used. The next call tries again.
-            APIConnectionError: it has ended by itself, and its state in memory is lost.
+            ConfigurationError: the data directory or the model cannot be used. The next call tries again.
+            APIConnectionError: the server has ended by itself, and its state in memory is lost.
         """
         with self._lock:  # held during the start, so that one thread starts the server and the others wait
             if not self._is_own:

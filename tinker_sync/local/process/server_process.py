@@ -71,7 +71,7 @@ class ServerProcess:
             place: the directory of the child, for its log; `end` removes it.
             listening: the bound socket that the child takes over. This method closes it.
             orders: the arguments of `tinker_sync.local.process.child.main`, without "place" and "fd".
-            limit_s: how long the start may take.
+            limit_s: the longest time for the start.
 
         Raises:
             MissingExtraError: a package that the server needs is not installed.
@@ -114,7 +114,10 @@ class ServerProcess:
         self.end(0)
 
     def summarize_exit(self) -> str:
-        """Return a text on the end of the child, with the tail of its log, and remove its directory."""
+        """Return the error message for a child that has ended by itself, and remove its directory.
+
+        The message has the exit code and the tail of the log.
+        """
         code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         tail = self._read_log_tail()

@@ -74,7 +74,7 @@ class Adapters:
         await self._hold(key, params)
 
     async def get(self, key: str, load: Callable[[], Awaitable[LoraParams]] | None = None) -> LoraParams:
-        """Return the adapter of a key from memory, from its file, or by `load`.
+        """Return the adapter with a key: from memory, from its file, or else from `load`.
 
         Raises:
             KeyError: the adapter is neither in memory nor in a file, and `load` is None.

@@ -211,7 +211,7 @@ def _answer(service: Service, download: Download, headers: dict[str, str]) -> An
 
 
 def _range(asked: str, size: int) -> tuple[int, int] | None:
-    """Return the first byte of a requested range and the byte after its last; None for the whole file.
+    """Return the start of a requested range and its end, which is excluded; None for the whole file.
 
     Raises:
         Refused: the range is empty or begins after the end of the file.

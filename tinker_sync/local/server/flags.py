@@ -66,7 +66,9 @@ class Flags:
 
     @classmethod
     def of(cls, **settings: Any) -> Flags:
-        """Return the default flags with some settings changed: own ones, those of `client` or of `dynamic`.
+        """Return the default flags with some settings changed.
+
+        The name of a setting is a field of `Flags`, of its `client` or of its `dynamic`.
 
         Raises:
             ConfigurationError: a setting is unknown.

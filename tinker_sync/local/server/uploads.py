@@ -48,7 +48,7 @@ MOST_UNDER_WAY: Final = 16
 
 @attrs.define(eq=False)
 class Upload:
-    """An upload, with the files received so far. `path` is its checkpoint, None until it is finished."""
+    """An upload, with the files received so far. When it is finished, `path` is that of its checkpoint."""
 
     upload_id: str
     base: BaseModel

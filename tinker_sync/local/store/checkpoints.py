@@ -252,7 +252,7 @@ class Checkpoints(Tables):
         return len(rows)
 
     def storage_now(self, project_id: str | None = None) -> list[StorageRow]:
-        """Return the present storage of each project, or of the named one."""
+        """Return the present storage of each project, or only of `project_id`."""
         with self._database.read("storage could not be summed up") as connection:
             rows = connection.execute(_STORAGE, {"now": self._now(), "project": project_id})
             return [

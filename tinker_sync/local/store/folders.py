@@ -117,8 +117,8 @@ class FolderStore:
     def sweep(self, known: Collection[str]) -> int:
         """Remove incomplete folders and those not in `known`. Return the number of removed folders.
 
-        A data directory may hold folders of the user that have the same names as the store's two. Only
-        folders with a name that `put` gives are removed.
+        The data directory may have had folders of the user with the names `staging` and `checkpoints`. So
+        only folders with a name that `put` gives are removed from these two.
         """
         unfinished = _own_folders(self._staging)
         unknown = [path for path in _own_folders(self._complete) if path.name not in known]

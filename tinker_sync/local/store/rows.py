@@ -67,7 +67,7 @@ class CheckpointRow:
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder and the name."""
+        """The id within the run: the folder of the kind, and the name."""
         return f"{FOLDERS[self.kind]}/{self.name}"
 
     @property

@@ -199,7 +199,7 @@ class Sessions(Tables):
             sampler_id: the id of the sampler.
             session_id: the session that it belongs to.
             base_model: the model that it samples from.
-            model_path: the checkpoint with the adapter, or None.
+            model_path: the path of the checkpoint with the adapter; None for the base model itself.
             checkpoint: the number of the save under `model_path`. A later save under this path has another.
 
         Raises:
