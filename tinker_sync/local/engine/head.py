@@ -46,7 +46,7 @@ def blocks(weights: Weights, rows: int) -> list[slice]:
 
 @attrs.define(eq=False)
 class HeadTape:
-    """The scored rows, and their probabilities if the batch was small."""
+    """The scored rows, their targets, and all probabilities if they were kept."""
 
     hidden: Array
     targets: Array

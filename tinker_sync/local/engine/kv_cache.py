@@ -82,7 +82,7 @@ def _double(array: Array) -> Array:
 
 
 class KVCache:
-    """All sequences in progress. Not thread-safe.
+    """The keys and values of all sequences in progress. Not thread-safe.
 
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
     >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)

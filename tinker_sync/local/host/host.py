@@ -88,7 +88,7 @@ class Host:
         self._sampler.forget(params)
 
     def close(self) -> None:
-        """End both threads; waiting work fails. Idempotent."""
+        """End both threads; waiting work fails with `HostClosed`. Idempotent."""
         self._trainer.close()
         self._sampler.close()
         self._runs.clear()

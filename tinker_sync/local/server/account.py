@@ -68,7 +68,7 @@ async def auth_token(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_api_key")
 async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Describe the key."""
+    """Return the name and the owner of the key."""
     return {
         "key_id": 1,
         "name": "local",

@@ -108,7 +108,7 @@ class Lane:
         return request_id
 
     def add(self, number: int | None, digest: bytes, step: Step) -> None:
-        """Add a new request. Without a number, it follows the requests that are ready."""
+        """Add a new request. A request without a number waits only for those that are ready."""
         if not number:
             self._ready.append(step)
         else:

@@ -151,7 +151,7 @@ def start_model(
 
 @calls.of("get_info")
 async def get_info(service: Service, ask: Ask) -> Any:
-    """Describe a model in memory or in the store."""
+    """Return the base model, the tokenizer and the rank of a model, from memory or else from the store."""
     request = ask.read(GetInfoRequest)
     live = service.models.get(request.model_id)
     if live is not None:  # a new model may not be in the store yet

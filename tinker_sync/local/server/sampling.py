@@ -94,7 +94,7 @@ async def join_sampling_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_sampler")
 async def get_sampler(service: Service, ask: Ask) -> Any:
-    """Describe a sampler: its base model and its checkpoint."""
+    """Return the base model, the checkpoint and the tokenizer of a sampler."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
     base = service.host.models.get(row.base_model)

@@ -318,7 +318,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
 
 @calls.of("get_weights_info")
 async def get_weights_info(service: Service, ask: Ask) -> Any:
-    """Describe the model that can load a checkpoint."""
+    """Return the base model and the adapter settings that a model needs to load a checkpoint."""
     path = ask.tree("tinker_path").get("tinker_path")
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")

@@ -113,7 +113,7 @@ class WriteBuffer:
             return taken
 
     def put_back(self, taken: PendingWrites) -> None:
-        """Restore writes whose transaction failed."""
+        """Put back writes whose transaction failed, in front of later writes."""
         with self._lock:
             taken.add(self._pending)
             self._pending = taken

@@ -137,7 +137,7 @@ def from_json(text: str | None) -> Any:
 
 
 class Database:
-    """The connection. Thread-safe.
+    """The connection of this process to the SQLite file. Thread-safe.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

@@ -16,7 +16,7 @@ _GIGABYTE: Final = 10**9
 
 
 class Ledger(Tables):
-    """Usage and the audit log."""
+    """The tables of usage and of the audit log."""
 
     def record_usage(
         self,

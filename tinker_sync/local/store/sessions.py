@@ -24,7 +24,7 @@ LEFT JOIN checkpoints ON checkpoints.run_id = runs.id
 
 
 class Sessions(Tables):
-    """Sessions and samplers."""
+    """The tables of sessions and samplers."""
 
     def add_session(
         self,
