@@ -15,12 +15,11 @@ from tinker_sync._lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.losses._kinds": "NumpyLossFn TorchLossFn numpy_loss",
-    "tinker_sync.losses.compose": "WeightedSum",
     "tinker_sync.losses.data": "with_reference",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
-    "tinker_sync.losses.preference": "DPO dpo_pairs",
-    "tinker_sync.losses.tokens": """
-        CrossEntropy EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
+    "tinker_sync.losses.ready": """
+        CrossEntropy DPO EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
+        WeightedSum dpo_pairs
     """,
 }
 
