@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
@@ -751,12 +750,7 @@ class ServiceClient:
             raise ClientClosedError("this ServiceClient is closed and cannot be entered; make a new one")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         status = _status_after(exc_type)
         # After Ctrl-C, leave soon.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S

@@ -20,7 +20,6 @@ from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import ray
@@ -316,12 +315,7 @@ class SamplerPool:
     def __enter__(self) -> SamplerPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -------------------------------------------------------------------------------------- on the threads

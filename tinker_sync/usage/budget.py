@@ -21,8 +21,6 @@ from tinker_sync.usage.counts import TokenCounts
 from tinker_sync.usage.prices import PriceTable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 
@@ -87,12 +85,7 @@ class Budget:
         self._detach = self._attach(self) if self._attach else None
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._detach is not None:
             self._detach()
 
