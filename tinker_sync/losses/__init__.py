@@ -14,7 +14,7 @@ from __future__ import annotations
 from tinker_sync._lazy import lazy_names
 
 _HOMES = {
-    "tinker_sync.losses._kinds": "NumpyLossFn TorchLossFn numpy_loss",
+    "tinker_sync.losses.evaluate": "NumpyLossFn TorchLossFn numpy_loss",
     "tinker_sync.losses.data": "with_reference",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
     "tinker_sync.losses.ready": """

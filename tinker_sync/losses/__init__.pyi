@@ -1,7 +1,7 @@
-from tinker_sync.losses._kinds import NumpyLossFn as NumpyLossFn
-from tinker_sync.losses._kinds import TorchLossFn as TorchLossFn
-from tinker_sync.losses._kinds import numpy_loss as numpy_loss
 from tinker_sync.losses.data import with_reference as with_reference
+from tinker_sync.losses.evaluate import NumpyLossFn as NumpyLossFn
+from tinker_sync.losses.evaluate import TorchLossFn as TorchLossFn
+from tinker_sync.losses.evaluate import numpy_loss as numpy_loss
 from tinker_sync.losses.handle import LossHandle as LossHandle
 from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
 from tinker_sync.losses.ready import DPO as DPO

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from attrs import evolve
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
-from tinker_sync.losses._kinds import name_of
+from tinker_sync.losses.evaluate import name_of
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture

@@ -17,9 +17,8 @@ import numpy as np
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses._kinds import FloatArray, name_of, takes_numpy
 from tinker_sync.losses.data import REFERENCE, read_input, read_weights
-from tinker_sync.losses.evaluate import call_numpy_loss
+from tinker_sync.losses.evaluate import FloatArray, call_numpy_loss, name_of, takes_numpy
 from tinker_sync.types.datum import Datum
 
 # The exponent of the largest ratio. Beyond it infinity times zero would turn a whole sum into NaN.
