@@ -19,7 +19,7 @@ import tinker_sync
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 
 # CLUSTER_PROMPTS=5000 runs the long version.
 PROMPTS = int(os.environ.get("CLUSTER_PROMPTS", "300"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import Clock
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 
 if TYPE_CHECKING:
     from typing_extensions import Self

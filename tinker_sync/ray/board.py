@@ -15,7 +15,7 @@ from typing import Any, Final
 import ray
 from attrs import define, field, frozen
 
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 
 NAME: Final = "tinker-sync-board"
 NAMESPACE: Final = "tinker_sync"

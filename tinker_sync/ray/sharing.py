@@ -27,8 +27,7 @@ from tinker_sync.errors import ConfigurationError, TinkerError
 from tinker_sync.ray.board import HOLD_S, News, find_board
 from tinker_sync.runtime.once import Shared
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter, key_fingerprint, shared_rate_limiter
-from tinker_sync.usage.counts import TokenCounts
-from tinker_sync.usage.meter import Meter
+from tinker_sync.usage.meter import Meter, TokenCounts
 
 if TYPE_CHECKING:
     from tinker_sync.clients.service import ServiceClient

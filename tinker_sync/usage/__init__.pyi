@@ -1,5 +1,5 @@
 from tinker_sync.usage.budget import Budget as Budget
-from tinker_sync.usage.counts import TokenCounts as TokenCounts
+from tinker_sync.usage.meter import TokenCounts as TokenCounts
 from tinker_sync.usage.prices import Estimate as Estimate
 from tinker_sync.usage.prices import Price as Price
 from tinker_sync.usage.prices import PriceTable as PriceTable

@@ -17,7 +17,7 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import Plan
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 from tinker_sync.usage.prices import PriceTable
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tinker_sync.runtime.admission import length_of
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.sampling import SamplingParams
-from tinker_sync.usage.counts import KINDS, Kind, TokenCounts
+from tinker_sync.usage.meter import KINDS, Kind, TokenCounts
 
 PER_TOKENS: Final = 1_000_000
 # The built-in models run on the user's own machine.
