@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._clock import SYSTEM_CLOCK
 from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
@@ -66,12 +66,11 @@ class Finding:
     """What to do; empty if there is nothing to do."""
 
 
-def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
+def examine(base_url: str | None = None) -> list[Finding]:
     """Run all checks.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        clock: the clock of this machine.
     """
     findings = [_versions(), *_extras(), *_variables()]
     try:
@@ -85,7 +84,7 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
         http.start_server()  # an embedded server does not listen before this call
         findings += _way(settings)
         reply, reached = _reached(http)
-        findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
+        findings += [reached, _clocks(reply), _accepted(settings, reply)]
         findings += _ignored(http, settings, reply)
     except (SendFailed, TinkerError) as error:
         advice = "tinker-sync serve shows why it does not start"
@@ -277,13 +276,13 @@ def _reached(http: Http) -> tuple[Reply | None, Finding]:
     return reply, Finding(name="server", state="ok", what=what)
 
 
-def _clocks(reply: Reply | None, clock: Clock) -> Finding:
+def _clocks(reply: Reply | None) -> Finding:
     said = "" if reply is None else reply.headers.get("date", "")
     try:
         there_s = parsedate_to_datetime(said).timestamp()
     except (ValueError, TypeError, IndexError):
         return Finding(name="clock", state="skipped", what="the server does not send its time")
-    apart_s = clock.time() - there_s
+    apart_s = SYSTEM_CLOCK.time() - there_s
     if abs(apart_s) <= _SKEW_S:
         return Finding(name="clock", state="ok", what="as the server's")
     what = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the server's"

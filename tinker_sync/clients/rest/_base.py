@@ -76,13 +76,12 @@ class RestBase:
         kind: type[T] | None = None,
         path: Mapping[str, object] | None = None,
         query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> APIFuture[T]:
         """Make a call on a worker."""
         del kind  # for the type checker; the row of the endpoint decides
         core = self._core
         return self._later(
-            lambda: call_offered(core, name, request, path=path, query=query, headers=headers),
+            lambda: call_offered(core, name, request, path=path, query=query),
             changes=name in _CHANGES,
         )
 
