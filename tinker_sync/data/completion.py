@@ -60,8 +60,7 @@ def from_completion(
         raise InvalidInputError(f"weights: expected {len(after)}, one for each token, got shape {shape}")
     shifted = shift(before, after)
     datum = Datum(
-        shifted.model_input,
-        {"target_tokens": shifted.targets, "weights": shifted.row(prompt_weight, given)},
+        shifted.model_input, {"target_tokens": shifted.targets, "weights": shifted.row(prompt_weight, given)}
     )
     datum.validate()
     return datum

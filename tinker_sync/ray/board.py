@@ -157,13 +157,7 @@ def find_board() -> Any:
         return ray.get_actor(NAME, namespace=NAMESPACE)
     board = (
         ray.remote(Board)
-        .options(
-            name=NAME,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            max_concurrency=_THREADS,
-            num_cpus=0,
-        )
+        .options(name=NAME, namespace=NAMESPACE, get_if_exists=True, max_concurrency=_THREADS, num_cpus=0)
         .remote()
     )
     _made.append(board)

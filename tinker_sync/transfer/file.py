@@ -145,11 +145,7 @@ class FileDownload:
             self._begin_again()
             return
         with self._lock:
-            self._have, self._version, self._checksum = (
-                Coverage(state.have),
-                state.version,
-                state.checksum,
-            )
+            self._have, self._version, self._checksum = (Coverage(state.have), state.version, state.checksum)
             done = self._have.total
         size = state.version.size
         self._context.reporter.add(bytes_done=done, bytes_resumed=done, bytes_total=size or 0)

@@ -253,10 +253,7 @@ def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
     return found.group() if found else None
 
 
-@command(
-    "download",
-    example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models",
-)
+@command("download", example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models")
 @click.argument("checkpoint_path", callback=check_paths)
 @click.option("-o", "--output", metavar="DIR", help="The directory to put it in; default: here.")
 @click.option("--force", is_flag=True, help="Replace an existing directory.")
@@ -306,10 +303,7 @@ def fetch(
             raise
 
 
-@command(
-    "push-hf",
-    example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter",
-)
+@command("push-hf", example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter")
 @click.argument("checkpoint_path", callback=check_paths)
 @click.option(
     "-r", "--repo", "repo_id", metavar="REPO", help="The repository; default: named after model and run."

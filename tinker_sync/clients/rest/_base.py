@@ -10,11 +10,7 @@ from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
-from tinker_sync.errors import (
-    APIStatusError,
-    ExperimentalWarning,
-    InvalidInputError,
-)
+from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import asked_here, carried, warn_caller
@@ -81,8 +77,7 @@ class RestBase:
         del kind  # for the type checker; the row of the endpoint decides
         core = self._core
         return self._later(
-            lambda: call_offered(core, name, request, path=path, query=query),
-            changes=name in _CHANGES,
+            lambda: call_offered(core, name, request, path=path, query=query), changes=name in _CHANGES
         )
 
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
