@@ -105,7 +105,7 @@ def test_a_killed_worker_loses_and_doubles_nothing() -> None:
 
 def test_a_board_that_is_lost_is_made_again(cluster: Any) -> None:
     from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
-    from tinker_sync.ray.board import NAME, NAMESPACE
+    from tinker_sync.ray.sharing import NAME, NAMESPACE
 
     with StubServer() as stub, service_of(stub) as service:
         sampling = service.create_sampling_client(base_model="stub/model").result()

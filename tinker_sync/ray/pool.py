@@ -29,8 +29,7 @@ from ray.exceptions import RayError, RayTaskError
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
-from tinker_sync.ray.board import find_board
-from tinker_sync.ray.sharing import share_limits
+from tinker_sync.ray.sharing import find_board, share_limits
 from tinker_sync.runtime.admission import Admission, Plan, Pledge, length_of
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class LoadedOnce(Generic[T]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, Once[T]] = (
             OrderedDict()
-        )  # guarded by _lock; the last used at the end
+        )  # guarded by _lock; the last used at its end
         _fork.renew_in_child(self)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
