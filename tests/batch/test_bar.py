@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tinker_sync import gather
-from tinker_sync.batch.bar import ProgressBar
+from tinker_sync.batch.waiting import ProgressBar
 from tinker_sync.runtime.futures import APIFuture
 
 pytest.importorskip("tqdm")

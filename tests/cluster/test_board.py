@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
 from tinker_sync.ray import board as board_module
-from tinker_sync.ray.board import Board
+from tinker_sync.ray.sharing import Board
 
 PATIENCE_S = 60.0
 

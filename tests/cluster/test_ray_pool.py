@@ -19,7 +19,7 @@ import tinker_sync
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 
 # CLUSTER_PROMPTS=5000 runs the long version.
 PROMPTS = int(os.environ.get("CLUSTER_PROMPTS", "300"))
@@ -105,7 +105,7 @@ def test_a_killed_worker_loses_and_doubles_nothing() -> None:
 
 def test_a_board_that_is_lost_is_made_again(cluster: Any) -> None:
     from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
-    from tinker_sync.ray.board import NAME, NAMESPACE
+    from tinker_sync.ray.sharing import NAME, NAMESPACE
 
     with StubServer() as stub, service_of(stub) as service:
         sampling = service.create_sampling_client(base_model="stub/model").result()

@@ -11,7 +11,7 @@ from support.clock import FakeClock
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
 from tinker_sync.ray import sharing
-from tinker_sync.ray.board import News
+from tinker_sync.ray.sharing import News
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tinker_sync import Datum, EncodedTextChunk, ImageChunk, InvalidInputError, ModelInput
 from tinker_sync.data import from_completion
-from tinker_sync.data.shift import shift
+from tinker_sync.data.completion import shift
 
 IMAGE = ImageChunk(data=b"...", format="png", expected_tokens=3)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.traced_losses import RANKS
 
-from tinker_sync.losses.trace import encode_graph, trace
+from tinker_sync.losses.create import encode_graph, trace
 from tinker_sync.wire import json as wire_json
 
 torch = pytest.importorskip("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinker_sync.journal.history import ModelHistory, Sent, read
+from tinker_sync.journal.file import ModelHistory, Sent, read
 
 MADE: dict[str, Any] = {"of": 0, "model": "m", "id": "r0", "digest": "d"}
 SESSION = {"session": "s", "url": "u"}

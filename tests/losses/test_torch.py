@@ -19,7 +19,7 @@ from tinker_sync.losses.evaluate import make_evaluator
 
 torch = pytest.importorskip("torch")
 
-from tinker_sync.losses.trace import trace  # noqa: E402
+from tinker_sync.losses.create import trace  # noqa: E402
 
 LOGPROBS = [np.array([-1.0, -2.0]), np.array([-0.5])]
 

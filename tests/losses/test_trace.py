@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
-from tinker_sync.losses.trace import encode_graph, trace
+from tinker_sync.losses.create import encode_graph, trace
 from tinker_sync.types import CustomLossInput
 
 torch = pytest.importorskip("torch")

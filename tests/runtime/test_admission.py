@@ -9,8 +9,7 @@ from tinker_sync.errors import BudgetExceededError
 from tinker_sync.runtime.admission import Admission, Plan
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.usage.budget import Budget
-from tinker_sync.usage.counts import TokenCounts
-from tinker_sync.usage.meter import Meter
+from tinker_sync.usage.meter import Meter, TokenCounts
 
 
 class Limiter:

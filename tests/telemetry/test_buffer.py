@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.crowd import together
 
-from tinker_sync.telemetry.buffer import Draft, EventBuffer
+from tinker_sync.telemetry.reports import Draft, EventBuffer
 
 
 def draft(name: str = "SESSION_START", key: object = None) -> Draft:

@@ -21,7 +21,7 @@ from tinker_sync._observe import CallFailed, HeartbeatLate, SessionEnded, Sessio
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InternalServerError, TinkerError
-from tinker_sync.telemetry.buffer import EventBuffer
+from tinker_sync.telemetry.reports import EventBuffer
 from tinker_sync.telemetry.sender import BATCH, FLUSH_S, Telemetry
 from tinker_sync.transport.call import Call, Reply
 

@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from tinker_sync import InvalidInputError, MissingExtraError, Tokenizer
-from tinker_sync.text.schemas import schema_of
-from tinker_sync.text.template import to_plain
+from tinker_sync.text.template import schema_of, to_plain
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] "

@@ -18,8 +18,7 @@ import pytest
 import tinker_sync
 from tinker_sync import TokenizerError
 from tinker_sync.text import hub
-from tinker_sync.text.hub import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
-from tinker_sync.text.resolve import TokenizerSource
+from tinker_sync.text.hub import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerSource
 
 COMMIT = "c" * 40
 SOURCE = TokenizerSource("org/model")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinker_sync.text.resolve import LLAMA_3, TokenizerSource, looks_like_path, resolve
+from tinker_sync.text.hub import LLAMA_3, TokenizerSource, looks_like_path, resolve
 
 KIMI_25 = TokenizerSource("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611", True)
 

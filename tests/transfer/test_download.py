@@ -25,7 +25,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.config import Settings
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer import file as transfer_file
-from tinker_sync.transfer import retry
+from tinker_sync.transfer import response_head
 from tinker_sync.transfer.download import CheckpointDownload, DownloadedFile
 from tinker_sync.transfer.download_state import PartialDirectory
 from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
@@ -55,7 +55,7 @@ def files_below(place: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _small_parts_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_file, "PART_BYTES", PART)
-    monkeypatch.setattr(retry, "delay_s", lambda *_, **__: 0.001)
+    monkeypatch.setattr(response_head, "delay_s", lambda *_, **__: 0.001)
 
 
 # ------------------------------------------------------------------------------------------- success

@@ -3,8 +3,7 @@
     samples     `map_samples`, the implementation of `SamplingClient.map`: a window over the prompts
     item        `BatchItem`: a prompt with its response or its error
     results     `ResultsFile`: JSON lines that survive a killed process, for the next run to read
-    waiting     `as_completed` and `gather`
-    bar         progress bars, if tqdm is installed and there is a terminal
+    waiting     `as_completed` and `gather`; progress bars, if tqdm is installed and there is a terminal
 
 Threads: the caller's thread pulls prompts, starts samples and yields items. The callback workers of the
 client read results and write the file. This package uses only the methods `sample` and `get_tokenizer` of a

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 from attrs import define, field, frozen
 
 from tinker_sync._clock import slice_of
-from tinker_sync.batch.bar import ProgressBar
 from tinker_sync.batch.item import BatchItem, decode_all
 from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
+from tinker_sync.batch.waiting import ProgressBar
 from tinker_sync.errors import (
     AuthenticationError,
     BudgetExceededError,

@@ -86,13 +86,13 @@ def format_duration(seconds: float) -> str:
     return large if small.startswith("0 ") else f"{large} {small}"
 
 
-def format_count(number: int, noun: str, plural: str | None = None) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number with its noun.
 
-    >>> format_count(1, "run"), format_count(25000, "checkpoint"), format_count(2, "copy", "copies")
-    ('1 run', '25,000 checkpoints', '2 copies')
+    >>> format_count(1, "run"), format_count(25000, "checkpoint")
+    ('1 run', '25,000 checkpoints')
     """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_flag(value: bool | None) -> str:

@@ -1,6 +1,7 @@
 """The table of commands, and `run`: one command line and its exit code.
 
-Neither a command nor a client loads before it is needed.
+`version` and `completion` are here, because they need nothing else. Neither another command nor a client
+loads before it is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 import click
 
 from tinker_sync.cli.failures import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, CliError
-from tinker_sync.cli.framework import Group
+from tinker_sync.cli.framework import Cli, Group, command
 from tinker_sync.cli.output import show_warnings
 
 _HERE: Final = "tinker_sync.cli.commands."
@@ -23,17 +24,17 @@ COMMANDS: Final = {
     "auth": (f"{_HERE}auth:auth", "Log in, log out, and see who you are."),
     "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
-    "completion": (f"{_HERE}completion:completion", "Print the completion script of a shell."),
+    "completion": (f"{__name__}:completion", "Print the completion script of a shell."),
     "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),
     "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
-    "plot": (f"{_HERE}plot:plot", "Draw the curves of recorded runs."),
+    "plot": (f"{_HERE}run:plot", "Draw the curves of recorded runs."),
     "probe": (f"{_HERE}diagnose:probe", "Find out which calls and features a server has."),
     "run": (f"{_HERE}run:run", "See training runs."),
     "sample": (f"{_HERE}sample:sample", "Sample continuations of a prompt."),
     "serve": (f"{_HERE}serve:serve", "Run a server on this machine."),
     "session": (f"{_HERE}session:session", "See what happened in sessions."),
-    "version": (f"{_HERE}version:version", "Print the version."),
+    "version": (f"{__name__}:version", "Print the version."),
 }
 
 
@@ -108,3 +109,34 @@ def _wrap(text: str) -> str:
     width = shutil.get_terminal_size().columns
     wrap = textwrap.TextWrapper(width=width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(wrap.fill(line) for line in text.splitlines())
+
+
+@command("version", example="tinker-sync version")
+def version(cli: Cli) -> None:
+    """Print the version.
+
+    JSON also has the version of the protocol.
+    """
+    from tinker_sync._version import __version__
+
+    if cli.sink.for_people:
+        cli.sink.raw(f"tinker-sync {__version__}")
+        return
+    from tinker_sync.config.settings import SDK_VERSION
+
+    cli.sink.item({"version": __version__, "protocol": SDK_VERSION})
+
+
+@command("completion", example='eval "$(tinker-sync completion bash)"')
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(cli: Cli, shell: str) -> None:
+    """Print the script with which a shell completes commands and options.
+
+    Add the line of the example to the start-up file of your shell; for fish:
+    tinker-sync completion fish > ~/.config/fish/completions/tinker-sync.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101  # one of the three choices
+    cli.sink.raw(kind(root(), {}, "tinker-sync", COMPLETE_VARIABLE).source())

@@ -251,7 +251,7 @@ def ready(client: ClientFuture[Any]) -> None:
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
     client.holder.end_with_this(client)
-    client.when_done(_end)  # added last: only reads of the failure by the user count
+    client.when_done(ClientFuture._ended)  # added last: only reads of the failure by the user count
 
 
 def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:
@@ -275,10 +275,6 @@ def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
         client._become_ready()
     except BaseException as failure:  # noqa: BLE001  # stored as the failure of the client
         client._fail_creation(failure)
-
-
-def _end(client: ClientFuture[Any]) -> None:
-    client._ended()
 
 
 def _failure_of(ended: APIFuture[Any]) -> BaseException | None:

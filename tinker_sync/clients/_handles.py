@@ -150,9 +150,7 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
     """
     carried = read_handle(handle)
     settings = Settings.resolve(
-        base_url=carried.base_url,
-        api_key=api_key or carried.api_key,
-        default_headers=carried.default_headers,
+        base_url=carried.base_url, api_key=api_key or carried.api_key, default_headers=carried.default_headers
     )
     key = settings.api_key
     place = (

@@ -251,9 +251,7 @@ def promised(
     fetch = partial(
         core.ready().fetcher.fetch,
         Promise(
-            promise.request_id,
-            ENDPOINTS[name].promises or name,
-            roundtrip_s=core.clock.now() - began_at,
+            promise.request_id, ENDPOINTS[name].promises or name, roundtrip_s=core.clock.now() - began_at
         ),
         future,
         lambda _, tree: wire_json.from_plain(tree, kind),

@@ -28,7 +28,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 from tinker_sync.wire.proto import outputs
 
 if TYPE_CHECKING:
-    from tinker_sync.journal.history import ModelHistory, Sent
+    from tinker_sync.journal.file import ModelHistory, Sent
     from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.training_calls import TrainingLine

@@ -149,10 +149,7 @@ def measure(
 
 
 def follow(
-    training: TrainingClient,
-    saved: APIFuture[SaveWeightsResponse],
-    measured: Measured,
-    deadline_at: float,
+    training: TrainingClient, saved: APIFuture[SaveWeightsResponse], measured: Measured, deadline_at: float
 ) -> APIFuture[SaveWeightsResponse]:
     """Return a future that gets the result of a save when the checkpoint has been verified."""
     core = training.holder

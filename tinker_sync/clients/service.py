@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
@@ -283,13 +282,16 @@ class ServiceClient:
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.get_tokenizer("tinker-sync/tiny").decode([20, 223, 14])
-        '2 ,'
+        ...     tokenizer = service.get_tokenizer("tinker-sync/tiny")
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     tokenizer.decode([20, 223, 14]), service.get_tokenizer(path) is tokenizer
+        ('2 ,', True)
         """
         from tinker_sync.text.loading import get_tokenizer
 
         if model.startswith("tinker://"):
-            model = RestClient(self._core).get_weights_info_by_tinker_path(model).result().base_model
+            model = self.create_rest_client().get_weights_info_by_tinker_path(model).result().base_model
         return get_tokenizer(model, backend=backend)
 
     # -------------------------------------------------------------------------------------- training
@@ -751,12 +753,7 @@ class ServiceClient:
             raise ClientClosedError("this ServiceClient is closed and cannot be entered; make a new one")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         status = _status_after(exc_type)
         # After Ctrl-C, leave soon.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S

@@ -1,7 +1,8 @@
 """All settings of a client in one frozen object.
 
 `Settings.resolve` reads arguments, then environment variables, then the credentials file, once for a client.
-(The price table and the hub's cache read variables of their own.)
+(The price table and the hub's cache read variables of their own.) `show_logs` prints the records that
+`TINKER_LOG` asks for; importing this module has no effect.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -22,12 +25,51 @@ from tinker_sync import _embedded
 from tinker_sync._secret import MASK, HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.config.address import DEFAULT_BASE_URL, is_vendor_url, normalize_base_url
 from tinker_sync.config.credentials_file import CredentialsFile
-from tinker_sync.config.logs import LOG_LEVELS, LogLevel, show_logs
 from tinker_sync.config.timeout import Timeout
 from tinker_sync.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import requests
+
+LogLevel = Literal["info", "debug", "curl"]
+LOG_LEVELS: Final[dict[str, int]] = {"info": logging.INFO, "debug": logging.DEBUG, "curl": logging.DEBUG}
+
+_LOGGER: Final = logging.getLogger("tinker_sync")
+_FORMAT: Final = "[%(asctime)s - %(name)s:%(lineno)d - %(levelname)s] %(message)s"
+_DATE_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
+_lock = threading.Lock()
+
+
+class _Console(logging.Handler):
+    """A log handler that prints this package's records on stderr in programs without their own logging.
+
+    `emit` checks the root logger each time: a program may configure logging after its first client, and then
+    each line would be printed twice. It also looks up `sys.stderr` each time, because programs replace it.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logging.getLogger().handlers:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 - logging never breaks the program; handleError follows raiseExceptions
+            self.handleError(record)
+
+
+def show_logs(level: LogLevel | None) -> None:
+    """Set the level of the logger `tinker_sync`, and print its records unless the program handles them.
+
+    The root logger stays as it is. A level of None has no effect.
+    """
+    if level is None:
+        return
+    _LOGGER.setLevel(LOG_LEVELS[level])
+    with _lock:
+        if not any(isinstance(handler, _Console) for handler in _LOGGER.handlers):
+            console = _Console()
+            console.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
+            _LOGGER.addHandler(console)
+
 
 _log: Final = logging.getLogger(__name__)
 

@@ -3,10 +3,9 @@
 This package shifts each example by one position, once: position i of `model_input` predicts
 `target_tokens[i]`. It does no I/O, and any thread may call it.
 
-    completion   from_completion     a prompt and its completion
+    completion   from_completion     a prompt and its completion; the shift of a row of tokens
     chats        from_chat           a chat, trained on the assistant's tokens
     samples      from_sample(s)      samples with log-probabilities and advantages
-    shift        the shift: input and targets from one row of tokens
 """
 
 from __future__ import annotations

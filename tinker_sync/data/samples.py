@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tinker_sync.data.shift import Shifted, TokenIds, as_ids, as_numbers, shift
+from tinker_sync.data.completion import Shifted, TokenIds, as_ids, as_numbers, shift
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (
     Datum,

@@ -11,7 +11,7 @@ import platform
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from importlib import metadata
 from typing import Final, Literal
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._clock import SYSTEM_CLOCK
 from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
@@ -51,11 +51,11 @@ _VARIABLES: Final = frozenset(
 )  # fmt: skip
 
 
-@frozen(kw_only=True)
+@frozen
 class Finding:
     """The result of one check.
 
-    >>> Finding(name="key", state="failure", what="there is none", advice="run tinker-sync auth login").state
+    >>> Finding("key", "failure", "there is none", "run tinker-sync auth login").state
     'failure'
     """
 
@@ -66,30 +66,29 @@ class Finding:
     """What to do; empty if there is nothing to do."""
 
 
-def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
+def examine(base_url: str | None = None) -> list[Finding]:
     """Run all checks.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        clock: the clock of this machine.
     """
     findings = [_versions(), *_extras(), *_variables()]
     try:
         settings = Settings.resolve(base_url=base_url, max_retries=0)
     except TinkerError as error:
         advice = "correct the argument, the variable or the file that the text names"
-        return [*findings, Finding(name="settings", state="failure", what=str(error), advice=advice)]
+        return [*findings, Finding("settings", "failure", str(error), advice)]
     findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
     http = Http(settings, KeyRing(settings))
     try:
         http.start_server()  # an embedded server does not listen before this call
         findings += _way(settings)
         reply, reached = _reached(http)
-        findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
+        findings += [reached, _clocks(reply), _accepted(settings, reply)]
         findings += _ignored(http, settings, reply)
     except (SendFailed, TinkerError) as error:
         advice = "tinker-sync serve shows why it does not start"
-        findings.append(Finding(name="server", state="failure", what=str(error), advice=advice))
+        findings.append(Finding("server", "failure", str(error), advice))
     finally:
         http.close()
     return findings
@@ -103,9 +102,8 @@ def _versions() -> Finding:
     what = f"tinker-sync {__version__}, Python {platform.python_version()}, {found}"
     missing = [name for name in _NEEDED if _installed(name) == "missing"]
     if missing:
-        advice = f"pip install {' '.join(missing)}"
-        return Finding(name="versions", state="failure", what=what, advice=advice)
-    return Finding(name="versions", state="ok", what=what)
+        return Finding("versions", "failure", what, f"pip install {' '.join(missing)}")
+    return Finding("versions", "ok", what)
 
 
 def _installed(name: str) -> str:
@@ -122,21 +120,16 @@ def _extras() -> Iterator[Finding]:
     if missing:
         what = f"not installed: {', '.join(missing)}"
         advice = f"install those that you need: pip install 'tinker-sync[{','.join(missing)}]'"
-        yield Finding(name="extras", state="ok", what=what, advice=advice)
+        yield Finding("extras", "ok", what, advice)
     else:
-        yield Finding(name="extras", state="ok", what="all are installed")
+        yield Finding("extras", "ok", "all are installed")
 
 
 def _variables() -> Iterator[Finding]:
     unknown = sorted(name for name in os.environ if name.startswith("TINKER_") and name not in _VARIABLES)
     if unknown:
         advice = f"the known variables are {', '.join(sorted(_VARIABLES))}"
-        yield Finding(
-            name="variables",
-            state="warning",
-            what=f"unknown, without effect: {', '.join(unknown)}",
-            advice=advice,
-        )
+        yield Finding("variables", "warning", f"unknown, without effect: {', '.join(unknown)}", advice)
 
 
 # ------------------------------------------------------------------------------------------ settings
@@ -148,34 +141,30 @@ def _address(settings: Settings, argument: str | None) -> Finding:
     parts = urlsplit(settings.base_url)
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme == "http" and not local:
-        advice = "others on the network can read the key: use https"
-        return Finding(name="address", state="warning", what=what, advice=advice)
+        return Finding("address", "warning", what, "others on the network can read the key: use https")
     if settings.base_url != DEFAULT_BASE_URL and parts.path.rstrip("/").endswith("/api/v1"):
-        advice = "leave out /api/v1; the client adds it to every address"
-        return Finding(name="address", state="warning", what=what, advice=advice)
-    return Finding(name="address", state="ok", what=what)
+        return Finding("address", "warning", what, "leave out /api/v1; the client adds it to every address")
+    return Finding("address", "ok", what)
 
 
 def _key(settings: Settings) -> Finding:
     try:
         source = choose_source(settings, enforce_cmd=False)
     except TinkerError as error:
-        advice = "make a new one: tinker-sync auth login"
-        return Finding(name="key", state="failure", what=str(error), advice=advice)
+        return Finding("key", "failure", str(error), "make a new one: tinker-sync auth login")
     if source is None:
         state: State = "failure" if settings.is_vendor_host else "warning"
         advice = "set TINKER_API_KEY, if the server checks keys"
         if settings.is_vendor_host:
             advice = "run tinker-sync auth login, or set TINKER_API_KEY"
-        return Finding(name="key", state=state, what="there is none", advice=advice)
+        return Finding("key", state, "there is none", advice)
     used = "TINKER_CREDENTIAL_CMD" if source is settings.credential_cmd or settings.api_key is None else ""
     what = f"from {used}" if used else _key_origin(settings)
     ignored = [name for name in _KEY_VARIABLES if os.environ.get(name) and name not in (used, what[5:])]
     if ignored:
         what += f"; {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
-        advice = "unset what is not used, or pass api_key to use another key"
-        return Finding(name="key", state="warning", what=what, advice=advice)
-    return Finding(name="key", state="ok", what=what)
+        return Finding("key", "warning", what, "unset what is not used, or pass api_key to use another key")
+    return Finding("key", "ok", what)
 
 
 def _key_origin(settings: Settings) -> str:
@@ -197,8 +186,7 @@ def _key_file() -> Iterator[Finding]:
     except OSError:
         return
     if os.name == "posix" and mode & 0o077:
-        what = f"other users can read {path} ({mode:o})"
-        yield Finding(name="key file", state="warning", what=what, advice=f"chmod 600 {path}")
+        yield Finding("key file", "warning", f"other users can read {path} ({mode:o})", f"chmod 600 {path}")
 
 
 def _proxy(settings: Settings) -> Finding:
@@ -208,13 +196,12 @@ def _proxy(settings: Settings) -> Finding:
     proxies = get_environ_proxies(settings.base_url, no_proxy=None)
     proxy = proxies.get(urlsplit(settings.base_url).scheme) or proxies.get("all")
     if not proxy:
-        return Finding(name="proxy", state="ok", what="none for this server")
+        return Finding("proxy", "ok", "none for this server")
     shown = urlsplit(proxy)
     what = f"{shown.scheme}://{shown.hostname}{f':{shown.port}' if shown.port else ''}"
     if host in ("localhost", "127.0.0.1", "::1"):
-        advice = f"this server is on your own machine: set NO_PROXY={host}"
-        return Finding(name="proxy", state="warning", what=what, advice=advice)
-    return Finding(name="proxy", state="ok", what=what, advice="it sees all traffic that is not https")
+        return Finding("proxy", "warning", what, f"this server is on your own machine: set NO_PROXY={host}")
+    return Finding("proxy", "ok", what, "it sees all traffic that is not https")
 
 
 # ------------------------------------------------------------------------------------------ the connection
@@ -223,7 +210,7 @@ def _proxy(settings: Settings) -> Finding:
 def _way(settings: Settings) -> Iterator[Finding]:
     """Resolve the name of the server and connect to it, unless a proxy does both."""
     if _proxy(settings).what != "none for this server":
-        yield Finding(name="name", state="skipped", what="the proxy resolves it")
+        yield Finding("name", "skipped", "the proxy resolves it")
         return
     parts = urlsplit(settings.base_url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -231,10 +218,10 @@ def _way(settings: Settings) -> Iterator[Finding]:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         advice = "check the address for typing errors, and your network"
-        yield Finding(name="name", state="failure", what=f"{host} cannot be resolved: {error}", advice=advice)
+        yield Finding("name", "failure", f"{host} cannot be resolved: {error}", advice)
         return
     shown = ", ".join(dict.fromkeys(str(address[4][0]) for address in addresses))
-    yield Finding(name="name", state="ok", what=f"{host} is {shown}")
+    yield Finding("name", "ok", f"{host} is {shown}")
     yield _connection(host, port, tls=parts.scheme == "https")
 
 
@@ -244,20 +231,19 @@ def _connection(host: str, port: int, *, tls: bool) -> Finding:
         with socket.create_connection((host, port), _CONNECT_S) as sock:
             if not tls:
                 what = f"port {port} answered in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
-                return Finding(name="connection", state="ok", what=what)
+                return Finding("connection", "ok", what)
             with ssl.create_default_context().wrap_socket(sock, server_hostname=host) as wrapped:
                 what = f"port {port}, {wrapped.version()}, {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
-                return Finding(name="connection", state="ok", what=what)
+                return Finding("connection", "ok", what)
     except ssl.SSLCertVerificationError as error:
         advice = "the clock may be wrong, or a company's proxy has its own authority: REQUESTS_CA_BUNDLE=FILE"
         what = f"the certificate is not valid: {error.verify_message}"
-        return Finding(name="connection", state="failure", what=what, advice=advice)
+        return Finding("connection", "failure", what, advice)
     except OSError as error:
         advice = (
             "check that the server runs and that no firewall is in the way; TINKER_BASE_URL sets the address"
         )
-        what = f"no connection to {host}:{port}: {error}"
-        return Finding(name="connection", state="failure", what=what, advice=advice)
+        return Finding("connection", "failure", f"no connection to {host}:{port}: {error}", advice)
 
 
 def _reached(http: Http) -> tuple[Reply | None, Finding]:
@@ -269,33 +255,38 @@ def _reached(http: Http) -> tuple[Reply | None, Finding]:
         reply = http.send(call)
     except (SendFailed, TinkerError) as error:
         advice = "fix the failures above; otherwise try again, and check the proxy"
-        return None, Finding(name="server", state="failure", what=f"no answer: {error}", advice=advice)
+        return None, Finding("server", "failure", f"no answer: {error}", advice)
     what = f"it answered ({reply.status}) in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
     if reply.status >= 500:
         advice = "the server has a problem: try again later"
-        return reply, Finding(name="server", state="failure", what=what, advice=advice)
-    return reply, Finding(name="server", state="ok", what=what)
+        return reply, Finding("server", "failure", what, advice)
+    return reply, Finding("server", "ok", what)
 
 
-def _clocks(reply: Reply | None, clock: Clock) -> Finding:
+def _clocks(reply: Reply | None) -> Finding:
     said = "" if reply is None else reply.headers.get("date", "")
     try:
         there_s = parsedate_to_datetime(said).timestamp()
     except (ValueError, TypeError, IndexError):
-        return Finding(name="clock", state="skipped", what="the server does not send its time")
-    apart_s = clock.time() - there_s
+        return Finding("clock", "skipped", "the server does not send its time")
+    apart_s = SYSTEM_CLOCK.time() - there_s
     if abs(apart_s) <= _SKEW_S:
-        return Finding(name="clock", state="ok", what="as the server's")
+        return Finding("clock", "ok", "as the server's")
     what = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the server's"
     advice = "tokens may seem expired, or certificates not yet valid: set the clock of this machine"
-    return Finding(name="clock", state="warning", what=what, advice=advice)
+    return Finding("clock", "warning", what, advice)
 
 
 def _accepted(settings: Settings, reply: Reply | None) -> Finding:
     if reply is None:
-        return Finding(name="access", state="skipped", what="the server cannot be reached")
+        return Finding("access", "skipped", "the server cannot be reached")
+    try:
+        raise_if_tinker_not_accessible(base_url=settings.base_url)
+    except TinkerError as error:
+        advice = "tinker-sync auth login stores another key; billing is set up in the console"
+        return Finding("access", "failure", str(error), advice)
     has_key = tinker_has_credentials(base_url=settings.base_url)
-    return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url), has_key=has_key)
+    return Finding("access", "ok", f"the server {'accepts the key' if has_key else 'answers without a key'}")
 
 
 def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Finding]:
@@ -310,14 +301,4 @@ def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Fi
     if ignored:
         what = f"this server ignored fields of requests that it does not know: {', '.join(ignored)}"
         advice = "update tinker-sync where the server runs if their effect matters"
-        yield Finding(name="fields", state="warning", what=what, advice=advice)
-
-
-def _try_access(ask: Callable[[], None], *, has_key: bool) -> Finding:
-    try:
-        ask()
-    except TinkerError as error:
-        advice = "tinker-sync auth login stores another key; billing is set up in the console"
-        return Finding(name="access", state="failure", what=str(error), advice=advice)
-    what = "the server accepts the key" if has_key else "the server answers without a key"
-    return Finding(name="access", state="ok", what=what)
+        yield Finding("fields", "warning", what, advice)

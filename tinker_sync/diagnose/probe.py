@@ -97,7 +97,7 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
         facts = core.ready().facts
         return ProbeReport(
             base_url=settings.base_url,
-            version=_format_version(facts.dialect),
+            version=".".join(map(str, facts.dialect.version)),
             bodies="protobuf" if facts.dialect.protobuf else "json",
             client_config=facts.dialect.client_config,
             tokens=facts.config.pjwt_auth_enabled,
@@ -115,10 +115,6 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
 def _find_changed_flags(config: ClientConfigResponse) -> dict[str, object]:
     defaults = ClientConfigResponse().model_dump()
     return {name: value for name, value in config.model_dump().items() if value != defaults[name]}
-
-
-def _format_version(dialect: Dialect) -> str:
-    return ".".join(map(str, dialect.version))
 
 
 def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:

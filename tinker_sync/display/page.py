@@ -32,12 +32,12 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
     )
 
 
-def pairs(values: Mapping[str, object], caption: str = "") -> str:
+def pairs(values: Mapping[str, object]) -> str:
     """Return names and values as a table of two columns."""
     body = "".join(
         f'<tr><th style="{CELL}">{escape(name)}</th>{_cell(value)}</tr>' for name, value in values.items()
     )
-    return f'<table style="border-collapse:collapse">{body}</table>{note(caption) if caption else ""}'
+    return f'<table style="border-collapse:collapse">{body}</table>'
 
 
 def note(text: str) -> str:
@@ -82,7 +82,7 @@ def seconds(duration_s: float) -> str:
     )
 
 
-def curve(values: Sequence[float], label: str, width: int = 420, height: int = 120) -> str:
+def curve(values: Sequence[float], label: str) -> str:
     """Return values as a line chart in SVG, with a caption that lists the first, the least and the last one.
 
     >>> curve([3.0, 1.0], "loss").count("<polyline")
@@ -91,7 +91,7 @@ def curve(values: Sequence[float], label: str, width: int = 420, height: int = 1
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if len(finite) < 2:
         return note(f"{label}: {number(finite[0])} after one pass" if finite else f"{label}: no pass yet")
-    low, high = min(finite), max(finite)
+    width, height, low, high = 420, 120, min(finite), max(finite)
     across, up = (width - 8) / (len(finite) - 1), (height - 8) / ((high - low) or 1.0)
     points = " ".join(
         f"{4 + at * across:.1f},{4 + (high - value) * up:.1f}" for at, value in enumerate(finite)

@@ -26,12 +26,7 @@ class Rate(NamedTuple):
 LATENCY_S: Final = 1.0
 WINDOW: Final = 256
 CORES: Final = 2
-MEASURED: Final = (
-    Rate(1, 217, 0.71),
-    Rate(2, 410, 0.72),
-    Rate(4, 706, 0.75),
-    Rate(8, 1048, 0.82),
-)
+MEASURED: Final = (Rate(1, 217, 0.71), Rate(2, 410, 0.72), Rate(4, 706, 0.75), Rate(8, 1048, 0.82))
 
 ONE: Final = """
 A sample is two requests. Their CPU does not depend on how many samples are in flight, and the threads of

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
 from tinker_sync._observe import Event, ReplyReceived, RequestLost, RetryScheduled
-from tinker_sync.insight import perfetto, report
+from tinker_sync.insight import report
 from tinker_sync.runtime.naming import current
 
 if TYPE_CHECKING:
@@ -108,12 +107,7 @@ class Recording:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,7 +125,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording as a trace for https://ui.perfetto.dev or chrome://tracing."""
-        Path(path).write_text(json.dumps(perfetto.trace_events(self)), encoding="utf-8")
+        Path(path).write_text(json.dumps(report.trace_events(self)), encoding="utf-8")
 
     @property
     def advice(self) -> list[str]:

@@ -32,8 +32,8 @@ checkpoint of both models.
 call that may not have reached the server. A harmless request with the same number shows if the call arrived,
 and `training.settled` has the outcome.
 
-    file       the file, to which each line of JSON is appended with one system call
-    history    the sessions, models and requests that the lines describe
+    file       the file, to which each line of JSON is appended with one system call, and the sessions,
+               models and requests that the lines describe
     record     decides for each call if it is sent, and writes the lines
 
 The lines name sessions, models, numbers, digests, request ids and checkpoints. They hold no data, key or

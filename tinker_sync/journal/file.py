@@ -1,4 +1,8 @@
-"""`JournalFile`: lines of JSON in a file, appended one by one. Thread-safe; one process at a time."""
+"""The file of a journal, and the history that its lines describe.
+
+`JournalFile` appends lines of JSON; it is thread-safe, and one process at a time may use a file. `read`
+turns the lines into the sessions, models and requests that they record; it is pure.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+
+from attrs import Factory, define
 
 from tinker_sync.errors import JournalError
 
@@ -120,3 +127,171 @@ def _claim(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise JournalError(f"another process uses the journal {path}") from error
+
+
+@define
+class Sent:
+    """One request of a training client.
+
+    Attributes:
+        number: its sequence number.
+        call: the name of the endpoint.
+        digest: the digest of the request as it was sent.
+        step: the step of `TrainingClient.steps` to which it belongs.
+        request_id: the server's id of the request; None if the journal has no answer.
+        arrived: True if its result has arrived.
+        path: the path of the checkpoint that it made.
+        resumes_at: the step to continue with after that checkpoint; None if it belongs to no step.
+    """
+
+    number: int
+    call: str
+    digest: str
+    step: int | None = None
+    request_id: str | None = None
+    arrived: bool = False
+    path: str | None = None
+    resumes_at: int | None = None
+
+
+@define
+class ModelHistory:
+    """One model of a session, and its requests by number.
+
+    Attributes:
+        digest: the digest of the arguments of its creation.
+        model_id: the server's id of the model; None if the journal has no answer.
+        request_id: the id of the request that made it.
+        made_with: how many sequence numbers its creation used, for example one to load a checkpoint. The
+            script's own calls are numbered after these.
+        start: the checkpoint from which it was restored, and the first step after it.
+        after: the number of the model that it replaces, if `TrainingClient.recover` made it; else None.
+        sent: its requests by sequence number, without refused ones.
+        refused: the numbers and digests of the requests that the server refused.
+    """
+
+    digest: str | None = None
+    model_id: str | None = None
+    request_id: str | None = None
+    made_with: int = 0
+    start: tuple[str, int] | None = None
+    after: int | None = None
+    sent: dict[int, Sent] = Factory(dict)
+    refused: set[tuple[int, str]] = Factory(set)
+
+    @property
+    def last_request(self) -> str | None:
+        """The id of the last request that the server accepted."""
+        accepted = [one for one in self.sent.values() if one.request_id]
+        return max(accepted, key=lambda one: one.number).request_id if accepted else self.request_id
+
+    @property
+    def last_step(self) -> int | None:
+        """The largest step of the requests; None if no request belongs to a step."""
+        return max((one.step for one in self.sent.values() if one.step is not None), default=None)
+
+    @property
+    def checkpoint(self) -> tuple[str, int] | None:
+        """The last checkpoint of a step, and the step to continue with after it.
+
+        >>> sent = {1: Sent(1, "optim_step", "", 7, "r1"), 2: Sent(2, "save_weights", "", 7, "r2", path="p")}
+        >>> ModelHistory(sent=sent).checkpoint
+        ('p', 8)
+        """
+        for one in sorted(self.sent.values(), key=lambda one: -one.number):
+            if one.call == "save_weights" and one.path is not None and one.step is not None:
+                # A checkpoint before the `optim_step` of its step does not contain that step.
+                stepped = any(
+                    other.call == "optim_step" and other.step == one.step and other.number < one.number
+                    for other in self.sent.values()
+                )
+                return one.path, one.step + stepped
+        return self.start
+
+    @property
+    def last_path(self) -> str | None:
+        """The path of the last saved state, else of the state that the model began with, else None."""
+        saved = [one for one in self.sent.values() if one.call == "save_weights" and one.path is not None]
+        if saved:
+            return max(saved, key=lambda one: one.number).path
+        return self.start[0] if self.start is not None else None
+
+    @property
+    def unread(self) -> list[Sent]:
+        """The accepted requests whose results have not arrived, in order."""
+        unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
+        return sorted(unread, key=lambda one: one.number)
+
+
+@define
+class SessionHistory:
+    """One session, with its models by number."""
+
+    session_id: str
+    url: str
+    status: str | None = None
+    """The status of its end; None while it goes on."""
+    models: dict[int, ModelHistory] = Factory(dict)
+
+    @property
+    def ends(self) -> list[int]:
+        """The numbers of the models that no other model replaces."""
+        replaced = {model.after for model in self.models.values()}
+        return sorted(self.models.keys() - replaced)
+
+    def origin_of(self, number: int) -> int:
+        """Return the number of the first model in the chain of replaced models that ends with this one."""
+        after = self.models[number].after if number in self.models else None
+        return number if after is None else self.origin_of(after)
+
+    def latest_of(self, number: int) -> ModelHistory:
+        """Return the last model that replaces this one, directly or not, or the model itself.
+
+        Models that the server has not made, or that began without a checkpoint, do not count.
+
+        >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
+        >>> SessionHistory("s", "url", models=models).latest_of(0).start
+        ('p', 3)
+        """
+        latest = self.models.get(number) or ModelHistory()
+        for later, model in self.models.items():
+            if model.after == number and model.start is not None and model.model_id is not None:
+                latest = self.latest_of(later)
+        return latest
+
+
+def read(lines: Iterable[dict[str, Any]]) -> SessionHistory | None:
+    """Return the history of the last session, or None if the journal has no session."""
+    session: SessionHistory | None = None
+    for line in lines:
+        if "session" in line:
+            session = SessionHistory(line["session"], line["url"])
+        elif session is None:
+            continue
+        elif "over" in line:
+            session.status = line["over"]
+        else:
+            _add(session.models.setdefault(line["of"], ModelHistory()), line)
+    return session
+
+
+def _add(model: ModelHistory, line: dict[str, Any]) -> None:
+    if "model" in line:
+        model.model_id, model.request_id, model.digest = line["model"], line["id"], line["digest"]
+        model.made_with = len(model.sent)
+        model.start = tuple(line["start"]) if line.get("start") else None
+        model.after = line.get("after")
+    elif "send" in line:
+        number = line["send"]
+        model.sent[number] = Sent(number, line["call"], line["digest"], line.get("step"))
+    elif "sent" in line:
+        model.sent[line["sent"]].request_id = line["id"]
+    elif "refused" in line:
+        del model.sent[line["refused"]]
+        model.refused.add((line["refused"], line["digest"]))
+    elif "settled" in line:
+        # The number is used up, either by the original request or by the harmless one of `attach`.
+        model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)
+    elif "arrived" in line:
+        one = model.sent[line["arrived"]]
+        one.arrived, one.path = True, line.get("path")

@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 
 from tinker_sync._secret import mask_url
 from tinker_sync.errors import JournalError
-from tinker_sync.journal.file import JournalFile
-from tinker_sync.journal.history import ModelHistory, Sent, SessionHistory, read
+from tinker_sync.journal.file import JournalFile, ModelHistory, Sent, SessionHistory, read
 
 _log: Final = logging.getLogger("tinker_sync.journal")
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 from tinker_sync._lazy import lazy_names
 
 _HOMES = {
-    "tinker_sync.losses._kinds": "NumpyLossFn TorchLossFn numpy_loss",
-    "tinker_sync.losses.compose": "WeightedSum",
+    "tinker_sync.losses.evaluate": "NumpyLossFn TorchLossFn numpy_loss",
     "tinker_sync.losses.data": "with_reference",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
-    "tinker_sync.losses.preference": "DPO dpo_pairs",
-    "tinker_sync.losses.tokens": """
-        CrossEntropy EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
+    "tinker_sync.losses.ready": """
+        CrossEntropy DPO EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
+        WeightedSum dpo_pairs
     """,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses._kinds import NumpyLossFn, TorchLossFn
+from tinker_sync.losses.evaluate import NumpyLossFn, TorchLossFn
 from tinker_sync.losses.handle import LossHandle, check_data
 from tinker_sync.losses.two_passes import TwoPassCall
 from tinker_sync.runtime.naming import warn_caller

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError
-from tinker_sync.losses._kinds import Float32Array, FloatArray
+from tinker_sync.losses.evaluate import Float32Array, FloatArray
 from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData

@@ -20,7 +20,6 @@ from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import ray
@@ -30,8 +29,7 @@ from ray.exceptions import RayError, RayTaskError
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
-from tinker_sync.ray.board import find_board
-from tinker_sync.ray.sharing import share_limits
+from tinker_sync.ray.sharing import find_board, share_limits
 from tinker_sync.runtime.admission import Admission, Plan, Pledge, length_of
 
 if TYPE_CHECKING:
@@ -316,12 +314,7 @@ class SamplerPool:
     def __enter__(self) -> SamplerPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -------------------------------------------------------------------------------------- on the threads

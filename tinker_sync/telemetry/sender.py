@@ -22,8 +22,7 @@ from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIStatusError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.telemetry.buffer import Draft, EventBuffer, NumberedEvent
-from tinker_sync.telemetry.reports import draft_failure
+from tinker_sync.telemetry.reports import Draft, EventBuffer, NumberedEvent, draft_failure
 from tinker_sync.types.events import (
     GenericEvent,
     SessionEndEvent,

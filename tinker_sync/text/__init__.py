@@ -1,9 +1,9 @@
 """Tokenizers and chat templates, without a machine-learning framework.
 
-- `loading` holds `get_tokenizer`: `resolve` finds the name, `hub` the files.
-- `tokenizer` encodes and decodes; `setup` reads and writes the files beside the vocabulary, `special` gives
-  the special tokens as attributes, `encoded` shapes the results.
-- `chat` renders messages with `template`, and `schemas` describes tools.
+- `loading` holds `get_tokenizer`; `hub` finds the files.
+- `tokenizer` encodes and decodes; `setup` reads and writes the files beside the vocabulary and gives the
+  special tokens as attributes, `encoded` shapes the results.
+- `chat` renders messages with `template`, which also describes tools.
 
 Any thread may use a tokenizer. Chat templates need the extra `chat`. This package uses no client or server.
 """

@@ -9,8 +9,7 @@ from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.text.encoded import as_tensors
-from tinker_sync.text.schemas import schema_of
-from tinker_sync.text.template import BEGIN, END, render, to_plain
+from tinker_sync.text.template import BEGIN, END, render, schema_of, to_plain
 
 if TYPE_CHECKING:
     from typing import TypeAlias

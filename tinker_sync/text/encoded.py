@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from attrs import frozen
@@ -11,12 +11,7 @@ from attrs import frozen
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from tokenizers import Encoding
-
-TensorKind: TypeAlias = Literal["np", "pt"]
-"""numpy arrays or torch tensors in place of lists."""
 
 _NO_LIMIT: Final = int(1e20)
 """Configuration files without a limit have a number above this one as the model's limit."""

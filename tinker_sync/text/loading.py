@@ -14,7 +14,7 @@ from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.once import Once
 from tinker_sync.text import hub
-from tinker_sync.text.resolve import TokenizerSource, resolve
+from tinker_sync.text.hub import TokenizerSource, resolve
 from tinker_sync.text.setup import read_json
 from tinker_sync.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class LoadedOnce(Generic[T]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, Once[T]] = (
             OrderedDict()
-        )  # guarded by _lock; the last used at the end
+        )  # guarded by _lock; the last used at its end
         _fork.renew_in_child(self)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:

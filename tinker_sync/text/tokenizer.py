@@ -14,8 +14,7 @@ from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.runtime import _fork
 from tinker_sync.text.encoded import Encoded, Lengths, as_ids, describe_bad_text, make_columns
 from tinker_sync.text.hub import TOKENIZER_FILE
-from tinker_sync.text.setup import Setup, Templates, read_setup, save
-from tinker_sync.text.special import SpecialTokens
+from tinker_sync.text.setup import Setup, SpecialTokens, Templates, read_setup, save
 
 if TYPE_CHECKING:
     from tinker_sync.text.chat import Chat, Message, Tool

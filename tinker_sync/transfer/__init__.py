@@ -2,7 +2,7 @@
 
 - `download` fetches a checkpoint: `file` fetches each file in parts, `archive` unpacks, `names` checks names.
 - `upload` sends the files of a directory.
-- `signed` makes the HTTP requests; `response_head` reads their answers; `retry` decides on another attempt.
+- `signed` makes the HTTP requests; `response_head` reads their answers and decides on another attempt.
 - `download_state` keeps on disk what has arrived; `progress` reports to the user.
 
 A download or an upload runs on one thread of its own; the parts of a file run on workers. The caller passes

@@ -230,11 +230,7 @@ class FileVersion:
 
     def may_equal(self, other: FileVersion) -> bool:
         """Return False when a field known on both sides differs."""
-        pairs = (
-            (self.size, other.size),
-            (self.etag, other.etag),
-            (self.modified, other.modified),
-        )
+        pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         return all(one is None or two is None or one == two for one, two in pairs)
 
 

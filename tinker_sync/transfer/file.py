@@ -30,8 +30,7 @@ from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.download_state import Coverage, DownloadState, FileVersion, Stretch
 from tinker_sync.transfer.progress import ProgressReporter
-from tinker_sync.transfer.response_head import FileHead, read_head
-from tinker_sync.transfer.retry import Attempts, FileChanged, TryAgain
+from tinker_sync.transfer.response_head import Attempts, FileChanged, FileHead, TryAgain, read_head
 from tinker_sync.transfer.signed import (
     Cancellation,
     ConnectionBroken,
@@ -146,11 +145,7 @@ class FileDownload:
             self._begin_again()
             return
         with self._lock:
-            self._have, self._version, self._checksum = (
-                Coverage(state.have),
-                state.version,
-                state.checksum,
-            )
+            self._have, self._version, self._checksum = (Coverage(state.have), state.version, state.checksum)
             done = self._have.total
         size = state.version.size
         self._context.reporter.add(bytes_done=done, bytes_resumed=done, bytes_total=size or 0)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import Final, Protocol
 from urllib.parse import urljoin
 
@@ -83,9 +82,7 @@ class SignedResponse:
     def __enter__(self) -> SignedResponse:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._response.close()
 
 

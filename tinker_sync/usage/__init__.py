@@ -1,10 +1,8 @@
 """Counts of the tokens that a client uses, their cost, and limits on both.
 
-    counts.py     token counts by kind
-    prices.py     prices of a million tokens, from the user's file
-    meter.py      adds up the tokens of each result
+    prices.py     prices of a million tokens, from the user's file, and estimates of planned work
+    meter.py      token counts by kind, and the sum over the results of a client
     report.py     usage so far, and its comparison with the bill
-    planned.py    estimates of planned work
     budget.py     limits on tokens or dollars
 
 A client reports each result to its meter, on the thread that decodes the result. This package sends no
@@ -17,9 +15,8 @@ from tinker_sync._lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.usage.budget": "Budget",
-    "tinker_sync.usage.counts": "TokenCounts",
-    "tinker_sync.usage.planned": "Estimate estimate estimate_samples",
-    "tinker_sync.usage.prices": "Price PriceTable",
+    "tinker_sync.usage.meter": "TokenCounts",
+    "tinker_sync.usage.prices": "Estimate Price PriceTable estimate estimate_samples",
     "tinker_sync.usage.report": "Difference Reconciliation Usage UsageRow reconcile",
 }
 

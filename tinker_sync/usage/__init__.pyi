@@ -1,10 +1,10 @@
 from tinker_sync.usage.budget import Budget as Budget
-from tinker_sync.usage.counts import TokenCounts as TokenCounts
-from tinker_sync.usage.planned import Estimate as Estimate
-from tinker_sync.usage.planned import estimate as estimate
-from tinker_sync.usage.planned import estimate_samples as estimate_samples
+from tinker_sync.usage.meter import TokenCounts as TokenCounts
+from tinker_sync.usage.prices import Estimate as Estimate
 from tinker_sync.usage.prices import Price as Price
 from tinker_sync.usage.prices import PriceTable as PriceTable
+from tinker_sync.usage.prices import estimate as estimate
+from tinker_sync.usage.prices import estimate_samples as estimate_samples
 from tinker_sync.usage.report import Difference as Difference
 from tinker_sync.usage.report import Reconciliation as Reconciliation
 from tinker_sync.usage.report import Usage as Usage

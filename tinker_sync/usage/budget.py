@@ -17,12 +17,10 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import Plan
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import TokenCounts
 from tinker_sync.usage.prices import PriceTable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 
@@ -87,12 +85,7 @@ class Budget:
         self._detach = self._attach(self) if self._attach else None
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._detach is not None:
             self._detach()
 

@@ -15,7 +15,7 @@ from tinker_sync.types.billing import (
     SamplingSampleBillingEvent,
     TrainingBillingEvent,
 )
-from tinker_sync.usage.counts import KINDS, Kind, TokenCounts
+from tinker_sync.usage.meter import KINDS, Kind, TokenCounts
 from tinker_sync.usage.prices import PriceTable
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from support.traced_losses import RANKS, inputs_for, nll, ppo, smoothed  # noqa: E402
 
-from tinker_sync.losses.trace import encode_graph, trace  # noqa: E402
+from tinker_sync.losses.create import encode_graph, trace  # noqa: E402
 
 
 def uploaded(fn: Any, ranks: dict[str, int]) -> tuple[list[CustomLossInput], CustomLossGraph]:

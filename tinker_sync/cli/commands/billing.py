@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -89,7 +88,7 @@ def _make_usage_table(events: Sequence[BillingUsageEvent]) -> Table:
     )
     rows = [
         (
-            _format_hour(each.bucket_start),
+            f"{each.bucket_start:%Y-%m-%d %H:%M}",
             *_format_amount(each.event_info.model_dump()),
             each.base_model or MISSING,
             *_format_cost(each),
@@ -100,10 +99,6 @@ def _make_usage_table(events: Sequence[BillingUsageEvent]) -> Table:
         for each in events
     ]
     return Table(columns, rows, format_count(len(rows), "row") if rows else "nothing was used")
-
-
-def _format_hour(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M")
 
 
 def _format_amount(info: Mapping[str, Any]) -> tuple[str, str]:
@@ -189,7 +184,8 @@ def _write_csv(sink: Sink, rows: Sequence[Mapping[str, Any]], path: str) -> None
     from tinker_sync.cli.output import write_whole
 
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=_list_columns(rows), restval="")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, fieldnames=columns, restval="")
     writer.writeheader()
     writer.writerows(rows)
     if path == "-":
@@ -199,8 +195,3 @@ def _write_csv(sink: Sink, rows: Sequence[Mapping[str, Any]], path: str) -> None
     with write_whole(Path(path)) as file:
         file.write(text.getvalue().encode())
     sink.say(f"wrote {format_count(len(rows), 'row')} to {path}")
-
-
-def _list_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of all columns, in the order of their first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""`tinker-sync run`: training runs."""
+"""`tinker-sync run`: training runs; `tinker-sync plot`: curves of recorded ones."""
 
 from __future__ import annotations
 
@@ -120,3 +120,22 @@ def _make_pairs(title: str, saved: Checkpoint | None, now: datetime) -> list[tup
     if saved is None:
         return [(title, MISSING)]
     return [(title, saved.tinker_path), ("  saved", format_age(saved.time, now))]
+
+
+@command("plot", example="tinker-sync plot runs/x runs/y --to curves.html")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--to", metavar="FILE", help="A .html file, or .png with matplotlib; default: in the first run."
+)
+def plot(cli: Cli, runs: tuple[str, ...], to: str | None) -> None:
+    """Draw loss, reward, tokens and time per step of runs that ServiceClient.recorder wrote.
+
+    Several runs are drawn into the same panels. The page of HTML needs no network and no other file.
+    """
+    from tinker_sync.loop.plot import draw
+
+    path = draw(runs, to)
+    if cli.sink.for_people:
+        cli.sink.raw(str(path))
+    else:
+        cli.sink.item({"path": str(path)})

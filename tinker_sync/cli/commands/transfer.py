@@ -1,13 +1,21 @@
-"""`tinker-sync checkpoint download` and `push-hf`: the files of a checkpoint, here or on the hub."""
+"""`tinker-sync checkpoint download` and `push-hf`: the files of a checkpoint, here or on the hub.
+
+huggingface_hub loads when a command calls `connect`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from tinker_sync._secret import mask_text
 from tinker_sync.cli.commands.checkpoint import check_paths
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_flag, format_size
@@ -17,12 +25,235 @@ if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
     from tinker_sync.transfer.download import CheckpointDownload
     from tinker_sync.transfer.progress import TransferProgress
+    from tinker_sync.types import ParsedCheckpointTinkerPath, WeightsInfoResponse
+
+CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+# The service writes this file last, as a mark of a complete export.
+_MARK: Final = "checkpoint_complete"
 
 
-@command(
-    "download",
-    example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models",
-)
+class CheckpointFacts(NamedTuple):
+    """The path of a checkpoint, and its details if the server has them."""
+
+    path: str
+    parsed: ParsedCheckpointTinkerPath
+    info: WeightsInfoResponse | None
+
+    @property
+    def base_model(self) -> str | None:
+        """The name of the base model, or None."""
+        return self.info.base_model if self.info else None
+
+
+class HubTarget(NamedTuple):
+    """A repository of the hub and one of its branches.
+
+    >>> HubTarget("ada/adapter").revision is None
+    True
+    """
+
+    repo_id: str
+    revision: str | None = None
+
+
+def connect() -> Any:
+    """Return the API object of the hub for the logged-in user.
+
+    Raises:
+        CliError: huggingface_hub is missing, no user is logged in, or the hub cannot be reached.
+    """
+    try:
+        library = importlib.import_module("huggingface_hub")  # installed as a dependency of tokenizers
+    except ImportError as error:
+        raise CliError("huggingface_hub is not installed", "pip install huggingface_hub") from error
+    api = library.HfApi()
+    try:
+        api.whoami()
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if library.get_token() is None or status in (401, 403):
+            raise CliError(
+                f"you are not logged in to the hub: {_summarize(error)}", "Run hf auth login."
+            ) from error
+        raise CliError(
+            f"the hub did not confirm your login: {_summarize(error)}",
+            "Check your network, your proxy, and the variables HF_ENDPOINT and HF_HUB_OFFLINE.",
+        ) from error
+    return api
+
+
+def describe(rest: RestClient, path: str) -> CheckpointFacts:
+    """Ask the server for the details of a checkpoint; some servers have none."""
+    from tinker_sync.clients.rest._base import parse_path
+    from tinker_sync.errors import TinkerError
+
+    info = None
+    with suppress(TinkerError):
+        info = rest.get_weights_info_by_tinker_path(path).result()
+    return CheckpointFacts(path, parse_path(rest.holder, path), info)
+
+
+def check_adapter(folder: Path) -> None:
+    """Check that a folder holds a PEFT adapter.
+
+    Raises:
+        CliError: the folder has no adapter.
+    """
+    if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in _WEIGHTS):
+        raise CliError(
+            "the checkpoint holds no PEFT adapter",
+            f"Expected {CONFIG} and {_WEIGHTS[0]}. Encrypted exports cannot be uploaded.",
+        )
+
+
+def name_base_model(folder: Path, about: CheckpointFacts) -> None:
+    """Add the name of the base model to the configuration of the adapter if it is missing."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CliError(f"{CONFIG} of the checkpoint is not JSON: {error}") from error
+    if about.base_model and not isinstance(config.get("base_model_name_or_path"), str):
+        config["base_model_name_or_path"] = about.base_model
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def choose_target(
+    about: CheckpointFacts, repo_id: str | None, revision: str | None, *, create_pr: bool
+) -> HubTarget:
+    """Choose the repository and the branch: those given, or names made of model, run and checkpoint.
+
+    The hub opens pull requests to main only, so a pull request gets no branch.
+    """
+    if repo_id is not None:
+        return HubTarget(repo_id, revision)
+    short = (about.base_model or "adapter").rpartition("/")[2]
+    name = make_hub_name(f"tinker-{short}-{about.parsed.training_run_id}")
+    if create_pr:
+        return HubTarget(name, revision)
+    return HubTarget(name, revision or make_hub_name(about.parsed.checkpoint_id))
+
+
+def make_hub_name(text: str) -> str:
+    """Return a name that the hub accepts.
+
+    >>> make_hub_name("tinker-Qwen3 8B-run:train:0")
+    'tinker-Qwen3-8B-run-train-0'
+    """
+    kept = "".join(each if each.isalnum() or each in "-_." else "-" for each in text)
+    return re.sub("-{2,}", "-", kept).strip("-_. ")
+
+
+def make_repository(api: Any, target: HubTarget, *, private: bool) -> HubTarget:
+    """Create the repository if it is missing; return the target with the name of its owner.
+
+    Raises:
+        CliError: the hub refuses to create it.
+    """
+    with _translate_errors():
+        made = api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
+        return HubTarget(made.repo_id, target.revision)
+
+
+def write_card(folder: Path, about: CheckpointFacts, target: HubTarget) -> None:
+    """Write a README.md for the adapter if it is missing."""
+    path = folder / "README.md"
+    if not path.exists():
+        path.write_text(make_card(about, target), encoding="utf-8")
+
+
+def make_card(about: CheckpointFacts, target: HubTarget) -> str:
+    """Return the text of a README.md for an adapter."""
+    base, info = about.base_model, about.info
+    tags = ["tinker", "peft", "lora", *([f"base_model:adapter:{base}"] if base else [])]
+    head = [
+        *([f"base_model: {base}"] if base else []),
+        "library_name: peft",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+        f"tinker_path: {about.path}",
+    ]
+    facts = [f"- Checkpoint: `{about.path}`", *([f"- Base model: {base}"] if base else [])]
+    if info is not None and info.lora_rank is not None:
+        facts.append(f"- LoRA rank: {info.lora_rank}")
+    place = f'"{target.repo_id}"' + (f', revision="{target.revision}"' if target.revision else "")
+    loading = [
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{base or "BASE_MODEL"}", device_map="auto")',
+        f"model = PeftModel.from_pretrained(base, {place})",
+        "```",
+    ]
+    body = ["# LoRA adapter", "", *facts, "", "## Loading it", "", *loading, ""]
+    return "\n".join(["---", *head, "---", "", *body])
+
+
+def upload(
+    api: Any,
+    folder: Path,
+    about: CheckpointFacts,
+    target: HubTarget,
+    *,
+    commit_message: str | None,
+    create_pr: bool,
+    allow: Sequence[str],
+    ignore: Sequence[str],
+) -> None:
+    """Upload the files, and create the branch if it is missing.
+
+    Raises:
+        CliError: the branch holds another checkpoint, or the hub refuses the upload.
+    """
+    other = _find_checkpoint(api, target)
+    if other is not None and other != about.path:
+        raise CliError(
+            f"{target.repo_id} holds another checkpoint, {other}", "Give another --repo or --revision."
+        )
+    with _translate_errors():
+        # An existing revision may be a pull request. A new branch starts from main.
+        if target.revision is not None and not api.revision_exists(target.repo_id, target.revision):
+            api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
+        api.upload_folder(
+            folder_path=str(folder),
+            repo_id=target.repo_id,
+            path_in_repo="",
+            revision=target.revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            allow_patterns=list(allow) or None,
+            ignore_patterns=(list(ignore) or None) if allow else [*ignore, _MARK],
+        )
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CliError(f"the hub refused: {_summarize(error)}") from error
+
+
+def _summarize(error: Exception) -> str:
+    """Return the text of an error in one line, without the queries of addresses, which hold signatures."""
+    text = " ".join(str(error).split())
+    return mask_text(re.sub(r"(?<=\S)\?\S+", "", text)) or type(error).__name__
+
+
+def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
+    """Return the path of the checkpoint in the README.md of a repository."""
+    try:
+        path = api.hf_hub_download(repo_id=target.repo_id, filename="README.md", revision=target.revision)
+        text = Path(path).read_text(encoding="utf-8", errors="ignore")
+    except Exception:  # noqa: BLE001  # most repositories have none, and each hub reports that differently
+        return None
+    found = re.search(r"tinker://[^\s`]+", text)
+    return found.group() if found else None
+
+
+@command("download", example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models")
 @click.argument("checkpoint_path", callback=check_paths)
 @click.option("-o", "--output", metavar="DIR", help="The directory to put it in; default: here.")
 @click.option("--force", is_flag=True, help="Replace an existing directory.")
@@ -72,10 +303,7 @@ def fetch(
             raise
 
 
-@command(
-    "push-hf",
-    example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter",
-)
+@command("push-hf", example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter")
 @click.argument("checkpoint_path", callback=check_paths)
 @click.option(
     "-r", "--repo", "repo_id", metavar="REPO", help="The repository; default: named after model and run."
@@ -109,25 +337,24 @@ def push_hf(
     """
     import tempfile
 
-    from tinker_sync.cli import hub
     from tinker_sync.cli.table import record
 
     if create_pr and revision not in (None, "main"):
         raise click.UsageError(
             "give either --revision or --create-pr: the hub opens pull requests to main only"
         )
-    api = hub.connect()
+    api = connect()
     with tempfile.TemporaryDirectory() as place, cli.rest() as rest:
         folder = Path(place) / "adapter"
         fetch(cli, rest, checkpoint_path, folder)
-        about = hub.describe(rest, checkpoint_path)
-        hub.check_adapter(folder)
-        hub.name_base_model(folder, about)
-        wanted = hub.choose_target(about, repo_id, revision, create_pr=create_pr)
-        target = hub.make_repository(api, wanted, private=not public)
+        about = describe(rest, checkpoint_path)
+        check_adapter(folder)
+        name_base_model(folder, about)
+        wanted = choose_target(about, repo_id, revision, create_pr=create_pr)
+        target = make_repository(api, wanted, private=not public)
         if not no_model_card:
-            hub.write_card(folder, about, target)
-        hub.upload(
+            write_card(folder, about, target)
+        upload(
             api,
             folder,
             about,

@@ -10,11 +10,7 @@ from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
-from tinker_sync.errors import (
-    APIStatusError,
-    ExperimentalWarning,
-    InvalidInputError,
-)
+from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import asked_here, carried, warn_caller
@@ -76,14 +72,12 @@ class RestBase:
         kind: type[T] | None = None,
         path: Mapping[str, object] | None = None,
         query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> APIFuture[T]:
         """Make a call on a worker."""
         del kind  # for the type checker; the row of the endpoint decides
         core = self._core
         return self._later(
-            lambda: call_offered(core, name, request, path=path, query=query, headers=headers),
-            changes=name in _CHANGES,
+            lambda: call_offered(core, name, request, path=path, query=query), changes=name in _CHANGES
         )
 
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:

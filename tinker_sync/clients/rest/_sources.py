@@ -69,10 +69,7 @@ class ExternalFiles:
         """Return addresses of its files."""
         found: ExternalWeightsUrlsResponse = self._core.call(
             "get_external_weights_urls",
-            path={
-                "run": self._parsed.training_run_id,
-                "name": self._parsed.checkpoint_id.partition("/")[2],
-            },
+            path={"run": self._parsed.training_run_id, "name": self._parsed.checkpoint_id.partition("/")[2]},
             usual_s=_deadlines.REST_S,
         )
         return SignedUrls(found.urls, in_utc(found.expires))

@@ -82,14 +82,7 @@ class BulkCalls(RestBase):
         ...     [outcome.ok for outcome in rest.delete_checkpoints(every).result()]
         [True]
         """
-        return self._for_each(
-            "delete_checkpoint",
-            None,
-            paths,
-            parallel,
-            progress,
-            gone_is_fine=True,
-        )
+        return self._for_each("delete_checkpoint", None, paths, parallel, progress, gone_is_fine=True)
 
     def set_checkpoints_ttl(
         self,
@@ -112,13 +105,7 @@ class BulkCalls(RestBase):
         ...     [outcome.ok for outcome in rest.set_checkpoints_ttl([path], 86400).result()]
         [True]
         """
-        return self._for_each(
-            "set_checkpoint_ttl",
-            {"ttl_seconds": ttl_seconds},
-            paths,
-            parallel,
-            progress,
-        )
+        return self._for_each("set_checkpoint_ttl", {"ttl_seconds": ttl_seconds}, paths, parallel, progress)
 
     def _for_each(
         self,

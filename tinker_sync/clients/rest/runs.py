@@ -136,11 +136,7 @@ class RunCalls(RestBase):
         ...     rest.get_weights_info_by_tinker_path(path).result().lora_rank
         4
         """
-        return self._call(
-            "get_weights_info",
-            {"tinker_path": tinker_path},
-            kind=types.WeightsInfoResponse,
-        )
+        return self._call("get_weights_info", {"tinker_path": tinker_path}, kind=types.WeightsInfoResponse)
 
     def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
         """Return the base model and the weights of a sampling session.
