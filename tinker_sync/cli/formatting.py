@@ -117,5 +117,5 @@ def note_hidden(total: int, shown: int) -> str:
 
 
 def utc_now() -> datetime:
-    """Return the present time. Commands call `Cli.now`."""
+    """Return the present time in UTC. Commands call `Cli.now` instead."""
     return datetime.now(timezone.utc)
