@@ -48,7 +48,7 @@ class ResponseHead(Protocol):
 
 @frozen
 class FileHead:
-    """The version of the file, and the bytes of it that follow."""
+    """The head of a response: the version of the file, and the range of its bytes in the body."""
 
     version: FileVersion
     begin: int
@@ -92,7 +92,7 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
 
 
 def _read_empty(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 416: the file is empty, or shorter than before."""
+    """Read a 416: the file is empty. Raise FileChanged if it is only shorter than before."""
     del at, until
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
     if match is None or match[3] != "0":
@@ -127,7 +127,7 @@ def find_checksum(headers: Mapping[str, str], *, whole: bool) -> tuple[str, str]
 
     Args:
         headers: of the response; the mapping ignores case.
-        whole: the body is the whole file, so a checksum of the body counts.
+        whole: True if the body is the whole file; then a checksum of the body counts too.
 
     >>> find_checksum({"content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="}, whole=True)
     ('md5', 'd41d8cd98f00b204e9800998ecf8427e')

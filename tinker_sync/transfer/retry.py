@@ -27,7 +27,7 @@ class TryAgain(Exception):
 
 
 class FileChanged(Exception):
-    """The error for a file that has changed on the server or is damaged locally. Fetch it again."""
+    """The error for a file that has changed on the server or is damaged here, and is fetched again."""
 
 
 class Attempts:
@@ -58,7 +58,10 @@ class Attempts:
         return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
 
     def pause_s(self, error: Exception, draw: float) -> float:
-        """Return the pause before the next attempt: 0 after progress, and after the first refused address."""
+        """Return the pause before the next attempt.
+
+        Unless the server asks for a pause, it is 0 after progress and after the first refused address.
+        """
         hint_s = error.after_s if isinstance(error, TryAgain) else None
         if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
             return 0.0

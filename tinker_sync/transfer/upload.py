@@ -110,7 +110,7 @@ class DirectoryUpload:
         raise TransferError("the upload addresses were refused at each attempt")
 
     def _find(self, names: list[str]) -> dict[str, Path]:
-        """Return the files by name, or refuse names outside the directory."""
+        """Return the files by name; refuse names outside the directory and names of missing files."""
         files: dict[str, Path] = {}
         missing = []
         root = os.path.realpath(self._directory)
