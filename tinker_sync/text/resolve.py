@@ -58,7 +58,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def resolve(model_name: str, tokenizer_id: str | None = None) -> TokenizerSource:
-    """Return the source of a model's tokenizer: the server's tokenizer id, else a rule for the name.
+    """Return the source of a model's tokenizer: by the server's tokenizer id, else by the model's name.
 
     Args:
         model_name: such as `org/model`, `org/model:variant`, `org/model/variant` or a directory.

@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_setup(directory: Path | None, backend: Backend) -> Setup:
-    """Read the files in a directory, or return the defaults without one."""
+    """Return the setup in the files of a directory, or the default setup if there is no directory."""
     original = {} if directory is None else read_json(directory / CONFIG_FILE)
     config = {name: _restore_tokens(value) for name, value in original.items()}
     if not config.get("extra_special_tokens"):
@@ -137,9 +137,10 @@ def _token_text(token: Any) -> str:
 
 
 def _merge_legacy(directory: Path | None, backend: Backend, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Collect added tokens from the legacy files and the vocabulary, when the configuration lists none.
+    """Return the added tokens by id, from the legacy files and the vocabulary.
 
-    `special_tokens_map.json` overrides the configuration.
+    The caller does this when the configuration lists no added tokens. The special tokens of
+    `special_tokens_map.json` are written into `config`, in place of those it has.
     """
     named, ids = ({}, {}) if directory is None else (read_json(directory / name) for name in LEGACY)
     for name, value in named.items():

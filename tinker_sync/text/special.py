@@ -116,7 +116,7 @@ class SpecialTokens:
         self._named = {each: kept for each in order if (kept := named.get(each)) is not None}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a token that only some models have, such as `image_token` and `image_token_id`."""
+        """Return a special token that only some models have, or its id: `image_token` or `image_token_id`."""
         named: Mapping[str, str] = self.__dict__.get("_named", {})
         if name in named:
             return named[name]
