@@ -25,7 +25,10 @@ _REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 
 
 class Cells(NamedTuple):
-    """Three weighted values for each log-probability: its part of the loss, the derivative, the metric."""
+    """Three weighted arrays, with a value for each log-probability.
+
+    These are its part of the loss, the derivative of the loss by it, and its part of the metric.
+    """
 
     loss: FloatArray
     slope: FloatArray
