@@ -68,7 +68,7 @@ def estimate_samples(
         prompts: the prompts.
         sampling_params: `max_tokens` bounds each sample; without it this estimate omits the samples.
         base_model: the sampled model; without it the price is unknown.
-        num_samples: for each prompt.
+        num_samples: the samples of each prompt.
         prices: the price table; None calls `PriceTable.load`.
 
     >>> prompts = [ModelInput.from_ints([1, 2])] * 10

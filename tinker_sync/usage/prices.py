@@ -112,7 +112,7 @@ class PriceTable:
         return cls.of(models, place)
 
     def price(self, base_model: str | None) -> Price:
-        """Return the price for a name, else for its longest starred beginning, else an unknown price."""
+        """Return the price under this name, else under the longest starred name that fits, else `Price()`."""
         if base_model is None:
             return Price()
         exact = self.prices.get(base_model)
