@@ -107,7 +107,7 @@ class JournalFile:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file until the process ends.
+    """Lock the file until it is closed or the process ends.
 
     Raises:
         JournalError: another process has the lock.

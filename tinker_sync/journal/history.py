@@ -97,7 +97,7 @@ class ModelHistory:
 
     @property
     def unread(self) -> list[Sent]:
-        """The accepted requests whose results have not arrived, in order."""
+        """The accepted requests whose results have not arrived, by ascending number."""
         unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
         return sorted(unread, key=lambda one: one.number)
 
