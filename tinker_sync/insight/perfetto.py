@@ -58,7 +58,7 @@ def _phases(call: CallRecord, number: int, zero: float) -> Iterator[dict[str, An
 
 
 def phases_of(call: CallRecord) -> list[tuple[str, float, float]]:
-    """Return the known phases of a call, with begin and end."""
+    """Return the known phases of a call: the name of each, its begin and its end."""
     marks = [("queue", call.queued_s), ("upload", call.sending_s), ("server", call.accepted_s)]
     marks.append(("decode", call.decoding_s))
     known = [(name, at) for name, at in marks if at is not None]

@@ -22,7 +22,7 @@ _FEW: Final = 5
 
 
 def explain(recording: Recording) -> str:
-    """Return the explanation, a page of plain text."""
+    """Return the explanation of a recording, a page of plain text."""
     span_s = recording.ended_s - recording.began_s
     calls = recording.calls
     if not calls:
@@ -95,7 +95,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def advise(recording: Recording) -> list[str]:
-    """Return the suggested changes, the most important first."""
+    """Return the suggested changes, those that may save the most seconds first."""
     calls = [call for call in recording.calls if call.outcome == "ok"]
     found = [
         *_about_steps(calls),
@@ -108,7 +108,10 @@ def advise(recording: Recording) -> list[str]:
 
 
 def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Yield advice about steps that are called after their pass has ended: the server is idle in between."""
+    """Yield advice, and the seconds that it may save, about steps that are called after their pass has ended.
+
+    The server is idle between the two.
+    """
     waits, late = 0, 0.0
     last_pass: dict[str, CallRecord] = {}
     steps = 0

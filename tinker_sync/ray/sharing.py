@@ -69,7 +69,7 @@ class SharedLimits:
         self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
-        """Start a thread that follows the board, and wait for its first news. Further calls do nothing.
+        """Start a thread that follows the board, and wait for its first news. Further calls only wait.
 
         So a process that starts during a pause sends nothing before the pause ends.
         """
