@@ -164,7 +164,7 @@ class Group(click.Group):
         return f"{text}. There are: {', '.join(self.table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table without loading a command."""
+        """Write the names and short helps of the table, without loading a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in self.table.items()])
 

@@ -122,8 +122,8 @@ def choose_target(
 ) -> HubTarget:
     """Return the given repository and branch, or a repository named after the model and the run.
 
-    Such a repository gets a branch named after the checkpoint, unless one is given. A pull request gets no
-    branch, because the hub opens pull requests to main only.
+    Such a repository gets a branch named after the checkpoint, unless one is given. For a pull request no
+    branch is named, because the hub opens pull requests to main only.
     """
     if repo_id is not None:
         return HubTarget(repo_id, revision)

@@ -155,7 +155,7 @@ class _Plain:
             self.refuse_beyond(self._read_bytes)
 
     def refuse_beyond(self, size_bytes: int) -> None:
-        """Raise UnsafeArchiveError when the archive would grow to a size beyond its limit."""
+        """Raise UnsafeArchiveError if an unpacked size of `size_bytes` is beyond the limit."""
         if size_bytes > self._allowed:
             raise UnsafeArchiveError(f"the archive grows to more than {self._allowed} bytes", "its size")
 

@@ -364,7 +364,7 @@ class FileDownload:
             self._read_body(answer, head.begin, head.end, keep)
 
     def _learn(self, head: FileHead) -> None:
-        """Check that the version is the known one, and store new facts about it."""
+        """Store new facts about the version of the file; raise FileChanged if it is another version."""
         found = head.version
         with self._lock:
             known = self._version
@@ -398,7 +398,7 @@ class FileDownload:
     # ---------------------------------------------------------------------------- the end
 
     def _check(self) -> Fetched:
-        """Compare the file on the disk with the size and the checksum that the server sent."""
+        """Cut the file to its size, and raise FileChanged if its checksum differs from the server's."""
         with self._lock:
             size, checksum = (self._version.size if self._version else None), self._checksum
         if size is None or list(Coverage(self._have).gaps(size)):

@@ -37,7 +37,7 @@ PATH: Final = "tinker://RUN/weights/NAME"
 
 
 def check_paths(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse an argument that is not the path of a checkpoint, before any request."""
+    """Return the argument if it is a checkpoint path or several; else raise CliError, before any request."""
     for path in (value,) if isinstance(value, str) else value:
         parse_path(path, base_url_of(ctx))
     return value
