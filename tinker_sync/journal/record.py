@@ -120,7 +120,7 @@ class RunJournal:
         self._file.close()
 
     def renew_after_fork(self) -> None:
-        """In a forked child, close the file, which belongs to the parent."""
+        """Close the file in a forked child, because it belongs to the parent."""
         self._file.renew_after_fork()
 
     def record_of(self, model_seq_id: int) -> TrainingRecord:

@@ -147,7 +147,7 @@ def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
-    """Refuse a call that a loss makes on its own training client, because it would wait for the loss."""
+    """Raise TinkerError if a loss calls its own training client, because the call would wait for the loss."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
             "a custom loss must not use its own training client: its calls are sent after the backward pass, "

@@ -56,7 +56,7 @@ class _SharingGroup:
 
 
 class Board:
-    """The last refusal, the processes and the usage of each group. Runs as an actor with many threads.
+    """The refusals, processes and usage of each `_SharingGroup`. Runs as an actor with many threads.
 
     >>> board = Board()
     >>> board.follow("server", "a", version=0, hold_s=0).processes
@@ -81,7 +81,7 @@ class Board:
             self._changed.notify_all()
 
     def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
-        """Wait until the version is greater than `version`, for at most `hold_s`, and return the state."""
+        """Wait at most `hold_s` for a state of the group newer than `version`, and return the state."""
         with self._changed:
             found = self._group_locked(group)
             joins = process not in found.seen_at_s and process not in found.left

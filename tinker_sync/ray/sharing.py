@@ -160,7 +160,7 @@ class SharedLimits:
     def apply(self, news: News) -> None:
         """Set the limiter's part of the window, and close the limiter if another process was refused.
 
-        `News.delay_s` is the time to stay closed. Processes of a later group stay closed a little longer.
+        `News.delay_s` is the time to stay closed. Processes of higher rank stay closed a little longer.
         """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:

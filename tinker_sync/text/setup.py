@@ -106,7 +106,7 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
 
 
 def _restore_tokens(value: Any) -> Any:
-    """Replace saved tokens by token objects, at any depth."""
+    """Return a copy of a JSON value in which `AddedToken` objects replace saved tokens, at any depth."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
             return _make_added(value)
