@@ -295,7 +295,7 @@ def _find_key(
     if key is None:
         key, source = env.secret("TINKER_API_KEY"), "environment"
     if key is None and command is None:
-        # A command takes precedence over the stored key, so with one the file is not read.
+        # A command takes precedence over the stored key, so the file is read only without a command.
         stored = (file or CredentialsFile()).default_key()
         key, source = wrap_secret(stored.key) if stored else None, "stored"
     name = {"argument": "api_key", "environment": "TINKER_API_KEY", "stored": "the stored key"}[source]

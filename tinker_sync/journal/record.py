@@ -229,7 +229,7 @@ class TrainingRecord:
             self._tell_repeated(latest)
         self.checkpoint = self._history.checkpoint
         self._resumed = self._history.last_step
-        # The smallest recorded number of the step does not do: in a group of requests the first is sent last.
+        # The smallest recorded number of the step may be too large: a group's first request is sent last.
         others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
         self._before = max(others, default=0)
         self._shift = self._history.made_with

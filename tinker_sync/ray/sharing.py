@@ -194,7 +194,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     key = core.settings.api_key
     secret = key.reveal() if key is not None else ""
     fingerprint = key_fingerprint(secret)
-    # A hash of its own: the fingerprint of a key differs from process to process, and the group must not.
+    # Not the fingerprint of the key: that differs from process to process, but they share one group.
     digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
     group = f"{core.settings.base_url.rstrip('/')} {digest[:16]}"
     limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
