@@ -185,7 +185,7 @@ class Sink:
 
 
 class Progress:
-    """A progress bar that appears after `after_s` seconds, or never if that is None. Thread-safe.
+    """A progress bar that appears after `after_s` seconds; None shows no bar. Thread-safe.
 
     >>> bar = Progress("Deleting", 3, "checkpoints", None)
     >>> bar.advance()

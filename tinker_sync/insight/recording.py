@@ -32,7 +32,7 @@ MOST_RECORDS: Final = 200_000
 class CallRecord:
     """One call of the user that has ended, with the times of the clock between its phases.
 
-    A time is None if the call did not reach that phase, or if the recording does not know the time.
+    None stands for a phase that the call did not reach, or for a time that the recording does not know.
     """
 
     method: str
