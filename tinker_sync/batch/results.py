@@ -108,7 +108,7 @@ class ResultsFile:
         return len(self._positions)
 
     def find(self, index: int, key: str) -> SampleResponse | None:
-        """Return the response to a prompt from an earlier run, or None.
+        """Return the response that an earlier run saved for a prompt, or None.
 
         Raises:
             ForeignResultError: the file holds another prompt or other parameters at this position.
@@ -152,7 +152,7 @@ class ResultsFile:
             self.release()
 
     def release(self) -> None:
-        """End one `hold`, or that of `close`. The last one closes the file."""
+        """End one `hold`, or the hold of this object itself. The end of the last hold closes the file."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
@@ -166,7 +166,7 @@ class ResultsFile:
     # -------------------------------------------------------------------------------------- the earlier runs
 
     def _read(self) -> tuple[array[int], array[int]]:
-        """Return the positions in the file, sorted, and the offset of the line of each."""
+        """Return the sorted positions of the prompts in the file, and the offset of the line of each."""
         positions, offsets = array("q"), array("q")
         for offset, index in self._lines():
             positions.append(index)
@@ -222,7 +222,7 @@ class ResultsFile:
 
 
 def _refuse_second_writer(file: io.FileIO, path: str) -> None:
-    """Lock the file until the process ends. Windows has no suitable lock.
+    """Lock the file until it is closed or the process ends. Windows has no suitable lock.
 
     Raises:
         TinkerError: another process has the lock.

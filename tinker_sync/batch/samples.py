@@ -50,7 +50,7 @@ class Samples(Protocol):
 
     @property
     def sample(self) -> Callable[..., Future[SampleResponse]]:
-        """Start a sample."""
+        """The method that starts a sample."""
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the model."""
@@ -212,7 +212,7 @@ class _Batch:
     _exhausted: bool = field(default=False, init=False)
 
     def next_item(self) -> BatchItem | None:
-        """Return the next item, or None after the last. Waits."""
+        """Wait for the next item and return it, or None after the last."""
         self.fill()
         if self._yielded == self._pulled:
             return None

@@ -21,7 +21,7 @@ _REQUIRED = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; None takes the arguments of this process.
+    """Run one command and return its exit code. None stands for the arguments of this process.
 
     >>> main(["version"])
     tinker-sync ...

@@ -36,7 +36,7 @@ def format_size(size_bytes: int | None) -> str:
 
 
 def format_age(time: datetime | None, now: datetime) -> str:
-    """Format a time relative to now, or as a date if it is far away. A time without a zone is in UTC.
+    """Format a time relative to `now`, or as a date if it is 31 days away or more. No zone means UTC.
 
     >>> now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
     >>> format_age(datetime(2026, 3, 1, 10, tzinfo=timezone.utc), now)
@@ -117,5 +117,5 @@ def note_hidden(total: int, shown: int) -> str:
 
 
 def utc_now() -> datetime:
-    """Return the present time. Commands call `Cli.now`."""
+    """Return the present time in UTC. Commands call `Cli.now` instead."""
     return datetime.now(timezone.utc)

@@ -40,7 +40,7 @@ class Cli:
         return formatting.utc_now()
 
     def service(self, **options: Any) -> ServiceClient:
-        """Create a client; use it in a `with` block."""
+        """Create a client for use in a `with` block; `options` are arguments of `ServiceClient`."""
         from tinker_sync.clients.service import ServiceClient
 
         return ServiceClient(base_url=self.base_url, **{"max_retries": _RETRIES, **options})
@@ -81,7 +81,7 @@ def _common_options() -> list[click.Parameter]:
 
 
 def base_url_of(ctx: click.Context) -> str | None:
-    """Return the server that the command line names, or None."""
+    """Return the address of the server that the command line names, or None."""
     chosen: str | None = ctx.meta.get(f"{_META}base_url")
     return chosen
 
@@ -120,14 +120,14 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands, with the module and the short help of each command by name."""
+    """A group of commands. Its table holds the place ("module:name") and the short help of each, by name."""
 
     def __init__(self, name: str | None, help: str, table: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002
         super().__init__(name, help=help, params=_common_options(), context_settings={**CONTEXT})
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in order."""
+        """Return the names in the order of the table; click would sort them."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -164,13 +164,16 @@ class Group(click.Group):
         return f"{text}. There are: {', '.join(self.table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table without loading a command."""
+        """Write the names and short helps of the table, without loading a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in self.table.items()])
 
 
 def command(name: str, *, example: str) -> Callable[[Callable[..., None]], Command]:
-    """Turn a function with a `Cli` as its first argument into a command. Its docstring is the help."""
+    """Return a decorator that turns a function into a command.
+
+    The function takes a `Cli` as its first argument, and its docstring is the help of the command.
+    """
 
     def make(function: Callable[..., None]) -> Command:
         @functools.wraps(function)

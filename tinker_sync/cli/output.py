@@ -39,7 +39,7 @@ class Sink:
 
     Args:
         form: the format of results.
-        quiet: print no messages and no bars, but data, questions and errors.
+        quiet: print data, questions and errors, but no messages and no bars.
         bar_after_s: the delay before a bar shows.
     """
 
@@ -185,7 +185,7 @@ class Sink:
 
 
 class Progress:
-    """A progress bar that appears when its work takes long. Thread-safe.
+    """A progress bar that appears after `after_s` seconds; None shows no bar. Thread-safe.
 
     >>> bar = Progress("Deleting", 3, "checkpoints", None)
     >>> bar.advance()
@@ -265,9 +265,9 @@ class Progress:
 
 
 def dump(model: Any) -> dict[str, Any]:
-    """Return the fields of a model that the reference client prints.
+    """Return those fields of a value of the API that the reference client prints.
 
-    Newer servers send the base model of a checkpoint; the reference does not print it.
+    It prints all but the base model of a checkpoint, which newer servers send.
 
     >>> from tinker_sync.types import Checkpoint
     >>> fields = {"checkpoint_id": "weights/a", "tinker_path": "tinker://run/weights/a"}
@@ -338,7 +338,7 @@ def show_warnings() -> Iterator[None]:
 
 
 def silence_warnings() -> None:
-    """Print no warnings while the present `show_warnings` block runs."""
+    """Print no more warnings until the present `show_warnings` block ends."""
     if _warning_lines is not None:
         _warning_lines.quiet = True
 

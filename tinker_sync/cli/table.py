@@ -44,7 +44,7 @@ class Column:
     below: bool = False
     """Move to a line below the row if the row does not fit."""
     whole: bool = False
-    """Move a cell without blanks below the row if it does not fit, instead of folding it."""
+    """Move a cell that does not fit to a line below the row, instead of folding it."""
 
 
 @frozen

@@ -75,7 +75,10 @@ def _advice(text: str) -> str:
 
 
 def _split(url: Secret) -> SplitResult | None:
-    """Split the address, or return None for an invalid one. The parser's error is dropped: it quotes it."""
+    """Split the address, or return None for an invalid one.
+
+    The parser's error is dropped, because it quotes the address.
+    """
     if any(character <= " " or character == "\x7f" for character in url.reveal().strip()):
         return None
     try:

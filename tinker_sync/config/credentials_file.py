@@ -80,7 +80,7 @@ class CredentialsFile:
         return None if record is None else _parse_record(record)
 
     def add(self, key_id: str, stored: StoredKey, *, make_default: bool = False) -> None:
-        """Store a key under an id, replacing another one."""
+        """Store a key under an id, in place of an earlier key of that id."""
         record = _make_record(stored)
         problem = _find_record_problem(record)
         if problem:

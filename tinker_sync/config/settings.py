@@ -249,8 +249,8 @@ class Settings:
             credential_cmd_timeout_s: the time limit of the command.
             project_id: `TINKER_PROJECT_ID`. The project of new sessions.
             tags: `TINKER_TAGS`, separated by commas. Empty and repeated tags are dropped.
-            telemetry: report failures to the server, without content. None reports to the vendor's servers,
-                unless `TINKER_TELEMETRY` is set to something other than 1, true, yes or on, and to no others.
+            telemetry: report failures to the server, without content. None reports to the vendor's servers
+                only, and not if `TINKER_TELEMETRY` is set to something other than 1, true, yes or on.
             log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line).
             cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and `_SECRET`.
             default_headers: sent with every request; they override the client's own headers.
@@ -337,7 +337,7 @@ def _find_key(
     if key is None:
         key, source = env.secret("TINKER_API_KEY"), "environment"
     if key is None and command is None:
-        # A command takes precedence over the stored key, so with one the file is not read.
+        # A command takes precedence over the stored key, so the file is read only without a command.
         stored = (file or CredentialsFile()).default_key()
         key, source = wrap_secret(stored.key) if stored else None, "stored"
     name = {"argument": "api_key", "environment": "TINKER_API_KEY", "stored": "the stored key"}[source]

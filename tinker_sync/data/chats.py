@@ -43,7 +43,7 @@ def from_chat(
 
     Args:
         messages: the chat; text after the assistant's last turn is input only.
-        tokenizer: with a chat template; needs the extra `chat`.
+        tokenizer: a tokenizer with a chat template, which needs the extra `chat`.
         train_on: "all" turns of the assistant, or only the "last".
         tools: functions the model may call, as in `apply_chat_template`.
         chat_template: another template, or the name of one of the model's.
@@ -183,7 +183,7 @@ def _count_tokens(tokenizer: Any, text: str, ids: Sequence[int], place: int) -> 
 
 
 def _trim_tail(tokenizer: Any, ids: Sequence[int], first: int, last: int) -> int:
-    """Return the end of a turn: after its last special token, when only white space follows that."""
+    """Return the end of a turn: after its last special token, if only white space follows, else `last`."""
     special = set(tokenizer.all_special_ids)
     special |= {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     end = last

@@ -126,7 +126,7 @@ class Shifted:
 
 
 def shift(prompt: ModelInput, tokens: TokenIds) -> Shifted:
-    """Make the input of all tokens but the last, and the targets of all tokens but the first.
+    """Make the input from all tokens but the last, and the targets from all tokens but the first.
 
     Raises:
         InvalidInputError: there is no token to predict, or an image lacks `expected_tokens`.
@@ -162,7 +162,7 @@ def _prompt_ids(prompt: ModelInput) -> Ids32:
 
 
 def as_numbers(given: Any, where: str) -> Row:
-    """Convert one number or a row of numbers; `where` begins the text of an error."""
+    """Convert one number or a row of numbers to float32; `where` begins the text of an error."""
     try:
         numbers = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError) as error:

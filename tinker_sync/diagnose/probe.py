@@ -150,7 +150,7 @@ def _probe_call(
 
 
 def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str, method: str) -> Answer:
-    """Judge an answer to GET by comparison with the answer for a call that does not exist.
+    """Judge from the answer to a GET request if the server has a call.
 
     Args:
         reply: the answer.

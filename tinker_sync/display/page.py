@@ -14,7 +14,7 @@ MOST_ROWS: Final = 60
 
 
 def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
-    """Return rows as a table with the names of the first one as its head.
+    """Return rows as a table, with the keys of the first row as its head.
 
     >>> table([{"name": "<a>", "count": 1200}]).count("<td")
     2
@@ -110,7 +110,7 @@ def curve(values: Sequence[float], label: str) -> str:
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Return parts one below the other."""
+    """Return parts of HTML, one below the other."""
     return "".join(f"<div>{text}</div>" for text in texts)
 
 

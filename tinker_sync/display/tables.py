@@ -17,7 +17,7 @@ _ENTRIES: Final = ("training_runs", "checkpoints", "supported_models", "rows")
 
 
 def rows_of(value: Any) -> list[dict[str, Any]]:
-    """Return the entries of a list as flat dicts.
+    """Return the entries of a response that lists values, or of an iterable, as flat dicts.
 
     >>> from tinker_sync import types
     >>> model = {"model_name": "tinker-sync/tiny", "max_context_length": 4096}
@@ -31,7 +31,7 @@ def rows_of(value: Any) -> list[dict[str, Any]]:
 
 
 def frame_of(value: Any) -> Any:
-    """Return the entries of a list as a `pandas.DataFrame`."""
+    """Return the entries that `rows_of` finds as a `pandas.DataFrame`."""
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:

@@ -13,7 +13,7 @@ _CODE: Final = re.compile(r"``(.+?)``|`(.+?)`")
 
 
 def to_html(docstring: str) -> str:
-    """Return a docstring, as `inspect.getdoc` gives it, as HTML.
+    """Return a docstring as HTML. `inspect.getdoc` must have dedented it.
 
     >>> to_html("Add `a` to b.\\n\\nArgs:\\n    a: a <number>.\\n\\n>>> add(1)\\n2")[:39]
     '<p>Add <code>a</code> to b.</p><h5>Args'

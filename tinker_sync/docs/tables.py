@@ -137,7 +137,7 @@ def variables() -> Table:
 
 
 def servers() -> Table:
-    """Return the table of the calls and features of servers. The client refuses to send missing ones."""
+    """Return the table of the calls and features of servers. The client refuses those that a server lacks."""
     kinds = {
         "hosted, 0.38": Dialect(version=(0, 38), protobuf=True, forward_only=True, vendor=True),
         "hosted, 0.36": Dialect(version=(0, 36), protobuf=True, forward_only=True, vendor=True),

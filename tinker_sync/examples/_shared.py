@@ -22,7 +22,7 @@ class Options(argparse.Namespace):
     seed: int
 
     def rate(self, tiny: float, large: float) -> float:
-        """Return a learning rate that suits the model."""
+        """Return `tiny`, the learning rate for the tiny model, or `large` for any other model."""
         return tiny if self.model == TINY else large
 
 

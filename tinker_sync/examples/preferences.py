@@ -15,7 +15,7 @@ BETA = 0.3
 
 
 def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> list[tinker.Datum]:
-    """Return pairs in which a sum with a final dot is better than a sum without one."""
+    """Return pairs in which an answer with a final dot is better than the same answer without one."""
     better, worse = [], []
     for _ in range(count):
         one, two = rng.randint(1, 49), rng.randint(1, 49)

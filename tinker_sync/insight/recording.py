@@ -29,9 +29,9 @@ MOST_RECORDS: Final = 200_000
 
 @frozen
 class CallRecord:
-    """One ended call of the user, with the times of the clock between its phases.
+    """One call of the user that has ended, with the times of the clock between its phases.
 
-    A time is None if the call did not reach that phase, or if the recording does not know the time.
+    None stands for a phase that the call did not reach, or for a time that the recording does not know.
     """
 
     method: str
@@ -73,7 +73,7 @@ class PauseRecord:
 class Recording:
     """A recording of the time that the calls of a service client take. Thread-safe.
 
-    `ServiceClient.explain` makes it. Print it for an explanation, also while it is running. It ends with its
+    `ServiceClient.explain` makes it. As text it is an explanation, also while it is running. It ends with its
     `with` block, with `close`, or with the client.
     """
 

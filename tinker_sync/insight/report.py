@@ -20,7 +20,7 @@ _FEW: Final = 5
 
 
 def explain(recording: Recording) -> str:
-    """Return the explanation, a page of plain text."""
+    """Return the explanation of a recording, a page of plain text."""
     span_s = recording.ended_s - recording.began_s
     calls = recording.calls
     if not calls:
@@ -93,7 +93,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def advise(recording: Recording) -> list[str]:
-    """Return the suggested changes, the most important first."""
+    """Return the suggested changes, those that may save the most seconds first."""
     calls = [call for call in recording.calls if call.outcome == "ok"]
     found = [
         *_about_steps(calls),
@@ -106,7 +106,10 @@ def advise(recording: Recording) -> list[str]:
 
 
 def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Yield advice about steps that are called after their pass has ended: the server is idle in between."""
+    """Yield advice, and the seconds that it may save, about steps that are called after their pass has ended.
+
+    The server is idle between the two.
+    """
     waits, late = 0, 0.0
     last_pass: dict[str, CallRecord] = {}
     steps = 0
@@ -269,7 +272,7 @@ def _phases(call: CallRecord, number: int, zero: float) -> Iterator[dict[str, An
 
 
 def phases_of(call: CallRecord) -> list[tuple[str, float, float]]:
-    """Return the known phases of a call, with begin and end."""
+    """Return the known phases of a call: the name of each, its begin and its end."""
     marks = [("queue", call.queued_s), ("upload", call.sending_s), ("server", call.accepted_s)]
     marks.append(("decode", call.decoding_s))
     known = [(name, at) for name, at in marks if at is not None]

@@ -18,7 +18,7 @@ journal distinguishes four cases:
   same calls; nothing was sent.
 
 If the server no longer has the session, a new one begins and each model is made again. A model starts from
-the last checkpoint that `save_state` acknowledged within `steps`, and `steps` continues after it. Without a
+the last checkpoint that `save_state` completed within `steps`, and `steps` continues after it. Without a
 checkpoint the model starts from the beginning, and all calls are repeated. A log line lists the repeated
 steps. A session that ends with an error or an interrupt stays open at the server for the next run. After a
 success the session is over, and the next run begins a new one.

@@ -114,7 +114,7 @@ class JournalFile:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file until the process ends.
+    """Lock the file until it is closed or the process ends.
 
     Raises:
         JournalError: another process has the lock.
@@ -218,7 +218,7 @@ class ModelHistory:
 
     @property
     def unread(self) -> list[Sent]:
-        """The accepted requests whose results have not arrived, in order."""
+        """The accepted requests whose results have not arrived, by ascending number."""
         unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
         return sorted(unread, key=lambda one: one.number)
 

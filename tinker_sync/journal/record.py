@@ -1,7 +1,7 @@
 """`RunJournal` and `TrainingRecord`: decisions about the calls of a client, and their records.
 
-The session gets the id of an earlier session to continue from the journal. A training client looks up each
-request in its record.
+A session takes the id of an earlier session from the journal, if it is to continue that one. A training
+client looks up each request in its record.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class RunJournal:
     def session_id(self) -> str | None:
         """The id of the earlier session if it may go on; None if a new one must begin.
 
-        A session without models, or one whose end is recorded, does not go on. Nor does one with a recovered
-        model, for a script that counts its steps: the calls that the script makes before its first step
-        belong to the model that was replaced. The script then continues from the last checkpoint of both.
+        A session without models, or one whose end is recorded, does not go on. A session with a recovered
+        model does not go on either if a script makes its calls again: those before the first step belong to
+        the model that was replaced. The script then continues from the last checkpoint of both models.
         """
         last = self.last
         if last is None or last.status is not None or not self.last_requests:
@@ -119,7 +119,7 @@ class RunJournal:
         self._file.close()
 
     def renew_after_fork(self) -> None:
-        """In a forked child, close the file, which belongs to the parent."""
+        """Close the file in a forked child, because it belongs to the parent."""
         self._file.renew_after_fork()
 
     def record_of(self, model_seq_id: int) -> TrainingRecord:
@@ -135,7 +135,7 @@ class RunJournal:
         return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
 
     def origin_of(self, model_seq_id: int) -> int:
-        """Return the number of the model that the script created and that this one replaces, or its own."""
+        """Return the number of the first model in the chain of replaced models that ends with this one."""
         return model_seq_id if self.last is None else self.last.origin_of(model_seq_id)
 
     def latest_of(self, model_seq_id: int) -> ModelHistory:
@@ -189,9 +189,9 @@ class TrainingRecord:
         self.step: int | None = None
         """The current step of the user's loop."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The futures of the calls before the first step that the runtime or the user still holds."""
+        """The futures of calls before the first step, as long as the runtime or the user holds them."""
         self.settled: tuple[str, ...] = ()
-        """A text for each request that `settle` has found to have reached the server or not."""
+        """A text for each request that `settle` has recorded."""
 
     # -------------------------------------------------------------------------------------- the model
 
@@ -228,7 +228,7 @@ class TrainingRecord:
             self._tell_repeated(latest)
         self.checkpoint = self._history.checkpoint
         self._resumed = self._history.last_step
-        # The smallest recorded number of the step does not do: in a group of requests the first is sent last.
+        # The smallest recorded number of the step may be too large: a group's first request is sent last.
         others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
         self._before = max(others, default=0)
         self._shift = self._history.made_with
@@ -266,17 +266,17 @@ class TrainingRecord:
 
     @property
     def unread(self) -> list[Sent]:
-        """The accepted requests whose results have not arrived, in order."""
+        """The accepted requests whose results have not arrived, by ascending number."""
         return self._history.unread
 
     def unsettled(self) -> list[int]:
-        """Return the numbers of requests that may not have reached the server, in order."""
+        """Return the ascending numbers of requests that may not have reached the server."""
         sent = self._history.sent
         known = {number for number, one in sent.items() if one.request_id is not None}
         return [number for number in range(1, max(sent, default=0) + 1) if number not in known]
 
     def settle(self, number: int, *, arrived: bool) -> None:
-        """Record if a request reached the server that may not have reached it.
+        """Record the fate of a request that was unsettled: it has reached the server, or it has not.
 
         Args:
             number: its sequence number.

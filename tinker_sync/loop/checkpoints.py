@@ -117,7 +117,7 @@ class LoopCheckpoints(Generic[ClientT]):
         return training, latest.step + 1
 
     def after_step(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep | None:
-        """Save after each `every` steps. Return the checkpoint, or None if no save is due.
+        """Save if the number of ended steps is a multiple of `every`; return the checkpoint, or None.
 
         Args:
             training: the client of the loop.

@@ -63,7 +63,7 @@ class StepRecorder:
             values: further values, such as `reward=0.5`.
 
         Raises:
-            InvalidInputError: a result has no metrics, or the recorder uses the name of a value itself.
+            InvalidInputError: a result has no metrics, or a value has a name that the recorder itself writes.
 
         >>> import tempfile, tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:

@@ -55,7 +55,10 @@ _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  #
 def create(
     core: Core, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
 ) -> APIFuture[LossHandle]:
-    """Trace a loss, and store it on a server that accepts it; see `ServiceClient.create_custom_loss`."""
+    """Trace a loss, and store it on the server if that computes losses.
+
+    `ServiceClient.create_custom_loss` documents the arguments and the errors.
+    """
     machinery = core.ready(deadline_at)
     handle = trace(fn, input_ranks, core.session_id(deadline_at))
     on_server = machinery.facts.config.custom_loss_server_side

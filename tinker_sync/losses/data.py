@@ -142,6 +142,8 @@ def without_reference(data: Sequence[Datum]) -> list[Datum]:
 def read_input(datum: Datum, index: int, name: str, shape: tuple[int, ...], hint: str = "") -> FloatArray:
     """Return an input as a dense array of the shape of the log-probabilities.
 
+    The text of an error names the datum by `index`, and ends with `hint` if the input is missing.
+
     Raises:
         InvalidInputError: the input is missing or has another shape.
     """

@@ -27,7 +27,10 @@ _REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 
 
 class Cells(NamedTuple):
-    """Three weighted values for each log-probability: its part of the loss, the derivative, the metric."""
+    """Three weighted arrays, with a value for each log-probability.
+
+    These are its part of the loss, the derivative of the loss by it, and its part of the metric.
+    """
 
     loss: FloatArray
     slope: FloatArray
@@ -281,10 +284,11 @@ def _check_half(instance: Any, attribute: Any, value: float) -> None:
 class DPO:
     """Direct preference optimization: raises the chosen answer over the rejected one, against a reference.
 
-    The data are pairs, see `dpo_pairs`. S(x) is the sum of `w * (p - q)` over the tokens of an answer, where
-    q are the reference model's log-probabilities. The margin of a pair is `beta * (S(chosen) - S(rejected))`,
-    and its loss is `-log sigmoid(margin)`, or with label smoothing `-(1 - e) * log sigmoid(margin) - e * log
-    sigmoid(-margin)`. The loss is the sum over the pairs. Set `weights` to 0 for the tokens of the prompt.
+    The data are pairs, see `dpo_pairs`. S(x) is the sum of `w * (p - q)` over the tokens of an answer: w is
+    the weight of a token, p its log-probability under the model, q that under the reference model. The margin
+    of a pair is `beta * (S(chosen) - S(rejected))`, and its loss is `-log sigmoid(margin)`. With a label
+    smoothing of e it is `-(1 - e) * log sigmoid(margin) - e * log sigmoid(-margin)`. The loss is the sum over
+    the pairs. Set `weights` to 0 for the tokens of the prompt.
 
     Metrics: ``dpo:mean`` is the loss of a pair, ``dpo_margin:mean`` its margin, ``dpo_accuracy:mean`` the
     share of pairs with a margin above 0; ``dpo_chosen:mean`` and ``dpo_rejected:mean`` are `beta * S`.

@@ -114,7 +114,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
 
     @property
     def timeline(self) -> Timeline:
-        """The times of the call: sent with the forward pass, accepted with the backward pass.
+        """The times of the call: the forward pass gives the sending time, the backward pass the acceptance.
 
         >>> TwoPassFuture(APIFuture()).timeline.sending is None
         True
@@ -147,7 +147,7 @@ def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
-    """Refuse a call that a loss makes on its own training client, because it would wait for the loss."""
+    """Raise TinkerError if a loss calls its own training client, because the call would wait for the loss."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
             "a custom loss must not use its own training client: its calls are sent after the backward pass, "
@@ -190,11 +190,11 @@ class TwoPassCall(TrainingCall):
         self._place: Operation[TrainingPart]
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
-        """Return the future of the call while the model is not ready, so no request exists yet."""
+        """Return the future of the call before the model is ready. No request exists yet."""
         return self._follow(self._forward.wait_for_model(limiters))
 
     def prepare(self) -> Operations:
-        """Return the forward pass, followed by the backward pass without its requests, if there is one."""
+        """Return the forward pass and, to train, the backward pass, whose requests are added later."""
         (forward,) = self._forward.prepare()
         if self._future is None:
             self._follow(forward.future)
@@ -306,7 +306,7 @@ def with_metrics(
 def _try(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     """Return the value of `work()`, or its failure.
 
-    The traceback has no frame that refers to the future that gets the failure, so no cycle keeps it alive.
+    The future that gets the failure is in no frame of the traceback, so no cycle keeps the future alive.
     """
     try:
         return work(), None

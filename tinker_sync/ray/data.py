@@ -144,7 +144,7 @@ class _Asked:
 class SavedRows:
     """The responses of one process in its own file, and those of earlier processes.
 
-    The file begins with the first response, and is closed when this object is no longer used.
+    The file is created with the first response, and is closed when this object is no longer used.
 
     Args:
         directory: holds a file for each process of each run.

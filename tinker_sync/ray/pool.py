@@ -87,7 +87,7 @@ class _Worker:
             hold_s: the longest wait for the first outcome.
 
         Returns:
-            a packed list of numbers and outcomes, the numbers of the samples under way, and the usage so far.
+            pickled: pairs of a number and an outcome, the numbers of samples under way, and the usage.
         """
         for number, call in pickle.loads(packed):  # noqa: S301  # from the driver
             self._under_way.add(number)

@@ -75,7 +75,7 @@ class _SharingGroup:
 
 
 class Board:
-    """The last refusal, the processes and the usage of each group. Runs as an actor with many threads.
+    """The refusals, processes and usage of each `_SharingGroup`. Runs as an actor with many threads.
 
     >>> board = Board()
     >>> board.follow("server", "a", version=0, hold_s=0).processes
@@ -100,7 +100,7 @@ class Board:
             self._changed.notify_all()
 
     def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
-        """Wait until the version is greater than `version`, for at most `hold_s`, and return the state."""
+        """Wait at most `hold_s` for a state of the group newer than `version`, and return the state."""
         with self._changed:
             found = self._group_locked(group)
             joins = process not in found.seen_at_s and process not in found.left
@@ -223,7 +223,7 @@ class SharedLimits:
         self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
-        """Start a thread that follows the board, and wait for its first news. Further calls do nothing.
+        """Start a thread that follows the board, and wait for its first news. Further calls only wait.
 
         So a process that starts during a pause sends nothing before the pause ends.
         """
@@ -314,7 +314,7 @@ class SharedLimits:
     def apply(self, news: News) -> None:
         """Set the limiter's part of the window, and close the limiter if another process was refused.
 
-        `News.delay_s` is the time to stay closed. Processes of a later group stay closed a little longer.
+        `News.delay_s` is the time to stay closed. Processes of higher rank stay closed a little longer.
         """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
@@ -348,7 +348,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     key = core.settings.api_key
     secret = key.reveal() if key is not None else ""
     fingerprint = key_fingerprint(secret)
-    # A hash of its own: the fingerprint of a key differs from process to process, and the group must not.
+    # Not the fingerprint of the key: that differs from process to process, but they share one group.
     digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
     group = f"{core.settings.base_url.rstrip('/')} {digest[:16]}"
     limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)

@@ -83,14 +83,14 @@ class EventBuffer:
             return True
 
     def take(self, most: int) -> list[NumberedEvent]:
-        """Remove and return the oldest events."""
+        """Remove and return the oldest events, at most `most`."""
         with self._lock:
             taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
             self._keys.difference_update(event.draft.key for event in taken)
             return taken
 
     def put_back(self, events: Sequence[NumberedEvent]) -> None:
-        """Return unsent events to the front of the queue."""
+        """Put unsent events back to the front of the queue."""
         with self._lock:
             if not self._closed:
                 self._waiting.extendleft(reversed(events))

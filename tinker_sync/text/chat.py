@@ -73,7 +73,10 @@ class Chat:
     tokenizer: Tokenizer
 
     def choose_template(self, chosen: str | None, tools: Sequence[Tool] | None) -> str:
-        """Return the template of the given name, the given text itself, or the model's own template."""
+        """Return the template that `chosen` names, `chosen` itself as its text, or for None the model's own.
+
+        If the model has several, that is `tool_use` for a chat with tools, else `default`.
+        """
         own = self.tokenizer.chat_template
         if isinstance(own, Mapping):
             if chosen is not None:
@@ -125,7 +128,7 @@ class Chat:
         masks: bool,
         options: Mapping[str, Any],
     ) -> Any:
-        """Do the work of `Tokenizer.apply_chat_template`."""
+        """Do the work of `Tokenizer.apply_chat_template`, which documents the arguments."""
         if masks and not (tokenize and return_dict):
             raise InvalidInputError("return_assistant_tokens_mask: needs tokenize=True and return_dict=True")
         if continue_final_message and (add_generation_prompt or masks):
@@ -164,7 +167,9 @@ class Chat:
 def find_generated(
     rendering: Rendering, messages: Sequence[Message], text: str, *, prompt: bool = False
 ) -> list[tuple[int, int]]:
-    """Return the spans of a rendered chat that are between the template's generation tags.
+    """Return the spans of `text`, a rendered chat, that are between the template's generation tags.
+
+    A span is a pair of character offsets: the first one, and the one after the last.
 
     Raises:
         InvalidInputError: the template changes the text between its tags, so the spans cannot be found.

@@ -71,7 +71,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def resolve(model_name: str, tokenizer_id: str | None = None) -> TokenizerSource:
-    """Return the source of a model's tokenizer: the server's tokenizer id, else a rule for the name.
+    """Return the source of a model's tokenizer: by the server's tokenizer id, else by the model's name.
 
     Args:
         model_name: such as `org/model`, `org/model:variant`, `org/model/variant` or a directory.
@@ -193,7 +193,7 @@ def is_offline() -> bool:
 
 
 def find_cached(source: TokenizerSource) -> TokenizerFiles | None:
-    """Return the cached files of a repository at the given revision, or None without `tokenizer.json`."""
+    """Return the cached files of a repository's revision, or None if `tokenizer.json` is not among them."""
     root = cache_directory() / ("models--" + source.id.replace("/", "--"))
     commit = revision = source.revision or _DEFAULT_REVISION
     with suppress(OSError):  # without a ref the revision is itself a commit, or not in the cache
@@ -206,7 +206,7 @@ def find_cached(source: TokenizerSource) -> TokenizerFiles | None:
 
 
 def _complete(source: TokenizerSource, place: TokenizerFiles | None, names: Sequence[str]) -> TokenizerFiles:
-    """Download the missing files. Without network, a cached tokenizer is used as it is."""
+    """Download the missing files. If the network fails, return the cached tokenizer as it is."""
     if is_offline():
         if place is None:
             raise TokenizerError(_explain_missing(source, "HF_HUB_OFFLINE is set"), source.id)
@@ -233,7 +233,7 @@ def _complete(source: TokenizerSource, place: TokenizerFiles | None, names: Sequ
 
 
 class _NotOnHubError(Exception):
-    """The hub answered that it has no such repository, revision or file for this user."""
+    """The error for a repository, revision or file that the hub does not have, or hides from this user."""
 
 
 def _fetch(source: TokenizerSource, name: str) -> None:

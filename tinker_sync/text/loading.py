@@ -68,7 +68,7 @@ _loaded: Final[LoadedOnce[Any]] = LoadedOnce(_KEPT)
 
 
 def find_only_tokenizer() -> Any:
-    """Return the tokenizer that this process has loaded, or None where it has loaded none or several."""
+    """Return the tokenizer that this process has loaded, or None if it has loaded none or several."""
     made = _loaded.values()
     return made[0] if len(made) == 1 else None
 
@@ -155,7 +155,7 @@ def _load_vendor(source: TokenizerSource) -> Any:
 
 
 def trim_malloc() -> bool:
-    """Return freed memory to the system if the C library is glibc. Return True if some was returned.
+    """Give freed memory back to the system if the C library is glibc; return True if some was given back.
 
     Parsing a vocabulary takes several times the memory of the resulting tokenizer. Without this call, glibc
     would keep the freed memory of the process, about as much as the process uses.

@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_setup(directory: Path | None, backend: Backend) -> Setup:
-    """Read the files in a directory, or return the defaults without one."""
+    """Return the setup in the files of a directory, or the default setup if there is no directory."""
     original = {} if directory is None else read_json(directory / CONFIG_FILE)
     config = {name: _restore_tokens(value) for name, value in original.items()}
     if not config.get("extra_special_tokens"):
@@ -108,7 +108,7 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
 
 
 def _restore_tokens(value: Any) -> Any:
-    """Replace saved tokens by token objects, at any depth."""
+    """Return a copy of a JSON value in which `AddedToken` objects replace saved tokens, at any depth."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
             return _make_added(value)
@@ -139,9 +139,10 @@ def _token_text(token: Any) -> str:
 
 
 def _merge_legacy(directory: Path | None, backend: Backend, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Collect added tokens from the legacy files and the vocabulary, when the configuration lists none.
+    """Return the added tokens by id, from the legacy files and the vocabulary.
 
-    `special_tokens_map.json` overrides the configuration.
+    The caller does this when the configuration lists no added tokens. The special tokens of
+    `special_tokens_map.json` are written into `config`, in place of those it has.
     """
     named, ids = ({}, {}) if directory is None else (read_json(directory / name) for name in LEGACY)
     for name, value in named.items():
@@ -396,7 +397,7 @@ class SpecialTokens:
         self._named = {each: kept for each in order if (kept := named.get(each)) is not None}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a token that only some models have, such as `image_token` and `image_token_id`."""
+        """Return a special token that only some models have, or its id: `image_token` or `image_token_id`."""
         named: Mapping[str, str] = self.__dict__.get("_named", {})
         if name in named:
             return named[name]

@@ -258,7 +258,7 @@ def _describe(schema: dict[str, Any], words: str) -> dict[str, Any]:
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """Split a docstring into the description, that of each argument, and that of the result."""
+    """Return the descriptions in a docstring: the function's, those of arguments by name, the result's."""
     parts = _SECTION.split(doc)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     arguments: dict[str, str] = {}

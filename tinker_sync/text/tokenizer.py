@@ -349,7 +349,7 @@ class Tokenizer(SpecialTokens):
     # -------------------------------------------------------------------------------------- chats
 
     def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Tool] | None = None) -> str:
-        """Return the template for a chat: the named one, the given text itself, or the model's own.
+        """Return the template that `chat_template` names, its text itself, or for None the model's own.
 
         Raises:
             InvalidInputError: the model has no template, or several without a default.

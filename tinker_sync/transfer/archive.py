@@ -137,7 +137,7 @@ class _Plain:
         return self._limits
 
     def read(self, count: int) -> bytes:
-        """Return exactly `count` bytes."""
+        """Return exactly `count` bytes, or raise EOFError if fewer are left."""
         data = self._file.read(count)
         while len(data) < count:
             more = self._file.read(count - len(data))
@@ -155,7 +155,7 @@ class _Plain:
             self.refuse_beyond(self._read_bytes)
 
     def refuse_beyond(self, size_bytes: int) -> None:
-        """Raise UnsafeArchiveError when the archive would grow to a size beyond its limit."""
+        """Raise UnsafeArchiveError if an unpacked size of `size_bytes` is beyond the limit."""
         if size_bytes > self._allowed:
             raise UnsafeArchiveError(f"the archive grows to more than {self._allowed} bytes", "its size")
 
@@ -243,7 +243,7 @@ def _names_root(name: str) -> bool:
 
 
 def _resolve_link(entry: _Member, parts: Parts) -> Parts:
-    """Return the target of a link. Hard links start at the root, soft links at their own directory."""
+    """Return the target of a link. A hard link names it from the root, a soft link from its directory."""
     if entry.link.startswith("/"):
         raise UnsafeArchiveError("it is a link to the root", entry.name)
     way = list(parts[:-1]) if entry.kind == _SOFT else []

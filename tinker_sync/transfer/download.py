@@ -89,7 +89,7 @@ class DownloadRequest:
     tinker_path: str
     target: Path
     unpacked: bool = True
-    """Unpack an archive."""
+    """True to unpack an archive; False makes the archive itself the target."""
     overwrite: bool = False
     parts: int = 4
     limits: ArchiveLimits = field(factory=ArchiveLimits)
@@ -294,7 +294,7 @@ class CheckpointFetch:
 
 
 def _check_names(given: list[str]) -> dict[str, Parts]:
-    """Return the parts of each name, in the server's order, or refuse an unsafe name."""
+    """Return the parts of each name by name, in the given order, or refuse an unsafe name."""
     if not given:
         raise TransferError("the server lists no files of this checkpoint")
     names, found = Names(), {}

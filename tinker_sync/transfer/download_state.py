@@ -218,7 +218,7 @@ class FileVersion:
 
     @property
     def condition(self) -> str | None:
-        """The value of `If-Range`, or None when the server gives only a weak one."""
+        """The value of `If-Range`, or None when the server gives no value, or only a weak one."""
         if self.etag is not None:
             return None if self.etag.startswith("W/") else self.etag
         return self.modified

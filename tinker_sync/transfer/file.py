@@ -8,7 +8,7 @@
 - A file with another size, or another checksum than the server sends, is fetched again.
 - From a server without range requests, each attempt reads the whole file over one connection.
 
-Memory is one piece for each part under way. `run` belongs to one thread; the other parts run on workers.
+Memory holds one piece for each part under way. `run` belongs to one thread; the other parts run on workers.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class FileDownload:
         place: the path that the file is written to.
         state_file: the path that keeps the state while the file is incomplete.
         context: shared by all files of the download.
-        size_known: called with the size, when it is known, and the number of missing bytes; may raise an
-            error to stop the download.
+        size_known: called when the size is known, with the size and the number of missing bytes; may raise
+            an error to stop the download.
         encoded: accept a file compressed in transit, and keep it compressed.
     """
 
@@ -205,7 +205,7 @@ class FileDownload:
             raise self._failure
 
     def _help(self) -> None:
-        """Start workers for the other parts, when the server has sent the first part."""
+        """Start workers for the other parts, when a response has begun and the size is known."""
         with self._lock:
             if not self._fetching or self._helping or not self._in_parts or self._context.parts < 2:
                 return
@@ -359,7 +359,7 @@ class FileDownload:
             self._read_body(answer, head.begin, head.end, keep)
 
     def _learn(self, head: FileHead) -> None:
-        """Check that the version is the known one, and store new facts about it."""
+        """Store new facts about the version of the file; raise FileChanged if it is another version."""
         found = head.version
         with self._lock:
             known = self._version
@@ -393,7 +393,7 @@ class FileDownload:
     # ---------------------------------------------------------------------------- the end
 
     def _check(self) -> Fetched:
-        """Compare the file on the disk with the size and the checksum that the server sent."""
+        """Cut the file to its size, and raise FileChanged if its checksum differs from the server's."""
         with self._lock:
             size, checksum = (self._version.size if self._version else None), self._checksum
         if size is None or list(Coverage(self._have).gaps(size)):

@@ -66,7 +66,7 @@ def _check(part: str) -> None:
 
 
 class Names:
-    """The names in one directory. It refuses a name that some file system treats as equal to a present one.
+    """The names below one directory. It refuses a name that a file system treats as equal to a present one.
 
     >>> names = Names()
     >>> names.add_file(("Dir", "a.bin"))

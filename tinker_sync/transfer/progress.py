@@ -36,7 +36,7 @@ class TransferProgress:
     bytes_done: int = 0
     """Bytes of all files, including those left by an earlier attempt."""
     bytes_total: int | None = None
-    """Bytes of all files whose size is known; None before the first."""
+    """Bytes of all files whose size is known; None until a size is known."""
     files_done: int = 0
     files_total: int | None = None
     bytes_resumed: int = 0

@@ -47,7 +47,7 @@ class ResponseHead(Protocol):
 
 @frozen
 class FileHead:
-    """The version of the file, and the bytes of it that follow."""
+    """The head of a response: the version of the file, and the range of its bytes in the body."""
 
     version: FileVersion
     begin: int
@@ -91,7 +91,7 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
 
 
 def _read_empty(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 416: the file is empty, or shorter than before."""
+    """Read a 416: the file is empty. Raise FileChanged if it is only shorter than before."""
     del at, until
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
     if match is None or match[3] != "0":
@@ -126,7 +126,7 @@ def find_checksum(headers: Mapping[str, str], *, whole: bool) -> tuple[str, str]
 
     Args:
         headers: of the response; the mapping ignores case.
-        whole: the body is the whole file, so a checksum of the body counts.
+        whole: True if the body is the whole file; then a checksum of the body counts too.
 
     >>> find_checksum({"content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="}, whole=True)
     ('md5', 'd41d8cd98f00b204e9800998ecf8427e')
@@ -181,7 +181,7 @@ class TryAgain(Exception):
 
 
 class FileChanged(Exception):
-    """The error for a file that has changed on the server or is damaged locally. Fetch it again."""
+    """The error for a file that has changed on the server or is damaged here, and is fetched again."""
 
 
 class Attempts:
@@ -212,7 +212,10 @@ class Attempts:
         return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
 
     def pause_s(self, error: Exception, draw: float) -> float:
-        """Return the pause before the next attempt: 0 after progress, and after the first refused address."""
+        """Return the pause before the next attempt.
+
+        Unless the server asks for a pause, it is 0 after progress and after the first refused address.
+        """
         hint_s = error.after_s if isinstance(error, TryAgain) else None
         if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
             return 0.0

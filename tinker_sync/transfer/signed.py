@@ -59,7 +59,7 @@ class SignedResponse:
         self.headers = HeaderMap(response.headers)
 
     def read(self, count: int) -> bytes:
-        """Return at most `count` bytes of the body, undecoded; none at its end.
+        """Return at most `count` undecoded bytes of the body, or no bytes at its end.
 
         Raises:
             ConnectionBroken: the connection broke before the end.
@@ -121,7 +121,7 @@ class Cancellation:
 
     @contextmanager
     def reading(self, answer: SignedResponse) -> Iterator[SignedResponse]:
-        """Let `stop` interrupt the response inside the block, and close it at the end."""
+        """Let `stop` interrupt a response while the block runs, and close the response at its end."""
         with self._lock:
             self._reading.add(answer)
         try:
@@ -250,7 +250,7 @@ class SignedLinks:
         return url.reveal(), signed.number
 
     def renew(self, number: int) -> None:
-        """Request new addresses before the next use, unless newer ones than this number exist."""
+        """Drop the addresses with this number, so that the next use requests new ones. Keep newer ones."""
         new: Once[_Signed] = Once()
         with self._lock:
             made = self._current.made

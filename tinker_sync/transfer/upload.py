@@ -110,7 +110,7 @@ class DirectoryUpload:
         raise TransferError("the upload addresses were refused at each attempt")
 
     def _find(self, names: list[str]) -> dict[str, Path]:
-        """Return the files by name, or refuse names outside the directory."""
+        """Return the files by name; refuse names outside the directory and names of missing files."""
         files: dict[str, Path] = {}
         missing = []
         root = os.path.realpath(self._directory)
@@ -154,7 +154,12 @@ class DirectoryUpload:
 
     @staticmethod
     def _find_problem(name: str, answer: SignedResponse) -> str | None:
-        """Return None after success, or the problem if another attempt may succeed; otherwise raise."""
+        """Return None after success, or the problem if a retry may help.
+
+        Raises:
+            AddressesExpired: the address is no longer valid.
+            TransferError: a retry cannot help.
+        """
         if 200 <= answer.status < 300:
             return None
         rule = rule_for(answer.status, Stage.FILE)

@@ -6,7 +6,7 @@
     budget.py     limits on tokens or dollars
 
 A client reports each result to its meter, on the thread that decodes the result. This package sends no
-request itself; a meter or a budget may call a function of the client that asks the server for a name.
+request itself; a meter or a budget may call a function of the client that asks for the name of a model.
 """
 
 from __future__ import annotations

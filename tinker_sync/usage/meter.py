@@ -130,7 +130,7 @@ class Meter:
             return UsageSpan(self._first_s, self._last_s) if self._counts else None
 
     def base_model(self, model: str) -> str | None:
-        """Return the base model of a model or sampler. Ask the server once for an unknown name."""
+        """Return the base model of a model or sampler, or None. The server is asked for an unknown one."""
         with self._lock:
             known = self._names.get(model)
         if known is not None:

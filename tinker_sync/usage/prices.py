@@ -118,7 +118,7 @@ class PriceTable:
         return cls.of(models, place)
 
     def price(self, base_model: str | None) -> Price:
-        """Return the price for a name, else for its longest starred beginning, else an unknown price."""
+        """Return the price under this name, else under the longest starred name that fits, else `Price()`."""
         if base_model is None:
             return Price()
         exact = self.prices.get(base_model)
@@ -199,7 +199,7 @@ def estimate_samples(
         prompts: the prompts.
         sampling_params: `max_tokens` bounds each sample; without it this estimate omits the samples.
         base_model: the sampled model; without it the price is unknown.
-        num_samples: for each prompt.
+        num_samples: the samples of each prompt.
         prices: the price table; None calls `PriceTable.load`.
 
     >>> prompts = [ModelInput.from_ints([1, 2])] * 10

@@ -56,7 +56,7 @@ class Usage:
     def of(
         cls, counts: Mapping[str | None, TokenCounts], prices: PriceTable, session_id: str | None = None
     ) -> Usage:
-        """Combine counts with their cost."""
+        """Return token counts by base model with their cost. The key None stands for unknown models."""
         rows = []
         for base_model, own in sorted(counts.items(), key=lambda item: (item[0] is None, item[0] or "")):
             price = prices.price(base_model)

@@ -34,9 +34,9 @@ auth = Group(
 def login(cli: Cli) -> None:
     """Store an API key.
 
-    Make one at the address shown, then paste it; a pipe gives it as a line. The server checks it before it
-    is stored in ~/.tinker/credentials.json, which only you can read. A server of your own on this machine
-    needs no login.
+    Make a key at the address shown, then paste it here, or send it as one line through a pipe. The server
+    checks it before it is stored in ~/.tinker/credentials.json, which only you can read. A server of your own
+    on this machine needs no login.
     """
     from tinker_sync._secret import Secret
     from tinker_sync.auth import describe_key

@@ -109,7 +109,7 @@ def _format_amount(info: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _format_cost(event: BillingUsageEvent) -> tuple[str, str]:
-    """Format the rate and the cost; "null" is a value that the service does not know yet."""
+    """Return the rate and the cost as text; a value that the service does not know yet becomes "null"."""
     kind = event.event_info.type
     if kind == "checkpoint":
         return MISSING, MISSING

@@ -43,7 +43,7 @@ PATH: Final = "tinker://RUN/weights/NAME"
 
 
 def check_paths(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse an argument that is not the path of a checkpoint, before any request."""
+    """Return the argument if it is a checkpoint path or several; else raise CliError, before any request."""
     for path in (value,) if isinstance(value, str) else value:
         parse_path(path, base_url_of(ctx))
     return value
@@ -202,7 +202,7 @@ _NAMED: Final = 30
 
 
 def _parse_time(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
-    """Parse a date, which means its midnight, or a time; UTC unless it has a zone."""
+    """Parse a date, which stands for its midnight, or a time. A text without a zone is in UTC."""
     from tinker_sync.types._moment import parse_moment
 
     if value is None:
@@ -287,7 +287,7 @@ def _confirm(sink: Sink, shown: Sequence[str], size: int) -> bool:
 
 
 def _delete(sink: Sink, rest: RestClient, paths: Sequence[str]) -> dict[str, str]:
-    """Delete in parallel; return the error of each path that failed."""
+    """Delete checkpoints in parallel; return the error texts of those that failed, by path."""
     done = 0
     with sink.progress("Deleting", len(paths), unit="checkpoints") as bar:
 

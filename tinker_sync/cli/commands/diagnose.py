@@ -87,7 +87,7 @@ def _make_features(report: ProbeReport) -> Table:
 def doctor(cli: Cli) -> None:
     """Check the key, the address, the proxy, the clocks, the versions and the connection to the server.
 
-    For each problem it prints what to do. Fails if there is a failure.
+    For each problem it prints what to do. It fails if a check fails; a warning is not a failure.
     """
     from tinker_sync.cli.table import Column, Table
     from tinker_sync.diagnose import examine

@@ -187,7 +187,10 @@ def _make_params(params: dict[str, Any], stop: Sequence[str], tokenizer: Tokeniz
 def _submit(
     client: SamplingClient, prompts: Sequence[_Prompt], count: int, params: SamplingParams, seed: int | None
 ) -> dict[Future[SampleResponse], tuple[int, int]]:
-    """Submit a request for each sample, so that each can be printed when it arrives."""
+    """Submit a request for each sample, so that each can be printed when it arrives.
+
+    Return the number of the prompt and that of the sample, both from 0, by future.
+    """
     from tinker_sync.types import ModelInput
 
     futures: dict[Future[SampleResponse], tuple[int, int]] = {}

@@ -80,7 +80,7 @@ def export_trace(cli: Cli, session_id: str, output: str | None, url_only: bool) 
 
 
 def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
-    """Fetch a signed address, which must not receive the key; return the number of bytes."""
+    """Fetch the file at a signed address, without sending the API key; return its number of bytes."""
     from tinker_sync.cli.output import write_whole
     from tinker_sync.transfer.signed import ConnectionBroken, SignedHttp
 

@@ -42,7 +42,7 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def base_model(self) -> str | None:
-        """The name of the base model, or None."""
+        """The name of the base model, or None without details from the server."""
         return self.info.base_model if self.info else None
 
 
@@ -84,7 +84,7 @@ def connect() -> Any:
 
 
 def describe(rest: RestClient, path: str) -> CheckpointFacts:
-    """Ask the server for the details of a checkpoint; some servers have none."""
+    """Return the path of a checkpoint, and its details unless the request for them fails."""
     from tinker_sync.clients.rest._base import parse_path
     from tinker_sync.errors import TinkerError
 
@@ -108,7 +108,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def name_base_model(folder: Path, about: CheckpointFacts) -> None:
-    """Add the name of the base model to the configuration of the adapter if it is missing."""
+    """Write the name of the base model into the adapter's configuration, unless the file has a name."""
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -122,9 +122,10 @@ def name_base_model(folder: Path, about: CheckpointFacts) -> None:
 def choose_target(
     about: CheckpointFacts, repo_id: str | None, revision: str | None, *, create_pr: bool
 ) -> HubTarget:
-    """Choose the repository and the branch: those given, or names made of model, run and checkpoint.
+    """Return the given repository and branch, or a repository named after the model and the run.
 
-    The hub opens pull requests to main only, so a pull request gets no branch.
+    Such a repository gets a branch named after the checkpoint, unless one is given. For a pull request no
+    branch is named, because the hub opens pull requests to main only.
     """
     if repo_id is not None:
         return HubTarget(repo_id, revision)
@@ -146,7 +147,7 @@ def make_hub_name(text: str) -> str:
 
 
 def make_repository(api: Any, target: HubTarget, *, private: bool) -> HubTarget:
-    """Create the repository if it is missing; return the target with the name of its owner.
+    """Create the repository if it is missing; return the target, with the owner's name in `repo_id`.
 
     Raises:
         CliError: the hub refuses to create it.
@@ -157,7 +158,7 @@ def make_repository(api: Any, target: HubTarget, *, private: bool) -> HubTarget:
 
 
 def write_card(folder: Path, about: CheckpointFacts, target: HubTarget) -> None:
-    """Write a README.md for the adapter if it is missing."""
+    """Write a README.md for the adapter, unless the folder has one."""
     path = folder / "README.md"
     if not path.exists():
         path.write_text(make_card(about, target), encoding="utf-8")
@@ -243,7 +244,7 @@ def _summarize(error: Exception) -> str:
 
 
 def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
-    """Return the path of the checkpoint in the README.md of a repository."""
+    """Return the checkpoint path that a repository's README.md contains, or None."""
     try:
         path = api.hf_hub_download(repo_id=target.repo_id, filename="README.md", revision=target.revision)
         text = Path(path).read_text(encoding="utf-8", errors="ignore")

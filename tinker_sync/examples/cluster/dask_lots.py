@@ -10,7 +10,7 @@ from tinker_sync.examples.cluster.processes import make_sums, score
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score each lot in a worker of a Dask cluster. Pass the address of your own scheduler to `Client`."""
+    """Score each lot of sums in a worker of a new Dask cluster. `Client` also takes a scheduler's address."""
     from dask.distributed import Client, LocalCluster
 
     options = parse(argv, __doc__, steps=8)

@@ -28,7 +28,7 @@ class ScoredLots:
 
 
 def main(argv: Sequence[str] | None = None, *, start_method: str = "fork") -> list[float]:
-    """Read the scores of two lots at a time."""
+    """Score lots of sums in two workers, and read the scores of two lots at a time."""
     from torch.utils.data import DataLoader
 
     options = parse(argv, __doc__, steps=8)

@@ -1,4 +1,4 @@
-"""joblib: the lots of a list go to its worker processes."""
+"""joblib: each group of sums, called a lot, goes to one of its worker processes."""
 
 from __future__ import annotations
 

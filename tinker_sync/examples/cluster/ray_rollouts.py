@@ -18,7 +18,7 @@ Rollout = tuple[tinker.ModelInput, list[tinker.SampledSequence], list[float]]
 
 
 def roll_out(sampling: tinker.SamplingClient, animal: str) -> Rollout:
-    """Sample a group of stories with the newest weights, and score them. Runs in any process."""
+    """Sample a group of stories about an animal, and score them. Runs in any process."""
     from tinker_sync.ray import share_limits
 
     share_limits(sampling)  # when the server refuses one worker, all of them pause
