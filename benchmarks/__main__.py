@@ -1,12 +1,13 @@
-"""Measure this client beside the reference and beside floors, in one run; README.md explains it.
+"""Measure this client beside the reference client and beside floors; README.md explains the figures.
 
     python -m benchmarks --reference-python VENV/bin/python     all of it, some 40 minutes on two cores
     python -m benchmarks --quick                                smaller sizes, some 8 minutes
     python -m benchmarks --minutes 12                           full sizes, as many runs as fit
     python -m benchmarks --only start one                       some scenarios
 
-Every run is a fresh process against a stub server in a process of its own; subjects alternate. Printed are
-medians with their range and the ratio to the reference; --json writes all figures, --charts redraws the SVGs.
+Every run is a fresh process, with a stub server in another process; the subjects take turns. The command
+prints the median of each figure, its range and its ratio to the reference. --json writes all figures to a
+file, and --charts redraws the SVGs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from _processes import (
 
 HERE = Path(__file__).resolve().parent
 REFERENCE = "tinker==0.38.0"
-# More than are in flight here, for both clients.
+# More samples than any scenario keeps in flight, so that this setting limits neither client.
 CONFIG = {"sample_max_concurrent_requests": 40_000}
 OURS, THEIRS = "tinker_sync", "tinker"
 PYTEST = "pytest, one empty test"
@@ -46,17 +47,17 @@ NOISY_SPREAD = 1.25
 
 
 class Bound(NamedTuple):
-    """A figure of the table: what ours may be at most, as a share of the reference's."""
+    """A figure of the table. Ours may be at most `share` of the reference's; None sets no bound."""
 
     figure: str
     label: str
     share: float | None = None
     chart: bool = False
-    """Whether the figure has a bar in the chart of shares."""
+    """True if the figure has a bar in the chart of shares."""
 
 
 class Scenario(NamedTuple):
-    """One block of the table."""
+    """One block of the table: a script to run, its sizes, its server and the bounds of its figures."""
 
     title: str
     script: str
@@ -141,7 +142,7 @@ SCENARIOS = {
 
 
 class Growth(NamedTuple):
-    """A curve: the cost of one piece over the number of pieces."""
+    """A curve: the cost of one piece of work, such as a chunk or a sample, over the number of pieces."""
 
     title: str
     case: str
@@ -170,7 +171,7 @@ GROWTHS = {
 
 
 def spin_s() -> float:
-    """Return how long a fixed loop takes; on a quiet machine always the same."""
+    """Return the time of a fixed loop, which hardly varies on a quiet machine."""
     began_s = time.perf_counter()
     total = 0
     for number in range(400_000):
@@ -179,7 +180,7 @@ def spin_s() -> float:
 
 
 class Quiet:
-    """Watches the machine between runs: how far the time of one loop varies, and the CPU of the servers."""
+    """The times of a fixed loop between runs, which vary on a busy machine, and the CPU of the servers."""
 
     def __init__(self) -> None:
         self.spins: list[float] = []
@@ -201,7 +202,7 @@ class Quiet:
 
 
 class Allotment:
-    """The time of a run, divided among its parts; what a part leaves goes to those after it."""
+    """The time of the whole command, divided among its parts. A part that ends early leaves the rest more."""
 
     def __init__(self, minutes: float, parts: int) -> None:
         self._ends_s = time.monotonic() + minutes * 60
@@ -214,7 +215,7 @@ class Allotment:
         self._parts -= 1
 
     def is_over(self) -> bool:
-        """Return True if the part has had its time."""
+        """Return True if the time of the present part is over."""
         return time.monotonic() > self._over_s
 
 
@@ -222,7 +223,7 @@ class Allotment:
 
 
 def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Quiet) -> Figures:
-    """Run one subject once, against a server of its own."""
+    """Run one subject once, against a new server. A subject is a client or a floor."""
     with stub_server(scenario.latency_s, {**CONFIG, **scenario.config}, scenario.server) as server:
         script = str(HERE / scenario.script)
         if subject in (OURS, THEIRS):
@@ -241,7 +242,7 @@ def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Qu
 def measure(
     scenario: Scenario, pythons: dict[str, str], rounds: int, size: int, quiet: Quiet, time_left: Allotment
 ) -> Any:
-    """Run all subjects in turn, once at least; return the figures of every run, by subject."""
+    """Run all subjects in turn, at least once each. Return the figures of every run, by subject."""
     subjects = {**pythons, **dict.fromkeys(scenario.floors, sys.executable)}
     runs: dict[str, list[Figures]] = {subject: [] for subject in subjects}
     for number in range(rounds):
@@ -256,7 +257,10 @@ def measure(
 def measure_commands(
     pythons: dict[str, str], rounds: int, quiet: Quiet
 ) -> dict[str, dict[str, list[Figures]]]:
-    """Run the command lines, and pytest with the plugin and without."""
+    """Run the command lines of both clients, then pytest with and without this package's plugin.
+
+    Return the figures by title and subject.
+    """
     names = {OURS: "tinker-sync", THEIRS: "tinker"}
     found: dict[str, dict[str, list[Figures]]] = {}
     for title, words in (("--help", ["--help"]), ("version", ["version"])):
@@ -282,7 +286,11 @@ def measure_commands(
 def measure_growth(
     growth: Growth, pythons: dict[str, str], quick: bool, quiet: Quiet, time_left: Allotment
 ) -> dict[str, Any]:
-    """Run a curve; a point is one run. Without time left, the reference has fewer points."""
+    """Run each size of a curve once, and return the points by subject.
+
+    The reference is not run for sizes above `most_of_reference`, nor, when no time is left, after its first
+    point.
+    """
     curves: dict[str, list[tuple[int, float]]] = {}
     sizes = growth.sizes[:-1] if quick else growth.sizes
     scenario = Scenario(growth.title, "_clients.py", growth.case, (), 0, 0, growth.latency_s, growth.config)
@@ -300,7 +308,7 @@ def measure_growth(
 
 
 def print_block(title: str, runs: dict[str, list[Figures]], bounds: tuple[Bound, ...]) -> dict[str, float]:
-    """Print one block; return the shares for the chart."""
+    """Print one block of the table. Return our shares of the reference's figures for the chart, by label."""
     counts = sorted({len(taken) for taken in runs.values()})
     print(f"{title}; runs: {', '.join(map(str, counts))}")
     shares = {}
@@ -345,7 +353,7 @@ def print_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> None
 
 
 def reference_python(given: str | None, folder: str) -> str:
-    """Return the interpreter of the reference client; without one, make an environment for it."""
+    """Return the given interpreter; if it is None, install the reference client in `folder` for one."""
     if given:
         return given
     print(f"making an environment with {REFERENCE}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The charts of a run, as SVG: shares of the reference's cost, and how costs grow. No library draws them."""
+"""The charts of a run, as SVG: our shares of the reference's costs, and curves of growing costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw_shares(path: Path, title: str, shares: Mapping[str, float]) -> None:
 
 
 def draw_curves(path: Path, title: str, across: str, up: str, curves: Mapping[str, Curve]) -> None:
-    """Draw curves over logarithmic axes."""
+    """Draw curves over logarithmic axes; `across` and `up` are the labels of the axes."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return

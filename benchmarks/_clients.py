@@ -1,10 +1,10 @@
-"""What one client does in one run: a script in a fresh process that prints its figures as JSON.
+"""One run of one client: a script in a fresh process that prints its figures as JSON.
 
     python _clients.py CASE tinker_sync|tinker URL SIZE
 
-Both clients run the same lines. The stub server computes nothing, so the client is what takes the time. CPU
-is that of the client's process, threads of native libraries included. Memory is the growth of the resident
-set from the idle client, its connections made, to its peak.
+Both clients run the same lines. The stub server computes nothing, so the client takes most of the time. CPU
+is that of the client's process, including the threads of native libraries. The growth of memory is the
+difference between the resident set of the idle client, with its connections open, and its peak.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLOAT_INPUTS = ("weights", "logprobs", "advantages")
 
 @contextmanager
 def measured(figures: Figures) -> Iterator[None]:
-    """Wall time and CPU of the block."""
+    """Measure the wall time and the CPU of the block."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     yield
     figures["wall_s"] = time.perf_counter() - began_s
@@ -50,13 +50,13 @@ def measured(figures: Figures) -> Iterator[None]:
 
 
 def a_piece(figures: Figures, count: int) -> Figures:
-    """Of each piece of work, in milliseconds."""
+    """Return the CPU and the wall time of each of `count` pieces of work, in milliseconds."""
     return {"cpu_ms": figures["cpu_s"] / count * 1e3, "wall_ms": figures["wall_s"] / count * 1e3}
 
 
 @contextmanager
 def growth(figures: Figures) -> Iterator[None]:
-    """How far memory grows during the block."""
+    """Measure the growth of memory during the block."""
     before_mb = reset_peak()
     yield
     figures["growth_mb"] = resident_mb("VmHWM") - before_mb
@@ -64,7 +64,7 @@ def growth(figures: Figures) -> Iterator[None]:
 
 @contextmanager
 def threads(figures: Figures) -> Iterator[None]:
-    """The most threads during the block, without the one that counts them."""
+    """Measure the largest number of threads during the block, without the thread that counts them."""
     most, over = 0, threading.Event()
 
     def look() -> None:
@@ -83,7 +83,7 @@ def threads(figures: Figures) -> Iterator[None]:
 
 
 def thread_count() -> int:
-    """All threads of the process; where the system does not say, those Python knows."""
+    """Return the number of threads of the process; outside of Linux, of those that Python started."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -91,7 +91,7 @@ def thread_count() -> int:
 
 
 class Sampler:
-    """A sampling client of either package, and what it is asked."""
+    """A sampling client of either package, and the request that it sends."""
 
     def __init__(self, tinker: Any, service: Any) -> None:
         self.client = service.create_sampling_client(base_model="stub/model")
@@ -117,7 +117,7 @@ def one_at_a_time(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def long_prompts(tinker: Any, service: Any, size: int) -> Figures:
-    """Sample with prompts of 32,768 tokens, each a list of its own that is checked and encoded."""
+    """Sample with prompts of 32,768 tokens. Each is a different list, which the client checks and encodes."""
     sampler, figures = Sampler(tinker, service), Figures()
     sampler.warm_up()
     params = tinker.types.SamplingParams(max_tokens=8)
@@ -156,13 +156,13 @@ def beside_a_busy_thread(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def check(results: list[Any]) -> None:
-    """No figure is worth anything if the answers are wrong."""
+    """Check that the samples are right, because the figures of wrong answers mean nothing."""
     assert all(result.sequences[0].tokens == results[0].sequences[0].tokens for result in results)
     assert len(results[0].sequences[0].tokens) == 8
 
 
 def crowd(tinker: Any, service: Any, size: int) -> Figures:
-    """Keep 400 samples in flight: the next is asked for as soon as one is done."""
+    """Keep 400 samples in flight: submit the next one as soon as one is done."""
     sampler, figures = Sampler(tinker, service), Figures()
     sampler.warm_up()
     room = threading.Semaphore(IN_FLIGHT)
@@ -179,7 +179,7 @@ def crowd(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def many(tinker: Any, service: Any, size: int) -> Figures:
-    """Ask for all samples in one go, and wait for all."""
+    """Submit all samples at once, and wait for all."""
     sampler, figures = Sampler(tinker, service), Figures()
     sampler.warm_up()
     with threads(figures), growth(figures), measured(figures):
@@ -190,7 +190,10 @@ def many(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def one_pass(tinker: Any, service: Any, size: int) -> Figures:
-    """Run forward_backward over data of 2048 tokens, made before the clock starts; the median of three."""
+    """Run forward_backward three times over `size` data of 2048 tokens, made before the clock starts.
+
+    Return the medians, and the growth of memory in the first run.
+    """
     trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
     data, figures, runs = made_data(tinker, size, TOKENS), Figures(), []
     trainer.forward_backward(data[:1], "cross_entropy").result()
@@ -200,12 +203,12 @@ def one_pass(tinker: Any, service: Any, size: int) -> Figures:
         assert len(result.loss_fn_outputs) == size
         del result
         runs.append(dict(figures))
-    # The first grows most: what it has returned to the allocator the next ones use again.
+    # The first run grows most, because later runs use the memory again that it returned to the allocator.
     return {**medians(runs), "growth_mb": runs[0]["growth_mb"], **a_piece(medians(runs), size)}
 
 
 def large_answer(tinker: Any, service: Any, size: int) -> Figures:
-    """Run passes of that many short data, each answered by 8 MB of log-probabilities; the median of five."""
+    """Run five passes over `size` short data, and return the medians. Each answer has 8 MB."""
     trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
     data, runs = [_short_datum(tinker) for _ in range(size)], []
     trainer.forward_backward(data, "cross_entropy").result()
@@ -221,7 +224,7 @@ def large_answer(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def _short_datum(tinker: Any) -> Any:
-    # Sparse targets: of others the number would have to be that of the log-probabilities.
+    # Sparse, because dense targets would have to be as many as the log-probabilities of the answer.
     targets = tinker.types.TensorData(
         data=[7, 8], dtype="int64", shape=[2, 9], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 3]
     )
@@ -230,7 +233,7 @@ def _short_datum(tinker: Any) -> Any:
 
 
 def listed_pass(tinker: Any, service: Any, size: int) -> Figures:
-    """Run a pass over data of lists, with their conversion, as a program of lists pays for it each time."""
+    """Make data from lists and run a pass over them. The figures include the conversion of the lists."""
     trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
     trainer.forward_backward(made_data(tinker, 1, TOKENS), "cross_entropy").result()
     figures = Figures()
@@ -249,7 +252,7 @@ def listed_pass(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def small_steps(tinker: Any, service: Any, size: int) -> Figures:
-    """Pipeline forward_backward of 8 x 64 tokens and optim_step; ask for the results at the end."""
+    """Submit all steps, then wait. A step is forward_backward of 8 data of 64 tokens, and optim_step."""
     trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
     data, figures = made_data(tinker, STEP_DATA, STEP_TOKENS), Figures()
     adam = tinker.types.AdamParams(learning_rate=1e-4)
@@ -266,7 +269,7 @@ def small_steps(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def chunked_pass(tinker: Any, service: Any, size: int) -> Figures:
-    """Run one pass in that many chunks, of 8 data of 64 tokens each: the server's limit is 8 data."""
+    """Run one pass in `size` chunks. A chunk has 8 data, the server's limit, of 64 tokens each."""
     trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
     data, figures = made_data(tinker, 8 * size, 64), Figures()
     trainer.forward_backward(data[:1], "cross_entropy").result()
@@ -276,7 +279,7 @@ def chunked_pass(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def many_clients(tinker: Any, service: Any, size: int) -> Figures:
-    """Make that many sampling clients, and have each of them sample once."""
+    """Make `size` sampling clients, and take one sample with each."""
     figures = Figures()
     Sampler(tinker, service).warm_up()
     with growth(figures), measured(figures):
@@ -287,8 +290,8 @@ def many_clients(tinker: Any, service: Any, size: int) -> Figures:
 
 
 def made_data(tinker: Any, count: int, length: int) -> list[Any]:
-    """Data of arrays, each in memory of its own."""
-    import numpy as np  # here, so that it counts where imports are counted
+    """Return data of arrays that share no memory."""
+    import numpy as np  # imported here, so that cases without arrays do not load it
 
     rng = np.random.default_rng(1)
     return [_datum(tinker, rng, length) for _ in range(count)]
@@ -323,9 +326,9 @@ CASES = {
 
 
 def main(case: str, package: str, url: str, size: str) -> None:
-    """Run a case and end the process, whatever is still open."""
+    """Run a case, print its figures, and end the process without closing the client."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # an extra of both clients
-    if case == "plain-prompts" and package != "tinker":  # which needs them
+    if case == "plain-prompts" and package != "tinker":  # the reference requires these packages
         sys.modules.update(dict.fromkeys(SPEED))  # type: ignore[arg-type]
     allow_many_files()
     tinker = importlib.import_module(package)

@@ -1,12 +1,12 @@
-"""What the two requests of a sample cost without a client: a bare urllib3 pool, http.client, sockets.
+"""The cost of a sample's two requests without a client: with a bare urllib3 pool, http.client and sockets.
 
-    python _floors.py urllib3|http.client|sockets URL COUNT       prints CPU and wall time a sample
-    python _floors.py urllib3-400 URL COUNT                       the same from 400 threads
-    python _floors.py memcpy - BYTES                              prints those of one copy
-    python _floors.py loopback - BYTES                            prints those of sending so much to a process
+    python _floors.py urllib3|http.client|sockets URL COUNT       CPU and wall time of a sample
+    python _floors.py urllib3-400 URL COUNT                       the same, from 400 threads
+    python _floors.py memcpy - BYTES                              CPU and wall time of one copy
+    python _floors.py loopback - BYTES                            those of sending the bytes to a process
 
-Each does the same: POST `asample`, read the promise, POST `retrieve_future`, read the answer. None retries,
-checks, or takes the answer apart.
+The first four send the same requests: POST `asample`, read the promise, POST `retrieve_future`, read the
+answer. None of them retries, checks or decodes the answer.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ while reader.recv_into(scratch):
 
 
 def loopback(size: int) -> dict[str, float]:
-    """Send from a warm block of 256 KB to a process that reads and drops."""
+    """Send `size` bytes over loopback, one block of 256 KB repeatedly, to a process that drops them."""
     block = bytes(256 * 1024)
     with socket.create_server(("127.0.0.1", 0)) as server:
         reader = subprocess.Popen([sys.executable, "-c", _READER, str(server.getsockname()[1])])

@@ -1,6 +1,6 @@
-"""The model of README.md, checked against the figures of a run.
+"""The model of costs in README.md, compared with the figures of a run.
 
-Each line states a prediction that follows from other figures of the same run, and what was measured.
+Each line has a prediction, which follows from other figures of the same run, and the measured figure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ def check_model(
     subject: str,
     sizes: Mapping[str, int],
 ) -> Iterator[str]:
-    """Yield a line for each part of the model that the run has figures for."""
+    """Yield a line for each part of the model, if the run has figures for it.
+
+    Args:
+        results: the figures of each run of a scenario, by scenario and subject.
+        curves: the points of each curve, by curve and subject.
+        subject: the client to check.
+        sizes: the size of each scenario in this run.
+    """
     if "crowd" in results:
         crowd = _medians(results["crowd"][subject])
         allowed, rate = 1e3 / crowd["cpu_ms"], 1e3 / crowd["wall_ms"]

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: the stub server, a client in a fresh interpreter, what they cost, medians."""
+"""Processes of a benchmark, the stub server and clients in fresh interpreters, and their CPU and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = dict[str, float]
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of open files as far as it may."""
+    """Raise the limit of open files of this process as far as the system allows."""
     try:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -34,7 +34,7 @@ def allow_many_files() -> None:
 
 
 def use_two_cores() -> None:
-    """Keep this process, and those it starts, to two cores, where the system lets us choose."""
+    """Limit this process, and those that it starts, to two cores. On some systems this does nothing."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
@@ -46,7 +46,7 @@ class Server(NamedTuple):
     pid: int
 
     def cpu_s(self) -> float:
-        """Return the CPU that it has used so far; 0 where the system does not show it."""
+        """Return the seconds of CPU that the server has used so far; outside of Linux, 0."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -58,7 +58,7 @@ class Server(NamedTuple):
 def stub_server(
     latency_s: float, config: Mapping[str, Any], options: tuple[str, ...] = ()
 ) -> Iterator[Server]:
-    """Run a stub server that ends with the block."""
+    """Run a stub server until the end of the block."""
     command = [sys.executable, str(HERE / "_quick_stub.py")]
     command += ["--latency", str(latency_s), "--config", json.dumps(dict(config)), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -70,7 +70,10 @@ def stub_server(
 
 
 def run_in_fresh_process(command: list[str], limit_s: float = 300.0) -> Figures:
-    """Return what a script prints as JSON in its last line. Telemetry is off, byte code is kept."""
+    """Run a script without telemetry, and return the figures that its last line has as JSON.
+
+    The process may write byte code, so that later runs load it like an installed package.
+    """
     environment = {**os.environ, "TINKER_TELEMETRY": "0", "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
@@ -83,7 +86,7 @@ def run_in_fresh_process(command: list[str], limit_s: float = 300.0) -> Figures:
 
 
 def run_command(command: list[str], limit_s: float = 120.0) -> Figures:
-    """Return wall time and CPU of a command, from its start to its end."""
+    """Run a command, and return its wall time and its CPU in milliseconds."""
     environment = {**os.environ, "TINKER_API_KEY": "tml-benchmark", "TINKER_TELEMETRY": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -94,7 +97,7 @@ def run_command(command: list[str], limit_s: float = 120.0) -> Figures:
 
 
 def medians(runs: list[Figures]) -> Figures:
-    """Return the median of each figure."""
+    """Return the median of each figure over the runs."""
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
@@ -102,7 +105,10 @@ def medians(runs: list[Figures]) -> Figures:
 
 
 def resident_mb(name: str) -> float:
-    """`VmRSS`, the resident set, `RssAnon`, its part in no file, `VmHWM`, its peak. Only on Linux; else 0."""
+    """Return a size of this process from `/proc/self/status`, in MB; outside of Linux, 0.
+
+    `VmRSS` is the resident set, `RssAnon` its part that no file backs, and `VmHWM` its peak.
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -111,7 +117,7 @@ def resident_mb(name: str) -> float:
 
 
 def reset_peak() -> float:
-    """Let the peak of the resident set start again from here; gives what is resident now."""
+    """Reset the peak of the resident set, and return the present size of the set in MB."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return resident_mb("VmRSS")

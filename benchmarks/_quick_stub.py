@@ -1,12 +1,12 @@
-"""The tests' stub server for benchmarks: it answers passes without reading their numbers.
+"""The stub server of the tests, with a faster answer to passes, so that the client takes most of the time.
 
-Of a forward_backward only the data are counted; the answer has an array of log-probabilities for each of
-them, as long as the first one's tokens, or `--answer-tokens` long. So the client under test is what takes the
-time. With `--room` the server refuses samples while it works on that many.
+It counts the data of a pass without decoding their arrays. The answer has an array of log-probabilities for
+each datum. Its length is that of the first datum's tokens, or `--answer-tokens`. With `--room N` the server
+refuses samples while it works on N of them.
 
     python _quick_stub.py --latency 2 --config '{"fwdbwd_max_chunk_len": 1024}'     prints its port
 
-The process ends with the one that started it.
+The process ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOGPROB = -0.25
 
 
 class QuickStub(Stub):
-    """Counts where the other one computes."""
+    """A `Stub` that counts the data of a pass and does not decode them."""
 
     answer_tokens = 0
     room = 0
@@ -53,7 +53,7 @@ class QuickStub(Stub):
 
 
 def _size_of(body: bytes) -> tuple[int, int]:
-    """How many data a request has, and how many tokens the first of them."""
+    """Return the number of data in a request, and the number of tokens of the first datum."""
     data = tokens = at = 0
     while at < len(body):
         tag, at = tinker_stub._read_varint(body, at)

@@ -1,10 +1,10 @@
-"""One program from a fresh interpreter to its first result; prints what it has cost by then.
+"""A program from its start in a fresh interpreter to its first result. It prints its costs until then.
 
     python _start.py sample|pass|nothing PACKAGE URL
 
-It imports nothing but what is measured, so that the imports of a client count in full. CPU counts from the
-start of the process. torch is hidden from both clients: it is an extra of each, and the reference imports it
-where it is installed.
+Before the measurement it imports only `sys` and `time`, so that the imports of a client count in full. CPU
+counts from the start of the process. torch, an extra of both clients, is hidden from them, because the
+reference imports it if it is installed.
 """
 
 import sys
@@ -35,7 +35,7 @@ def made_data(tinker, count, length):
     types = tinker.types
     tokens, targets = np.arange(length, dtype="int32"), np.arange(length)
     floats = {name: np.ones(length, dtype="float32") for name in ("weights", "logprobs", "advantages")}
-    if tinker.__name__ == "tinker":  # it takes tokens as lists only, and checks each
+    if tinker.__name__ == "tinker":  # its constructor takes only lists of tokens, and checks each token
         chunk = types.EncodedTextChunk.model_construct(tokens=tokens, type="encoded_text")
     else:
         chunk = types.EncodedTextChunk(tokens=tokens)

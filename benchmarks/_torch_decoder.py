@@ -1,6 +1,7 @@
-"""The engine's architecture in PyTorch eager, for `bench_engine.py`: as fast as plain code for one CPU gets.
+"""The engine's architecture in PyTorch eager, for `bench_engine.py`, as fast as plain code for one CPU gets.
 
-Fused attention (scaled_dot_product_attention), weights joined as the engine's are, a preallocated cache.
+It uses fused attention (scaled_dot_product_attention), joined weights like the engine, and a preallocated
+cache.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody writes it
+import torch.nn.functional as F  # noqa: N812  # the usual name
 
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import Layer, Weights
@@ -96,13 +97,13 @@ class TorchDecoder:
 
     @torch.no_grad()
     def logprobs(self, tokens: Any, targets: Any) -> Any:
-        """Of one sequence."""
+        """Return the log-probabilities of the targets of one sequence."""
         rows = F.log_softmax(self.logits(self.hidden(torch.tensor(tokens)[None])), dim=-1)[0]
         return rows.gather(1, torch.tensor(targets)[:, None])[:, 0].numpy()
 
     @torch.no_grad()
     def sample(self, prompts: Any, count: int) -> None:
-        """Continue equally long prompts."""
+        """Sample `count` tokens after each of several equally long prompts."""
         rows, start = prompts.shape
         cache = self.new_cache(rows, start + count)
         state = self.hidden(prompts, cache)
@@ -115,7 +116,7 @@ class TorchDecoder:
 
 
 class TorchTraining:
-    """Cross-entropy on equally long sequences, `rows` of them at once, and AdamW."""
+    """Training steps of AdamW with cross-entropy on equally long sequences, `rows` of them at once."""
 
     def __init__(
         self, model: TorchDecoder, tokens: Any, targets: Any, rows: int, learning_rate: float

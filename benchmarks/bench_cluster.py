@@ -1,4 +1,4 @@
-"""Measure sampling in worker processes of Ray: what the engine adds, and how far more processes go.
+"""Measure sampling in worker processes of Ray: the added CPU, and the gain from more processes.
 
     python benchmarks/bench_cluster.py cost      CPU of a sample in a worker, beside the plain client
     python benchmarks/bench_cluster.py scale     samples a second of 1 to 8 workers
@@ -8,16 +8,17 @@ It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub serv
 in a process of its own and computes nothing.
 
 `cost` runs the same prompts through three actors in turn: one that calls `SamplingClient.map` for all of them
-at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process, Ray's
-own threads included, from the first prompt to the last. Ratios count; a round has all three subjects.
+at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process,
+including Ray's own threads, from the first prompt to the last. A round runs all three, so the ratios within
+a round mean more than the figures.
 
-`scale` gives the workers equal shares of the prompts. A sample takes a second at the server (--latency), so
-one process is limited by its window, and the machine by the CPU of a sample.
+`scale` gives each worker the same number of prompts. A sample takes a second at the server (--latency), so
+the window of samples in flight limits one process, and the CPU of a sample limits the machine.
 
 `rollouts` uses the embedded server. It runs the examples `rewards` and `cluster.ray_rollouts` with several
 seeds and compares the rewards at the end. Then it delays each sample, and compares the time of a step of four
-prompts with one worker and with four. The floor is the step of the one process, which starts all samples at
-once. The times of the optimizer steps at the server are the clock.
+prompts with one worker and with four. The floor is a step of `rewards`, whose one process starts all samples
+at once. The time of a step is the time between two `optim_step` requests at the server.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ CONFIG = {"sample_max_concurrent_requests": 40_000}
 
 
 def make_prompts(count: int, first: int = 0) -> list[list[int]]:
-    """Return prompts of 20 tokens that differ from each other."""
+    """Return `count` different prompts of 20 tokens; another `first` gives other prompts."""
     return [[number % 30_000, number // 30_000, *range(18)] for number in range(first, first + count)]
 
 
 class Plain:
-    """A worker that samples with the plain client, and is called once for all prompts."""
+    """A worker that samples all prompts with one call of the plain client."""
 
     def __init__(self, sampling: tinker_sync.SamplingClient, shared: bool) -> None:
         self._sampling = sampling
         self._shared = share_limits(sampling) if shared else None
 
     def run(self, count: int, window: int) -> Figures:
-        """Sample all prompts; return the figures of this process."""
+        """Sample `count` prompts, with `window` in flight. Return the CPU and wall time of this process."""
         prompts = make_prompts(count)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         good = sum(
@@ -80,7 +81,7 @@ class Plain:
 
 
 class Probe(Sampler):
-    """The map stage, with the CPU of its process so far as a column."""
+    """The map stage, with an added column: the CPU that its process has used so far."""
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         found = super().__call__(batch)
@@ -88,7 +89,7 @@ class Probe(Sampler):
 
 
 def process_cpu_s(process: int) -> float:
-    """Return the CPU that a process of this machine has used."""
+    """Return the seconds of CPU that a process of this machine, given by its id, has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -97,7 +98,7 @@ def process_cpu_s(process: int) -> float:
 
 
 def plain(ray: Any, sampling: Any, count: int) -> Figures:
-    """Return the CPU a sample of the plain client, in milliseconds."""
+    """Return the milliseconds of CPU that a sample of the plain client takes."""
     worker = ray.remote(num_cpus=0)(Plain).remote(sampling, False)
     ray.get(worker.run.remote(WARM_UP, WINDOW))
     found = ray.get(worker.run.remote(count, WINDOW))
@@ -106,7 +107,7 @@ def plain(ray: Any, sampling: Any, count: int) -> Figures:
 
 
 def pool(_: Any, sampling: Any, count: int) -> Figures:
-    """Return the CPU a sample of a worker of the pool, and that of the driver."""
+    """Return the milliseconds of CPU that a sample takes in a worker of the pool, and in the driver."""
     with SamplerPool(sampling, workers=1, max_in_flight=WINDOW) as workers:
         list(workers.map(make_prompts(WARM_UP), PARAMS, progress=False))
         [process] = workers.process_ids()
@@ -118,7 +119,10 @@ def pool(_: Any, sampling: Any, count: int) -> Figures:
 
 
 def stage(ray: Any, sampling: Any, count: int) -> Figures:
-    """Return the CPU a sample of the map stage of Ray Data; its first batch warms it up."""
+    """Return the milliseconds of CPU that a sample takes in a map stage of Ray Data, and in the driver.
+
+    The first batch warms the stage up, and does not count for it.
+    """
     rows = [{"prompt": prompt} for prompt in make_prompts(count + WARM_UP)]
     own_s = time.process_time()
     data = ray.data.from_items(rows, override_num_blocks=len(rows) // BATCH).map_batches(
@@ -142,7 +146,7 @@ SUBJECTS = {"plain": plain, "pool": pool, "ray.data": stage}
 
 
 def measure_cost(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the subjects in turn, and print the CPU of each and its ratio to the plain client."""
+    """Run the subjects in turn. Print the CPU of each, and its ratio to that of the plain client."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     runs: dict[str, list[Figures]] = {name: [] for name in SUBJECTS}
     for number in range(options.rounds):
@@ -167,7 +171,7 @@ def measure_cost(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[s
 
 
 def measure_scale(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Print the rate of 1 to `most` processes, and the CPU of a sample in all of them."""
+    """Print the samples a second of 1, 2, 4 and 8 workers, up to `--most`, and the CPU of a sample."""
     found: dict[str, Any] = {}
     for count in [number for number in (1, 2, 4, 8) if number <= options.most]:
         workers = [ray.remote(num_cpus=0)(Plain).remote(sampling, True) for _ in range(count)]
@@ -194,7 +198,7 @@ def end_of(rewards: list[float]) -> float:
 
 
 def compare_rewards(seeds: int, steps: int) -> dict[str, list[float]]:
-    """Print the rewards that one process reaches, and those with rollouts in four workers."""
+    """Print the rewards of one process, and of rollouts in four workers. Return those at the end, by way."""
     from tinker_sync.examples import rewards as one_process
     from tinker_sync.examples.cluster import ray_rollouts
 
@@ -231,7 +235,7 @@ def time_steps(name: str, run: Callable[[list[str]], Any], steps: int, delay_s: 
 
 
 def measure_rollouts(options: argparse.Namespace) -> dict[str, Any]:
-    """Print the rewards and the times of the steps."""
+    """Print and return the rewards, and the times of a step."""
     from tinker_sync.examples import rewards as one_process
     from tinker_sync.examples.cluster import ray_rollouts
 
@@ -281,7 +285,7 @@ def started_ray(processors: int = 2, objects_mb: int = 200) -> Iterator[Any]:
 
 
 def measure_samples(options: argparse.Namespace) -> dict[str, Any]:
-    """Run `cost` or `scale` against the stub server."""
+    """Run `cost` or `scale` against the stub server, and return the figures."""
     measure = measure_scale if options.what == "scale" else measure_cost
     with stub_server(options.latency, CONFIG) as server, started_ray() as ray:
         with tinker_sync.ServiceClient(base_url=server.url, api_key=KEY) as service:
@@ -292,7 +296,7 @@ def measure_samples(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one of the measurements."""
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["cost", "scale", "rollouts"])
     parser.add_argument(

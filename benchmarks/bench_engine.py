@@ -1,19 +1,21 @@
-"""Tokens per second trained and sampled by the numpy engine, beside the same architecture in PyTorch eager.
+"""Measure training and sampling with the numpy engine, beside the same architecture in PyTorch eager.
 
     python benchmarks/bench_engine.py [--rounds N] [--threads N]     (needs torch for the comparison)
 
-The model is of the Qwen3 family with random weights (192 wide, 6 layers, 4096 tokens of vocabulary, tied: 3.1
-million parameters). Both sides hold the same numbers and the same number of threads.
+The figures are tokens per second. The model is of the Qwen3 family with random weights (192 wide, 6 layers,
+4096 tokens of vocabulary, tied: 3.1 million parameters). Both sides have the same weights and the same number
+of threads.
 
   train    forward_backward of cross-entropy on 32 sequences of 128 tokens with LoRA of rank 16 on
            everything, and one step of AdamW
-  sample   64 requests with prompts of 32 tokens, 64 tokens each, temperature 1, prompts included
+  sample   64 requests with prompts of 32 tokens, 64 sampled tokens each, temperature 1; the time includes
+           the prompts
 
-PyTorch's side (`_torch_decoder.py`) takes as many rows at once and has fused attention, fused AdamW and a
-preallocated cache. Rounds alternate; what is printed is the best of each side, since the machine's other work
-only ever slows one down.
+PyTorch's side (`_torch_decoder.py`) takes the same number of rows at once, and has fused attention, fused
+AdamW and a preallocated cache. The sides take turns. The command prints the best round of each side, because
+other work of the machine can only slow a round down.
 
-Floors: at least half of PyTorch's speed in training, at least its speed in sampling.
+Floors: half of PyTorch's speed in training, and all of it in sampling.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def our_sampling(weights: Weights, params: LoraParams) -> Callable[[], object]:
         SampleSpec(prompt=prompt, seed=number, max_tokens=NEW, params=params)
         for number, prompt in enumerate(prompts())
     ]
-    # Nothing is remembered from round to round.
+    # A new sampler without a cache of prompts in each round, so that no round uses the work of another.
     return lambda: Sampler(weights, prefix_positions=0).run(specs)
 
 

@@ -1,17 +1,20 @@
-"""What the first `get_tokenizer()` of a process costs, beside the reference client in the same run.
+"""Measure the first `get_tokenizer()` of a process, beside the reference client in the same run.
 
-Makes byte-level tokenizers of three sizes, lays them out as the hub's cache does and has each client load
-each in fresh processes, offline, in turn. Measured is what `get_tokenizer()` does after the server has named
-the model: the time until there is a tokenizer that has encoded a text, and by how much the resident set has
-grown since the client was imported; "of its own" leaves out the pages of libraries, which processes share.
-Further processes load the same file with `tokenizers` alone, which both clients build on: "beyond the
-library" is what each needs more than that.
+The script makes byte-level tokenizers of three sizes in a copy of the hub's cache. Fresh processes of both
+clients then load each of them in turn, without a network. Two figures are measured, after the import of the
+client and as if the server had already named the model:
+
+  time     until a tokenizer is loaded and has encoded a text
+  memory   the growth of the resident set; "of its own" leaves out the pages of files, which processes share
+
+Other processes load the same file with the library `tokenizers` alone, which both clients use. "Beyond the
+library" is the difference between a client and the library.
 
     python benchmarks/bench_tokenizer.py --reference-python /path/to/venv/with/reference/bin/python
 
-Floors: a tenth of the reference's time and memory growth. Exits with 1 when one is missed. The vocabulary
-itself is the same object of the same library in both, so the larger it is, the less is left to save: the
-lines without a floor say what a client adds to it.
+Floors: a tenth of the reference's time and of its growth of memory. The exit code is 1 if one is missed. Both
+clients load the vocabulary with the same library, so a larger vocabulary leaves less to save. The lines
+without a floor therefore show the part that a client adds.
 """
 
 from __future__ import annotations
@@ -30,19 +33,22 @@ from _processes import Figures, medians, resident_mb, run_in_fresh_process, use_
 
 
 class Floor(NamedTuple):
-    """One line of the table: a figure, and what ours may be at most, as a share of the reference's."""
+    """A line of the table: a figure and its floor, which is a share or an absolute bound, or is missing.
+
+    With `share`, ours may be at most this share of the reference's.
+    """
 
     figure: str
     label: str
     unit: str
     share: float | None = None
     most: float | None = None
-    """An absolute bound in place of a share."""
+    """The largest figure, in place of a share."""
     least: float | None = None
-    """For figures of which more is better: at least so many times the reference's."""
+    """The smallest multiple of the reference's figure, if more is better."""
 
     def holds(self, ours: float, theirs: float) -> bool | None:
-        """None where there is nothing to hold."""
+        """Return True if our figure keeps its floor, False if it misses it, None if the line has no floor."""
         if self.share is not None:
             return ours <= self.share * theirs
         if self.most is not None:
@@ -63,7 +69,7 @@ def print_head() -> None:
 
 
 def print_rows(title: str, floors: list[Floor], ours: Figures, theirs: Figures) -> bool:
-    """Print a block of the table; whether every floor in it holds."""
+    """Print a block of the table. Return True if every floor in it holds."""
     print(title)
     held = True
     for floor in floors:
@@ -96,7 +102,7 @@ FLOORS = [
 
 
 def write_cache(root: Path) -> None:
-    """A hub cache with one repository for each size."""
+    """Write a copy of the hub's cache, with a repository for each size."""
     for name, size in SIZES.items():
         repository = root / "hub" / f"models--bench--{name}"
         snapshot, absent = repository / "snapshots" / COMMIT, repository / ".no_exist" / COMMIT
@@ -109,7 +115,7 @@ def write_cache(root: Path) -> None:
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
-    """Byte pairs as trained ones look: short tokens, each made of two others."""
+    """Write a tokenizer of random byte pairs like trained ones: short tokens, each made of two others."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     rng = random.Random(size)
@@ -138,14 +144,14 @@ def write_tokenizer(folder: Path, size: int) -> None:
         "added_tokens_decoder": listed,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))  # the reference asks for it
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))  # the reference reads it
 
 
 # ------------------------------------------------------------------------------------------ one process
 
 
 def measure(who: str, name: str) -> Figures:
-    """Import a client, then load a tokenizer with it and encode a text."""
+    """Import a client, load a tokenizer with it and encode a text. Return the figures without the import."""
     load: Any
     if who == "ours":
         from tinker_sync import SamplingClient, ServiceClient, TrainingClient  # noqa: F401  # what a script has

@@ -1,7 +1,9 @@
-"""CPU of one round trip on a kept-alive loopback connection, against a server in its own process.
+"""Print the CPU of one round trip on a kept-alive loopback connection, to a server in its own process.
 
-Printed for our two ways (own connections, and the user's session) and, as floors, for requests, a urllib3
-pool and http.client. Only this process's CPU counts. Run: `python benchmarks/bench_transport.py`
+The subjects are our two ways, with own connections and with a session of the user, and as floors: requests, a
+urllib3 pool and http.client. Only the CPU of this process counts.
+
+    python benchmarks/bench_transport.py
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ class Keys:
         return "tml-benchmark"
 
     def renewed(self, rejected: object) -> None:
-        """There is no other."""
+        """Return None, because there is no other key."""
 
 
 class OtherAdapter(requests.adapters.HTTPAdapter):
-    """Makes the user's session send by itself."""
+    """An adapter of a class of its own, as a program may mount it on its session."""
 
 
 def converse(sock: socket.socket, answer: bytes) -> None:
@@ -83,7 +85,7 @@ def server(size: int) -> Iterator[int]:
 
 
 def cpu_ms(call: Callable[[], object], repetitions: int) -> float:
-    """Median over the rounds of the CPU one call takes."""
+    """Return the CPU of one call in milliseconds, the median of the rounds."""
     call()
     took = []
     for _ in range(ROUNDS):
@@ -95,7 +97,10 @@ def cpu_ms(call: Callable[[], object], repetitions: int) -> float:
 
 
 def ways(port: int, body: bytes) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is compared. Each sends about the same headers."""
+    """Yield the name of each subject, and a function that makes one round trip with it.
+
+    All subjects send about the same headers.
+    """
     url, path = f"http://127.0.0.1:{port}", "/api/v1/asample"
     call = Call(method="POST", path=path, body=body, idempotency_key="k" * 36)
     own = Http(Settings.resolve(base_url=url), Keys())

@@ -1,24 +1,23 @@
-"""CPU and peak memory of the protobuf codecs, beside the reference client's in the same run.
+"""Measure the CPU and the peak memory of the protobuf codecs, beside the reference client's.
 
     python benchmarks/bench_wire.py [--rounds N]        (needs the `interop` extra)
 
-What is measured is what a training step pays between the user's arrays and the bytes of a body, and back:
+The measured work is that of a training step between the user's arrays and the bytes of a body, and back:
 
   encode   1024 data of 2048 tokens with target_tokens (int64), weights, logprobs and advantages (float32), 50
-           MB, in chunks of at most 5,000,000 estimated bytes; each is encoded, joined and dropped before
-           the next. The reference builds its object tree and serializes it.
+           MB, in chunks of at most 5,000,000 estimated bytes. Each chunk is encoded, joined and dropped
+           before the next. The reference builds its object tree and serializes it.
   decode   one answer with 1024 arrays of 2048 float32, 8 MB.
 
-The reference takes tokens only as lists. "from numpy" spares it that: its chunks are made without
-validation, so that both sides start from the same arrays. "from token lists" starts from data whose tokens
-are lists, as every script for the reference has them. "from lists, built too" counts the making of the data
-from nothing but lists as well.
+The reference takes tokens only as lists. For "from numpy" its chunks are made without validation, so that
+both sides start from the same arrays. "from token lists" starts from data whose tokens are lists, as in every
+script for the reference. "from lists, built too" also counts the making of the data, from lists alone.
 
-The floor is what no codec avoids: copying the same bytes once, for encode into bodies of the same chunks,
-for decode into an array for each datum. CPU is process time, the median over rounds in which all take
-turns. Peak memory is the growth of what Python and numpy have allocated (tracemalloc) and of the resident
-set, each case in an interpreter of its own; the reference's object tree lives in memory of its library,
-which only the resident set shows.
+The floor is one copy of the same bytes, which no codec avoids: for encode, into bodies of the same chunks;
+for decode, into an array for each datum. CPU is process time, the median over rounds in which all take turns.
+Peak memory is measured twice, each time in fresh interpreters: as the growth of the allocations of Python and
+numpy (tracemalloc), and as the growth of the resident set. The object tree of the reference is in the memory
+of its library, so only the resident set includes it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ Raw = list[tuple[Any, dict[str, Any]]]
 
 
 def raw_arrays() -> Raw:
-    """Tokens and inputs of every datum, each array in memory of its own, as a training script has them."""
+    """Return the tokens and the inputs of every datum, as arrays that share no memory."""
     rng = np.random.default_rng(1)
     return [(rng.integers(0, 150_000, TOKENS, dtype=np.int32), _inputs(rng)) for _ in range(DATA)]
 
@@ -69,7 +68,7 @@ def _inputs(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def listed(raw: Raw, inputs_too: bool) -> Raw:
-    """The same with lists for the tokens, or for everything."""
+    """Return the same data with lists in place of the token arrays, or of all arrays."""
     return [
         (tokens.tolist(), {name: array.tolist() if inputs_too else array for name, array in inputs.items()})
         for tokens, inputs in raw
@@ -77,7 +76,7 @@ def listed(raw: Raw, inputs_too: bool) -> Raw:
 
 
 def in_chunks(items: list[Any]) -> Iterator[list[Any]]:
-    """As the estimate of 24 bytes a token divides them."""
+    """Yield the items in chunks, as the client splits them: it estimates 24 bytes for each token."""
     for start in range(0, len(items), CHUNK_DATA):
         yield items[start : start + CHUNK_DATA]
 
@@ -154,7 +153,7 @@ def copy_each(flat: np.ndarray) -> list[np.ndarray]:
 
 
 def send_all(make_body: Callable[[Any], bytes], data: list[Any]) -> None:
-    """One body after the other, each dropped before the next is made."""
+    """Make the bodies of all chunks one after the other, and drop each before the next is made."""
     for chunk in in_chunks(data):
         make_body(chunk)
 
@@ -166,7 +165,7 @@ def build_and_send(
 
 
 def answer() -> bytes:
-    """The body of an answer, written by the side that is judged by the reference elsewhere."""
+    """Return the body of an answer from this package's encoder, which the interop tests check."""
     from tinker_sync.types import ForwardBackwardOutput, TensorData
     from tinker_sync.wire.proto.outputs import encode_forward_backward_output
 
@@ -181,7 +180,7 @@ Cases = dict[str, Callable[[], Any]]
 
 
 def comparisons() -> dict[str, tuple[float, Cases]]:
-    """For each comparison the most that our share of their CPU may be, and what is timed."""
+    """Return, by the name of a comparison, the limit for our share of their CPU, and the timed functions."""
     raw = raw_arrays()
     token_lists, all_lists = listed(raw, inputs_too=False), listed(raw, inputs_too=True)
     body = answer()
@@ -224,7 +223,7 @@ def comparisons() -> dict[str, tuple[float, Cases]]:
 
 
 def medians(cases: Cases, rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU for each case; one round of all to warm up, then the median."""
+    """Return the milliseconds of CPU of each case: the median of the rounds after one that warms up."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds + 1):
         for name, run in cases.items():
@@ -258,10 +257,10 @@ MEMORY_CASES: dict[str, tuple[Callable[[Raw], list[Any]], Callable[[Any], bytes]
 
 
 def measure_memory(case: str, traced: bool) -> int:
-    """Peak growth in bytes while all chunks are encoded and joined; called in a fresh interpreter."""
+    """Return the peak growth of memory, in bytes, while all chunks are encoded. Call it in a new process."""
     make_data, make_body = MEMORY_CASES[case]
     data = make_data(raw_arrays())
-    make_body(data[:1])  # imports and tables are paid
+    make_body(data[:1])  # so that imports and tables do not count
     gc.collect()
     if traced:
         tracemalloc.start()
@@ -274,7 +273,7 @@ def measure_memory(case: str, traced: bool) -> int:
 
 
 def _resident(name: str) -> int:
-    """The size of the resident set, or its peak, in bytes. Linux only."""
+    """Return the resident set, `VmRSS`, or its peak, `VmHWM`, in bytes. Linux only."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{name}:")[1].split()[0]) * 1024
 
@@ -286,7 +285,7 @@ def print_memory() -> bool:
     for case in MEMORY_CASES:
         found[case] = [_in_fresh_interpreter(case, kind) / MEGABYTE for kind in kinds]
         print(f"encode from numpy, {case:13}" + "".join(f"{grown:9.2f}" for grown in found[case]))
-    # One chunk, and the frames and views that it was joined from.
+    # The bound has room for one chunk, and for the frames and views from which it is joined.
     return max(found["ours"]) <= 1.2 * CHUNK_BYTES / MEGABYTE
 
 

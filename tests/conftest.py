@@ -14,10 +14,11 @@ import pytest
 from _pytest.doctest import DoctestModule
 from support import isolation, leaf_locks
 
-# Before any module of the package is imported: its locks are watched from the first one on.
+# This must come before the import of any module of the package, so that all its locks are watched.
 leaf_locks.install()
 
-# No limits of time: the suite also runs on busy machines. No database: a failure prints what reproduces it.
+# Without a limit of time, because the suite also runs on busy machines. Without a database, because a failure
+# prints the example that reproduces it.
 EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
 hypothesis.settings.register_profile(
     "suite",
@@ -32,7 +33,7 @@ hypothesis.settings.load_profile("suite")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for examples in the package and in `support`, where they are, and not in the tests."""
+    """Collect doctests from the package and from `support`, but not from files of tests, which have none."""
     found = yield
     return [
         each for each in found if not (isinstance(each, DoctestModule) and file_path.name.startswith("test_"))
@@ -40,7 +41,7 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is loaded out of garbage collections, of which many tests make one."""
+    """Exclude all loaded objects from garbage collections, so that tests that collect garbage are fast."""
     gc.collect()
     gc.freeze()
 
@@ -51,5 +52,5 @@ def pytest_configure(config: pytest.Config) -> None:
     # A process that a shell starts in the background ignores Ctrl-C, so tests that send it would hang.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A plugin, because fixtures of this file would not apply to the doctests in the package.
+    # Registered as a plugin, because fixtures of this file would not apply to the doctests in the package.
     config.pluginmanager.register(isolation, "tinker_sync-isolation")

@@ -87,13 +87,16 @@ GOOD: dict[str, bytes] = {
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, **replace: bytes) -> list[Seen]:
-    """Check the key at a server whose answers are valid except for the replaced ones. Return its requests."""
+    """Check the key at a server, and return the requests that the server got.
+
+    Its answers are valid, except for those that `replace` gives.
+    """
     table = {**GOOD, **{globals()[name]: reply for name, reply in replace.items()}}
     missing = as_json({"detail": "Not Found"}, 404)
     with AnsweringServer(lambda seen: table.get(seen.target, missing)) as server:
         monkeypatch.setenv("TINKER_BASE_URL", server.url)
         raise_if_tinker_not_accessible()
-        assert server.seen[-1].target == RUNS  # of these calls, only this one needs a key at open servers
+        assert server.seen[-1].target == RUNS  # the only one of these calls that needs a key at open servers
         return server.seen[:-1]
 
 

@@ -112,7 +112,7 @@ def test_next_is_not_blamed():
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """Run each breach in a separate file. Return the failures of its tests, by number and name."""
+    """Run pytest with a file for each breach. Return the texts of failures, by file number and test."""
     root = tmp_path_factory.mktemp("breaches")
     folder = root / "tests"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Packages import only from packages above them; no module loads an event loop or the reference client."""
+"""Packages import only from packages above them. No module imports an event loop or the reference client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ROOMS = (
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "docs", "cli"),
     *("__main__", "lib"),
 )
-# Packages above that must not be imported either: values and codecs are pure, and the server uses no client.
+# For each package, those above it that it must not import either. For example, types and codecs are pure, and
+# the embedded server uses no client.
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
@@ -51,7 +52,7 @@ CLOSED = {
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }
-# Modules that import from a lower package on first use.
+# Modules that may import from a lower package, on first use.
 SEAMS = {"_embedded": {"local"}, "_display": {"display"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
@@ -99,7 +100,7 @@ def violations(package: Path) -> Iterator[str]:
                 on_a_loop = place.as_posix().startswith(ON_A_LOOP)
                 if top in NOT_AT_IMPORT and not later and not on_a_loop:
                     yield f"{place}:{node.lineno}: imports {name} when it is loaded"
-                # The front door lists everything by name and loads nothing; programs of users come in by it.
+                # `__init__` lists all names and loads nothing. The examples import from it like users.
                 if top != package.name or room in ("__init__", target) or (room, target) == ("examples", ""):
                     continue
                 if target in SEAMS.get(room, ()) and (later or is_for_types(tree, node)):

@@ -1,6 +1,6 @@
-"""Lazy packages: every public name is listed, and its module loads on first use.
+"""Lazy packages: every public name is listed, and the module that defines it loads on first use.
 
-Tests that depend on the loaded modules run code in a new interpreter.
+Tests run code in a new interpreter if they depend on the modules that are loaded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fresh(code: str, *arguments: str, given: bytes = b"") -> str:
 
 
 def checked_names(package: str) -> dict[str, list[str]]:
-    """Return the names that type checkers import, by module, from the stub beside the package."""
+    """Return the names in a package's stub, which type checkers read, by the module that defines them."""
     stub = Path(str(importlib.import_module(package).__file__)).with_suffix(".pyi")
     found: dict[str, list[str]] = {}
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
@@ -60,7 +60,7 @@ def checked_names(package: str) -> dict[str, list[str]]:
 
 
 def public_names(module: Path) -> set[str]:
-    """Return the names in `__all__` of a module of types, else its public classes and type aliases."""
+    """Return the names in `__all__` of a module, or without `__all__` its public classes and type aliases."""
     names: set[str] = set()
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":

@@ -86,7 +86,10 @@ def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
 
 
 def third_party(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the top-level name of each third-party import, and True if the module needs it to load."""
+    """Yield the top-level name of each third-party import of a module, with True if it runs at its import.
+
+    Imports in functions and in `try` or `if` blocks have False.
+    """
     for node, optional in statements(parsed(path), (ast.FunctionDef, ast.Try, ast.If)):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -1,8 +1,8 @@
 """No secret in reprs, log records, exceptions and pickles of settings, keys and the transport.
 
-Each place where a secret can come from has a different one, so that a failure names the place. Each scenario
-uses all of them; the test then searches the results, the exceptions and the log. A new stage through which
-secrets pass needs a new scenario.
+Each place that can hold a secret has a different one, so that a failure names the place. Each test uses all
+of them, and then searches its results, exceptions and log. New code through which secrets pass needs a new
+test.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _planted_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_search_finds_what_is_planted() -> None:
-    """The search finds every secret in a text; without this, the other tests would prove nothing."""
+    """The search finds every secret in every form. Without this, the other tests would prove nothing."""
     for place, text in PLANTED.items():
         basic = base64.b64encode(f"me:{text}".encode()).decode()
         for shown in (f"x{text}x", quote(text, safe=""), f"Basic {basic}", repr({"k": text})):
@@ -285,7 +285,7 @@ def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
 
 
 def test_a_secret_that_is_cut_short_is_hidden() -> None:
-    """A text that is cut within a secret shows no part of the secret."""
+    """If the client cuts a long text within a secret, no part of the secret stays."""
     key = PLANTED["default header"]
     for cut in range(1, len(key)):
         content = b"x" * (64 * 1024 - cut) + key.encode() + b" and more"
@@ -299,7 +299,7 @@ def test_a_secret_that_is_cut_short_is_hidden() -> None:
 
 
 class Wires:
-    """The parts of a client that send requests."""
+    """The parts of a client that send requests, with a scripted exchange of keys for tokens."""
 
     def __init__(self, settings: Settings, *, exchange: bool = True) -> None:
         self.keys = KeyRing(settings)

@@ -21,9 +21,9 @@ class Terminal(io.StringIO):
 
 
 def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Replace the standard error stream by a terminal.
+    """Replace standard error with a terminal, and return it.
 
-    Call it in the test: pytest replaces it after fixtures.
+    A test must call this itself, because pytest replaces standard error again after fixtures have run.
     """
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)

@@ -1,4 +1,4 @@
-"""Batches whose process is killed, or interrupted, and started again: each prompt is in the file once.
+"""Batches whose process is killed or interrupted, and started again: each prompt is in the file once.
 
 In full size:
 
@@ -31,7 +31,10 @@ LARGE = PROMPTS > 1000
 
 @contextmanager
 def a_server() -> Iterator[dict[str, str]]:
-    """Yield the model and the environment of a run. In full size each run has a new server."""
+    """Yield environment variables with the server and the model of a batch.
+
+    In full size each process starts its own embedded server.
+    """
     if LARGE:
         yield {"TINKER_BASE_URL": "local", "MODEL": "tinker-sync/tiny"}
         return

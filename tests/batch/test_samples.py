@@ -32,7 +32,7 @@ PATIENCE_S = 120.0
 
 
 class ByHand:
-    """A double of a sampling client, whose responses the test provides."""
+    """A double of a sampling client. The test resolves its futures with `answer`, unless it is `at_once`."""
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.futures: list[APIFuture[SampleResponse]] = []
@@ -75,7 +75,7 @@ def first_token(item: Any) -> int:
 
 
 class Pulled:
-    """A generator of prompts that counts the prompts taken from it."""
+    """An iterable of prompts that counts the prompts taken from it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -129,7 +129,7 @@ def test_items_come_as_they_arrive() -> None:
 
 
 class threaded:  # noqa: N801  # it reads like a function
-    """A context that answers samples in a given order from another thread, when all have been started."""
+    """A context in which another thread answers samples in a given order, once all of them are started."""
 
     def __init__(self, client: ByHand, order: list[int]) -> None:
         self._thread = threading.Thread(target=self._answer, args=(client, order))

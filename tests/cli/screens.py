@@ -1,6 +1,9 @@
-"""A program that shows every screen of the command line, each after a line with its name.
+"""A program that runs every command line of a table, each after a line with its name.
 
-`test_screens.py` runs it at a terminal, at the time of its stub server.
+    python screens.py '{"name": ["run", "list"]}' NOW     run the lines; NOW stands for the present time
+    python screens.py bar                                 show progress bars
+
+`test_screens.py` runs it at a terminal, against a stub server.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def show_bar() -> None:
     ):
         with Sink(bar_after_s=0).progress(label, total, unit=unit) as bar:
             assert bar._timer is not None
-            bar._timer.join()  # the bar is visible after this
+            bar._timer.join()  # the timer makes the bar visible
             bar.update(done)
             bar._bar.refresh()
 

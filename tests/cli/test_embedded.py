@@ -95,7 +95,7 @@ def test_serve(run: Run, tmp_path: Path) -> None:
             assert process.stdout is not None
             served = json.loads(process.stdout.readline())
             assert served["key"].startswith("tml-")
-            # The key is found by the address.
+            # The command finds the key of this server by its address.
             shown = run("--base-url", served["base_url"], "model", "list")
             assert shown.code == 0, shown.err
             assert "tinker-sync/tiny" in shown.out

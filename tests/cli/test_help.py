@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command, str]]:
-    """Yield the path, the object and the short help of every command."""
+    """Yield the path, such as `("run", "list")`, the object and the short help of each command of a group."""
     for name in group.list_commands(click.Context(group)):
         found = group.get_command(click.Context(group), name)
         if isinstance(found, Group):

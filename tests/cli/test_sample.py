@@ -56,7 +56,7 @@ def test_prompts_from_files_and_pipes(run: Run, world: World, tmp_path: Path) ->
 
 
 def test_samples_are_printed_as_they_arrive(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server holds the second sample back until the first is printed."""
+    """The first sample is printed while the server still holds the second one back."""
     from tinker_sync.cli.output import Sink
 
     printed, seen = threading.Event(), []
@@ -120,7 +120,10 @@ def test_contradictory_options_are_refused(
 
 
 def test_text_with_the_tokenizer_of_the_model(run: Run, world: World, tmp_path: Path) -> None:
-    """The server names a directory with a tokenizer as its model."""
+    """The command encodes prompts and decodes samples with the tokenizer of the model that the server names.
+
+    The name is that of a directory with a tokenizer.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "four": 4}

@@ -1,4 +1,4 @@
-"""Every table and the progress bar, at terminals of 80 and 160 columns, against reviewed screens.
+"""Every table and the progress bar, at terminals of 80 and 160 columns, compared with stored screens.
 
 `UPDATE_SCREENS=1 pytest tests/cli/test_screens.py` rewrites the files in `screens/`; review the difference.
 """
@@ -59,7 +59,7 @@ def env() -> Iterator[dict[str, str]]:
 
 
 def normalize(text: str) -> str:
-    """Remove the parts that differ from run to run."""
+    """Return a text of the terminal without the port, which differs from run to run, and spaces at ends."""
     text = re.sub(r"127\.0\.0\.1:\d+ *", "127.0.0.1:PORT", text)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
@@ -84,11 +84,11 @@ def test_screens(env: dict[str, str], width: int) -> None:
     shown = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert list(shown) == list(SCREENS)
     for name, screen in shown.items():
-        # Only the first few calls: the list and its columns grow with the protocol.
+        # Of the screen `probe`, compare only the first calls, because its list grows with the protocol.
         few = [re.sub("  +", "  ", line) for line in (*screen.splitlines()[:5], *screen.splitlines()[7:15])]
         kept = "\n".join([*few, ""]) if name == "probe" else screen
         compare(f"{name}-{width}", kept)
-        # Only a path on its own line may be wider, unbroken for copying.
+        # Only a line with a path may be wider than the terminal, so that a user can copy the path.
         wide = [line for line in screen.splitlines() if cell_len(line) > width and " tinker://" not in line]
         assert not wide
 

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serve(world: World, answer: Answer) -> None:
-    """Script the answer at the signed address, which is outside the API."""
+    """Script the answer to requests for the signed address of the trace, whose path is outside the API."""
     world.script("/files/trace", answer)
 
 

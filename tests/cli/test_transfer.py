@@ -27,7 +27,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
 
 @pytest.fixture
 def paths(server: LocalServer) -> tuple[str, str]:
-    """Return the paths of a training checkpoint and of an export."""
+    """Save two checkpoints of a model, one for training and an export. Return their paths in this order."""
     with server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=2).result()
         return training.save_state("a").result(120).path, training.save_weights_external("x").result(120).path
@@ -88,7 +88,7 @@ def test_a_failure_leaves_no_directory(
 
 
 class Hub:
-    """The used parts of `huggingface_hub.HfApi`, with a record of calls."""
+    """A double of `huggingface_hub.HfApi`, with the methods that `push-hf` calls. It records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -252,7 +252,10 @@ def test_an_unreachable_hub_is_not_a_missing_login(
 
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command passes its arguments and returns the exit code. tests/demo tests the demo itself."""
+    """The command passes its options to the demo and exits with the demo's code.
+
+    tests/demo tests the demo itself.
+    """
     course = pytest.importorskip("tinker_sync.demo.course")
     asked: list[Any] = []
 

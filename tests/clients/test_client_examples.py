@@ -1,6 +1,7 @@
-"""Every public method of the clients has an example in its docstring; the suite runs them as doctests.
+"""Every public method of the clients has an example in its docstring, which the suite runs as a doctest.
 
-A `..._async` method has the example of the method that it awaits. Those run here, with the calls awaited.
+A `..._async` method has no example of its own. These tests run the example of the plain method with the
+`..._async` method in its place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLIENTS = (
 
 
 def public_names(client: type) -> Iterator[tuple[str, type]]:
-    """Yield the public names of a client, each with the class of this package that defines it."""
+    """Yield each public name of a client class, with the class of this package that defines it."""
     for name in dir(client):
         owner = next(base for base in client.__mro__ if name in vars(base))
         ours = owner.__module__.startswith("tinker_sync")
@@ -37,7 +38,10 @@ def public_names(client: type) -> Iterator[tuple[str, type]]:
 
 
 def examples() -> dict[tuple[type, str], str]:
-    """Return the docstring of each public name, which several clients may share."""
+    """Return the docstrings of the clients' public names, by the class that defines a name and the name.
+
+    Clients that inherit a name from one class have one entry for it.
+    """
     return {
         (owner, name): inspect.getdoc(inspect.getattr_static(owner, name)) or ""
         for client in CLIENTS
@@ -72,7 +76,7 @@ def _one_server() -> Iterator[None]:
 
 
 class Awaiting:
-    """A double of a method, which awaits the `..._async` method and returns a result like the method's."""
+    """A double of a plain method. It awaits the `..._async` method, and returns the same kind of result."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.method, self.twin = vars(owner)[name], vars(owner)[f"{name}_async"]

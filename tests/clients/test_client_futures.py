@@ -84,7 +84,7 @@ def connected(stub: Stub) -> ServiceClient:
 
 @contextmanager
 def held(stub: Stub, path: str, answer: Answer | None = None) -> Iterator[threading.Event]:
-    """Hold the next request of a path until the block ends, or the event is set."""
+    """Hold the next request to a path until the block ends, or until the test sets the yielded event."""
     gate = threading.Event()
     script = answer or Answer(usual=True)
     script.gate = gate
@@ -377,7 +377,10 @@ class TestFailures:
                     call()
 
     def test_a_creation_does_not_fail_with_one_that_had_less_time(self) -> None:
-        """The first creation begins the first exchange, for which the second one waits."""
+        """The first creation begins the exchange with the server, and its deadline ends.
+
+        The second creation waits for the same exchange, and succeeds.
+        """
         with world() as (stub, service):
             with held(stub, "/client/config"):
                 hurried = service.create_lora_training_client("stub/model", deadline=0.5)

@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def die(service: tinker_sync.ServiceClient) -> None:
-    """Stop the client as if its process had died, without waiting for calls or ending the session."""
+    """Stop the client as if its process had died: it waits for no call and does not end its session."""
     service.holder.lifecycle.shut()
 
 
@@ -49,7 +49,7 @@ def open_training(service: tinker_sync.ServiceClient) -> tinker_sync.TrainingCli
 
 
 def applied(ledger: Ledger) -> list[tuple[Any, ...]]:
-    """Return the marks of the engine's work, run by run."""
+    """Return the marks of each piece of the engine's work, in order for each run, one run after the other."""
     return [one.marks for run in ledger.with_marks(range(100)) for one in run]
 
 
@@ -194,7 +194,7 @@ def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -
     die(first)
     server.plan = FaultPlan().on(
         "retrieve_future", faults.status(410), nth=2
-    )  # the first request checks that the model still exists
+    )  # the first poll is that of the check that the model still exists
     with server.service(journal=journal) as service:
         training = open_training(service)
         with pytest.raises(JournalError, match=r"delivered before.*the call itself is done"):
@@ -283,7 +283,10 @@ def test_attach_restores_a_lost_session(server: LocalServer, journal: Path) -> N
 def counted(
     training: tinker_sync.TrainingClient, *, until: int, save_in: tuple[int, ...] = ()
 ) -> Iterator[int]:
-    """Train step by step; yield the number of each step after it."""
+    """Train up to step `until`, and yield the number of each step when it is done.
+
+    After the steps in `save_in`, save the state under the name `at-STEP`.
+    """
     for step in training.steps(until):
         training.forward_backward([datum_of(step)], "cross_entropy")
         training.optim_step(step_of(step)).result(PATIENCE_S)
@@ -293,7 +296,7 @@ def counted(
 
 
 def undisturbed(server: LocalServer, ledger: Ledger, until: int) -> str:
-    """Return the digest of the final checkpoint of an undisturbed run."""
+    """Train `until` steps without a journal, and return the digest of the final checkpoint."""
     with server.service() as service:
         training = open_training(service)
         assert list(counted(training, until=until)) == list(range(until))
@@ -332,7 +335,7 @@ def test_a_recovered_client_can_recover_again(server: LocalServer, journal: Path
     assert list(counted(training.recover(), until=4, save_in=(2,))) == [1, 2, 3]
     die(first)
     second = server.service(journal=journal)
-    third = open_training(second).result(PATIENCE_S).recover()  # from the state with which it began
+    third = open_training(second).result(PATIENCE_S).recover()  # to the state with which `second` began
     assert list(counted(third, until=5, save_in=(3,))) == [3, 4]
     assert list(counted(third.recover(), until=5)) == [4]
     die(second)
@@ -357,7 +360,7 @@ def test_a_restarted_client_recovers_from_the_checkpoints_of_its_journal(
 def test_a_script_without_a_step_count_repeats_no_call(
     server: LocalServer, journal: Path, ledger: Ledger
 ) -> None:
-    """The second run gets the results of the first, and the engine does each step once."""
+    """The second run repeats calls of the first and gets their results. The engine does each step once."""
     first = server.service(journal=journal)
     training = open_training(first)
     training.optim_step(step_of(1)).result(PATIENCE_S)

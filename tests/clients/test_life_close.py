@@ -288,7 +288,10 @@ def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
 
 
 def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
-    """The client is freed without the garbage collector, although the program keeps the results."""
+    """A dropped client is freed without the garbage collector, and its threads end.
+
+    The program still holds the futures of its calls.
+    """
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A process ends at once, also in the middle of calls, and reports to the server how it ended."""
+"""A process ends at once, also in the middle of calls, and its session is finished with the right status."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def run(stub: Stub, text: str) -> Script:
 
 
 def finishes(stub: Stub) -> list[Any]:
-    """Return the status of each report that the session is over."""
+    """Return the status and the detail of each request that finishes a session."""
     bodies = [asked.json() for asked in stub.asked(FINISH)]
     return [(body["reason"]["type"], body["detail"]) for body in bodies]
 
 
 def end_of(stub: Stub, text: str) -> Ended:
-    """Run a script that has many calls under way and then ends as `text` does. Return its end."""
+    """Run a script that makes many calls and then runs the code in `text`. Return how it ended."""
     with run(stub, IN_FLIGHT + text) as script:
         script.hear()
         stub.await_asked("/retrieve_future", BUSY)
@@ -228,7 +228,7 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
     ids=["call", "result", "exception"],
 )
 def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: str) -> None:
-    """A waiting main thread notices a Ctrl-C that another thread received, although nothing woke it."""
+    """The main thread, which waits, notices a Ctrl-C whose signal interrupted another thread."""
     stub.script("/get_server_capabilities", Answer(status=0))
     text = f"""
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
@@ -253,7 +253,7 @@ def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: s
 
 
 def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
-    """At an interactive prompt, an earlier exception does not mean that the program has failed."""
+    """At an interactive prompt the session ends with "success", although an earlier line raised an error."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     service.create_sampling_client(base_model="stub/model").result()

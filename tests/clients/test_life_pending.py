@@ -1,4 +1,4 @@
-"""The end of a client waits for pending calls that change something at the server, and not for others."""
+"""The end of a client waits for pending calls that change something at the server, and for no other calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_service(stub: Stub) -> ServiceClient:
 
 
 def leave(service: ServiceClient) -> threading.Thread:
-    """Leave the `with` block of a client in a thread."""
+    """Start a thread that leaves the `with` block of a client, and return the thread."""
     thread = threading.Thread(target=lambda: service.__exit__(None, None, None))
     thread.start()
     return thread
@@ -82,8 +82,8 @@ def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any
     assert stub.paths()[-1] == "/sessions/session-0/finish"
 
 
-def test_what_stands_before_a_change_is_sent(stub: Stub) -> None:
-    """Calls before a change are sent too, also if the model does not exist yet."""
+def test_calls_before_a_change_are_sent(stub: Stub) -> None:
+    """The end of a client also sends calls that were made before a change, once their model exists."""
     release = threading.Event()
     stub.script("/create_model", Answer(gate=release, usual=True))
     service = new_service(stub)
@@ -171,7 +171,7 @@ def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) 
 
 
 def test_calls_made_just_before_the_end_of_a_script_are_carried_out() -> None:
-    """The server answers after the last line of the script, when Python 3.12 starts no more threads."""
+    """The calls wait for an answer that comes after the last line. By then Python 3.12 starts no threads."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     trainer = service.create_lora_training_client("stub/model")
@@ -202,7 +202,7 @@ def test_calls_made_just_before_the_end_of_a_script_are_carried_out() -> None:
 
 
 def test_ctrl_c_leaves_at_once(stub: Stub) -> None:
-    """The first Ctrl-C at the end of a script ends it at once, although the answer would come in an hour."""
+    """A script that waits at its end for a save leaves at the first Ctrl-C, without an answer."""
     stub.script("/save_weights", Answer(status=0))
     with run(stub, "trainer.save_state('final')") as script:
         stub.await_asked("/save_weights")

@@ -125,7 +125,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
 
 
 def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
-    """A daemon forks, ends the parent silently, and uses the client that was made before."""
+    """A program forks as daemons do: the parent leaves silently, and the child takes the client over."""
     text = """
     hear()
     if os.fork():
@@ -194,7 +194,7 @@ def test_two_copies_of_a_training_client_never_send_under_one_number(stub: Stub)
 
 
 def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> None:
-    """Threads of the parent may hold locks at the moment of the fork; no lock of the child must be held."""
+    """A child works, although threads of the parent may hold locks of the client when it forks."""
     text = """
     futures = []
     def submit():

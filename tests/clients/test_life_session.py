@@ -55,7 +55,7 @@ def service(stub: Stub) -> Iterator[ServiceClient]:
 
 @pytest.fixture
 def quick(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceClient]:
-    """A client whose pauses are over after a moment."""
+    """Yield a client whose pauses are shortened to 0.002 of their length."""
     monkeypatch.setenv("TINKER_PACE", "0.002")
     with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
         yield service
@@ -83,7 +83,7 @@ class Watcher:
 
 
 def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
-    """Set the clock of a service before its first use. Add an observer, and return it."""
+    """Give an unused service client this clock and an observer, and return the observer."""
     settings = service.holder.settings
     service._core = Core(settings, session=Session(), clock=clock)
     watcher = Watcher()
@@ -92,7 +92,7 @@ def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
 
 
 def beat(stub: Stub, clock: FakeClock, *answers: Answer) -> None:
-    """Script the answers to the next heartbeats, and advance the clock until they have been sent."""
+    """Script the answers to the next heartbeats, and advance the clock until these have been sent."""
     stub.script("/session_heartbeat", *answers)
     for _ in answers:
         before = len(stub.asked("/session_heartbeat"))

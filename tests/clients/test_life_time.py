@@ -1,7 +1,7 @@
 """Clocks that jump, machines that sleep and processes that are stopped cost no call its answer.
 
-`STOPPED_S=30 pytest tests/clients/test_life_time.py` stops the processes for as long; the suite does so for a
-moment.
+`STOPPED_S=30 pytest tests/clients/test_life_time.py` stops each process for 30 seconds. By default it is
+stopped for a moment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEP = types.AdamParams()
 
 
 class JumpingClock(SystemClock):
-    """The clock of this machine, with a date that a test can set."""
+    """The clock of this machine, with a date that a test can shift by `shift_s`."""
 
     def __init__(self) -> None:
         self.shift_s = 0.0
@@ -50,7 +50,7 @@ class JumpingClock(SystemClock):
 
 
 class Listener:
-    """An observer that collects events of a kind."""
+    """An observer that collects the events of one class, and ignores others."""
 
     def __init__(self, kind: type) -> None:
         self.events: list[Event] = []
@@ -107,10 +107,7 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
 
 
 def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
-    """After the sleep, connections are closed, heartbeats are late and polls have expired.
-
-    Results still arrive.
-    """
+    """After the sleep the connection of a poll is broken and a heartbeat is late, but the result arrives."""
     clock, release = FakeClock(automatic=False), threading.Event()
     with client_on(stub, clock) as service:
         late = Listener(HeartbeatLate)
@@ -134,7 +131,7 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
 
 
 def test_a_server_with_a_wrong_date(stub: Stub) -> None:
-    """The server asks for a pause until a time of its clock, which is a day ahead."""
+    """A `Retry-After` with a date is measured by the server's own clock, which is decades ahead here."""
     headers = {"date": "Fri, 02 Jan 2099 00:00:00 GMT", "retry-after": "Fri, 02 Jan 2099 00:00:01 GMT"}
     for path in ("/asample", "/optim_step", "/get_server_capabilities"):
         stub.script(path, Answer(503, {}, headers))
@@ -177,7 +174,7 @@ def test_a_stopped_server_is_asked_again_until_it_goes_on(caplog: pytest.LogCapt
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops processes")
 def test_a_stopped_client_goes_on_where_it_was(stub: Stub) -> None:
-    """The client process is stopped, and its server closes the connections before it continues."""
+    """The server closes its connections while the client process is stopped. Later calls succeed."""
     release = threading.Event()
     stub.script("/retrieve_future", Answer(gate=release, abort="before"))
     text = """
@@ -200,5 +197,5 @@ def test_a_stopped_client_goes_on_where_it_was(stub: Stub) -> None:
         assert script.hear() == "{'step:max': 1.0}"
         ended = script.wait()
     assert ended.code == 0
-    # After a long stop the log names the heartbeat that is late.
+    # After a long stop, the only lines of the log are about a late heartbeat.
     assert all("it was stopped" in line for line in ended.err.splitlines())

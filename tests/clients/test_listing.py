@@ -103,7 +103,7 @@ def test_a_limit_below_zero_is_refused() -> None:
 
 def test_memory_stays_flat() -> None:
     peaks = [peak_of(count) for count in (3_000, 13_000)]
-    # What is kept of each of the 10,000 more is a number in a set.
+    # The second list has 10,000 more entries, and each may cost no more than a number in a set.
     assert peaks[1] - peaks[0] < 10_000 * 200, peaks
 
 

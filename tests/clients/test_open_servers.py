@@ -154,7 +154,7 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
 
 @pytest.mark.parametrize("dialect", ["auto", "json"])
 def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str) -> None:
-    """This server runs an `optim_step` before passes that wait, so the client sends one call at a time."""
+    """The server runs an `optim_step` before earlier passes that still wait, so it must get single calls."""
     with StubServer(open_servers.TxLike()) as stub, service(stub, dialect=dialect) as client:
         stub.pass_s = 0.05
         trainer = client.create_lora_training_client("stub/model").result()
@@ -252,7 +252,7 @@ def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
 
 
 def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
-    """The server closes the connection after an answer, and the next call must not be sent twice."""
+    """The server closes the connection after an answer, unannounced. The next call is sent only once."""
     stumbled = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
     with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
         trainer = client.create_lora_training_client("stub/model").result()
@@ -554,7 +554,7 @@ def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
 
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
 def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
-    """The server holds polls for 300 s, so the client repeats a poll after 0.22 s of silence."""
+    """The server holds a poll without an answer. The client repeats it after 0.22 s, and gets the result."""
     with StubServer(kind(latency_s=0.75)) as stub, service(stub) as client:
         client.holder.server.poll_s = 0.22  # a shorter poll counts as answered at once
         sampler = client.create_sampling_client(base_model="stub/model").result()
@@ -595,7 +595,10 @@ BROKEN = Answer(500, b"Internal Server Error", content_type="text/plain; charset
 def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
     stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some open servers answer 500 for a result without a JSON form, such as NaN, and for an unknown id."""
+    """While polls for a result fail with 500, the future's status and one line of the log name the error.
+
+    Some open servers answer 500 for a result that JSON cannot hold, such as NaN, or for an unknown id.
+    """
     monkeypatch.setenv("TINKER_PACE", "0.001")
     gate = threading.Event()
     with service(stub) as client:
@@ -625,7 +628,7 @@ def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
         assert len(stub.asked("/training_runs/r")) == 5
         stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
         trainer = client.create_lora_training_client("stub/model").result()
-        if stub.proto_bodies:  # other servers may carry out a repeated call twice, so it is not repeated
+        if stub.proto_bodies:  # at other servers the client repeats no training call, which might run twice
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
             assert len(stub.asked("/optim_step")) == 9
     assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)

@@ -1,6 +1,7 @@
 """A request that the server refuses does not end a run, on any kind of server.
 
-The next call takes its sequence number. A request with an unknown outcome ends the client instead.
+The next call takes the sequence number of the refused request. A request with an unknown outcome ends the
+training client instead.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def data(count: int = 1) -> list[types.Datum]:
 
 
 def train(trainer: TrainingClient) -> Any:
-    """Run a pass and a step, and return the metrics of the step, in which the stub counts the steps."""
+    """Run a pass and a step, and return the result of the step. In its metrics the stub counts the steps."""
     passed = trainer.forward_backward(data(), "cross_entropy")
     stepped = trainer.optim_step(STEP)
     assert passed.result(PATIENCE_S).loss_fn_outputs

@@ -86,7 +86,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
 
 
 def names(stub: Stub, since: int = 0) -> set[tuple[str, str]]:
-    """Return the path of each request, and the method that its header names."""
+    """Return the pairs of a request's path and the public method in its header, from request `since` on."""
     return {
         (asked.path.removeprefix("/api/v1"), asked.headers.get("x-sdk-method", ""))
         for asked in list(stub.log)[since:]
@@ -221,7 +221,7 @@ def test_a_poll_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -
 
 
 def test_samples_with_a_rejected_token_share_one_exchange() -> None:
-    """Samples whose token is rejected share one exchange of the key for a new token."""
+    """Twenty samples are sent with a revoked token. The client exchanges its key only once more."""
     with world(TOKENS, Rejecting) as (stub, client):
         sampler = sampler_of(client)
         stub.revoke()

@@ -39,7 +39,7 @@ def rest(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[RestClient]:
 
 
 def last(stub: Stub) -> Asked:
-    """Return the newest request, without those for settings."""
+    """Return the latest request other than those for settings."""
     return [asked for asked in stub.log if "/client/" not in asked.path][-1]
 
 

@@ -91,7 +91,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
     ids=["parallel", "serial"],
 )
 def test_training_calls_arrive_in_order(parallel: bool, batches: list[set[int]]) -> None:
-    """With parallel chunks, the first chunk of a pass arrives last. Without, all numbers arrive in order."""
+    """The first of parallel chunks arrives last. If chunks are serial, all numbers arrive in order."""
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
         seven = trainer.forward_backward(data(7), "cross_entropy")

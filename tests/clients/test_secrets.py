@@ -2,8 +2,8 @@
 
 The server is a parrot: it keeps every secret that it receives and repeats all of them in refusals, failures,
 notices and good answers. `tests/test_secrets.py` covers settings, keys and the transport; these tests cover
-the whole client. After each test they also search the log (at DEBUG, with curl lines) and the console, and
-after each client the failure reports that the server received.
+the whole client. When a client ends, they search the failure reports that the server received. When a test
+ends, they search the log (at DEBUG, with curl lines) and the console.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ALWAYS_TOLD = ("opaque key", "default header", "CF id", "CF secret", "session he
 
 
 class Parrot(Stub):
-    """A stub that repeats the secrets of earlier requests, beside good answers and where a test wants it."""
+    """A stub that repeats the secrets of earlier requests in all answers, and refuses what a test wants."""
 
     def __init__(self, flags: Mapping[str, Any] | None = None) -> None:
         config = {**FLAGS, "billing_exception_max_pause_duration_sec": 30, **(flags or {})}
@@ -96,11 +96,11 @@ class Parrot(Stub):
 
     @property
     def words(self) -> str:
-        """Return all secrets that it has received, also those in ordinary headers."""
+        """A text with all header values and fields of bodies, received so far, that have a secret."""
         return "you sent " + " ".join(sorted(self._told))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:
-        """Answer every request to a path with a status, and repeat all secrets received in one of `FORMS`."""
+        """Answer every request to a path with a status, and with all received secrets in one of `FORMS`."""
 
         def respond(asked: Asked) -> Answer:
             words = self.words
@@ -112,7 +112,7 @@ class Parrot(Stub):
         self.always[path] = respond
 
     def says(self, path: str, make: Callable[[str], Any], status: int = 200) -> None:
-        """Answer every request to a path with the body that `make` returns for all secrets received."""
+        """Answer every request to a path with the body that `make` returns for the text of all secrets."""
 
         def respond(asked: Asked) -> Answer:
             return Answer(status, make(self.words))
@@ -154,13 +154,14 @@ def world(
     always: Mapping[str, Callable[[Asked], Answer]] | None = None,
     **more: Any,
 ) -> Iterator[tuple[Parrot, ServiceClient]]:
-    """Yield a parrot, and a client that has sent it every secret.
+    """Yield a parrot, and a client of it with a secret in every option.
 
     Args:
         flags: settings of the server.
-        hasty: no time passes.
+        hasty: make a client whose pauses take no time.
         open_server: see `hasty_service`.
-        always: see `Parrot`; from the beginning.
+        always: the parrot's answers by path, before the client sends its first request; see `Parrot`.
+        more: options of the client.
     """
     with StubServer(Parrot(flags)) as stub:
         assert isinstance(stub, Parrot)
@@ -178,7 +179,7 @@ def world(
 
 
 def report_now(client: ServiceClient) -> None:
-    """Send the pending reports now, because a hasty client does not wait for them when it closes."""
+    """Send the pending failure reports now, because a hasty client does not wait for them when it closes."""
     reporter: Any = client.holder.companion
     while reporter.step():
         pass
@@ -220,7 +221,7 @@ def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str])
 
 
 def check(action: Callable[[], object]) -> BaseException:
-    """Check that the exception of an action shows no secret, also after pickling."""
+    """Check that the exception of an action shows no secret, also after pickling. Return the exception."""
     error = provoke(action)
     assert_exception_hidden(error)
     if isinstance(error, errors.TinkerError):
@@ -229,7 +230,7 @@ def check(action: Callable[[], object]) -> BaseException:
 
 
 def check_future(future: Any) -> BaseException:
-    """Check every way to read the failure of a future, in several threads. Return the failure."""
+    """Check every way to read the failure of a future, also in another thread. Return the failure."""
     error = check(lambda: future.result(PATIENCE_S))
     with ThreadPoolExecutor(1) as threads:
         elsewhere = threads.submit(future.result, PATIENCE_S).exception(PATIENCE_S)
@@ -242,7 +243,7 @@ def check_future(future: Any) -> BaseException:
 
 
 def copied(service: ServiceClient) -> Any:
-    """Copy a checkpoint with an access token of another user, which is a secret of this one call."""
+    """Return the future of a copy of a checkpoint. Only this call has the access token of another user."""
     return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
 
 
@@ -315,7 +316,7 @@ def test_clients_made_of_handles() -> None:
 
 
 def handle_with(holder: Mapping[str, Any] | None = None, **changes: Any) -> str:
-    """Return a handle that contains a key and a header, as one of the reference client may."""
+    """Return a sampler handle with a key and a secret header, which the reference client's may contain."""
     whole = {
         "base_url": "http://localhost:1",
         "default_headers_overrides": {"X-My-Token": PLANTED["default header"]},
@@ -605,7 +606,10 @@ def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
 
 
 def calls_with_tokens(service: ServiceClient, trainer: TrainingClient) -> list[Callable[[], object]]:
-    """Return all calls that take an access token, in both forms. The last two copy checkpoints."""
+    """Return functions for all calls that take an access token, plain and awaited.
+
+    The last two copy checkpoints.
+    """
     rest = RestClient(service.holder)
     soon = {"deadline": SOON_S}
 
@@ -742,7 +746,7 @@ def test_exchanges_that_are_refused_later() -> None:
 
 
 def test_tokens_that_were_replaced() -> None:
-    """A token that was replaced is still masked, by its value."""
+    """An earlier token is still masked wherever its value occurs."""
     tokens = iter(["first token", "second token"])
     exchange = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED[next(tokens)]})}
     with world({"pjwt_auth_enabled": True}, always=exchange, max_retries=0) as (stub, service):

@@ -36,7 +36,7 @@ def data(count: int) -> list[types.Datum]:
 
 
 def change(stub: Stub, kind: str, how: Callable[[Promise], object]) -> None:
-    """Apply a change to the result of the first promise of a kind, at each poll."""
+    """Change the result of the first promise of a kind before the answer to its first poll."""
     changed: list[str] = []
 
     def script(asked: Asked) -> Answer | None:
@@ -121,7 +121,10 @@ def test_a_custom_loss_sees_no_short_forward_pass() -> None:
 
 
 def test_an_answer_without_a_length_is_not_taken_for_whole() -> None:
-    """Without a length, a cut protobuf answer is not accepted, because it may still be a valid message."""
+    """A protobuf answer without a length is asked for again, because a cut message may still be valid.
+
+    JSON needs no length, because its end is visible.
+    """
     with world() as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
 
@@ -208,7 +211,7 @@ def make_all_calls(client: ServiceClient) -> None:
 
 @pytest.mark.parametrize("path", CALLS)
 def test_an_answer_that_cannot_be_read_is_asked_for_again(path: str) -> None:
-    """A proxy on the way may have made it; the same call is sent again, under the same number and key."""
+    """The same call is sent again under the same number and key, because a proxy may have made the answer."""
     with StubServer(config=FLAGS) as stub:
         stub.script(path, *GARBLED)
         use_all(stub)

@@ -50,7 +50,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def end(stub: Stub, call: Callable[[], APIFuture[Any]]) -> APIFuture[Any]:
-    """Make a call that fails, and return its future when it has ended, without reading its result."""
+    """Make a call that fails. When its future is done, return the future; its result is not read."""
     stub.script("/retrieve_future", FAILED)
     future = call()
     until(future.done)

@@ -1,7 +1,7 @@
 """Known weak points of the reference client: a test for each, named by its number.
 
-W13, W17 and W27 are in `tests/runtime/test_retrieval.py`; those that are not about these clients are with the
-decoders, the transport, sessions, telemetry, the types and custom losses.
+W13, W17 and W27 are in `tests/runtime/test_retrieval.py`. Weak points of decoders, the transport, sessions,
+telemetry, types and custom losses are in the folders of these.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def number_of(asked: Asked) -> int:
 
 
 class Gated(Stub):
-    """A stub that holds optimizer steps and saves without a name until the test sets its event."""
+    """A stub that holds optimizer steps and saves for samplers until the test sets its event."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         super().__init__(behaviour)
@@ -180,7 +180,7 @@ def test_w05_an_ephemeral_save_repeats_the_same_request() -> None:
 
 
 class OddMetrics(Stub):
-    """A stub whose passes have different metrics, with unknown reductions in their names."""
+    """A stub that answers each chunk of a pass with other metrics, some of unknown reductions."""
 
     def _passed(self, given: list[Any]) -> Any:
         number = self.count("odd")
@@ -239,7 +239,7 @@ def test_w09_a_blocked_account_is_reported_before_any_work(path: str) -> None:
 
 
 def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
-    """Four calls continue from a checkpoint of another user, at a server that exchanges keys for tokens."""
+    """The access token of another user is in the bodies of four calls as given, not exchanged for a token."""
     path, foreign = "tinker://run/weights/a", "tml-foreign"
     with world({"pjwt_auth_enabled": True}) as (stub, client):
         client.create_training_client_from_state(path, weights_access_token=foreign).result()
@@ -541,7 +541,7 @@ def test_w59_futures_of_rest_calls_are_standard_futures() -> None:
 
 
 def test_w60_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
-    """All callback workers run callbacks that wait for calls without an answer; another call still ends."""
+    """A call ends, although all workers for callbacks wait in callbacks for results that do not come."""
     with world() as (stub, client):
         sampler, rest = sampler_of(client), client.create_rest_client()
         release = threading.Event()

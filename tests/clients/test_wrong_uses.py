@@ -1,6 +1,6 @@
 """Wrong uses of the API raise an error at the call, before anything is sent, with the place and a remedy.
 
-The table has typical mistakes, and patterns of their errors: the place of the mistake and the remedy.
+The table has the code of typical mistakes, each with a pattern that its error must match.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ WRONG_USES: Mapping[str, str] = {
 
 
 class World(dict[str, Any]):
-    """The names in the code of the table. A server starts when the code first uses a client."""
+    """The names that the code of the table uses. A server starts when the code first uses a client."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -184,7 +184,7 @@ class World(dict[str, Any]):
 
     @property
     def sent(self) -> list[str]:
-        """The calls that the server got, without those that make clients."""
+        """The endpoints of the calls that the server got, without those that make and keep clients."""
         calls = [] if self.server is None else self.server.calls
         quiet = ("heartbeat", "create", "config", "capabilities", "retrieve", "unload", "finish", "healthz")
         return [call.endpoint for call in calls if not any(word in call.endpoint for word in quiet)]

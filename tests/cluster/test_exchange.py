@@ -24,9 +24,11 @@ PROMPTS = [[1 + number, 5] for number in range(30)]
 
 
 class FakeActor:
-    """A double of an actor, with the worker in this process.
+    """A double of a Ray actor, whose worker runs in this process.
 
-    `mishap` runs each exchange, and may lose its reply.
+    Args:
+        make: makes the worker.
+        mishap: called for each exchange with the worker; it may lose the reply or the worker.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ def keep(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 def lose_reply(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
-    """Lose every second reply; Ray then repeats the call."""
+    """Run an exchange. At every second call, run it twice, as if Ray had lost the first reply."""
     actor.calls += 1
     if actor.calls % 2:
         actor.worker.exchange(*args)
@@ -51,7 +53,7 @@ def lose_reply(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
-    """Replace the worker before the second call; the new worker has no earlier samples."""
+    """Run an exchange. Before the second call, replace the worker with a new one, which has no samples."""
     actor.calls += 1
     if actor.calls == 2:
         actor.worker = actor.make()
@@ -59,12 +61,12 @@ def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 class World(NamedTuple):
-    """A client, and a double of Ray whose workers have another client."""
+    """A client of the driver, and the function that installs a double of Ray, whose workers have another."""
 
     service: tinker_sync.ServiceClient
     sampling: tinker_sync.SamplingClient
     use: Callable[[Any], None]
-    """Replaces Ray by the double, whose actors run exchanges with the given function."""
+    """Replaces Ray with the double. The argument is the `mishap` of its actors."""
 
 
 @pytest.fixture

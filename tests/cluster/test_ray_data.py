@@ -68,7 +68,10 @@ def stub_process() -> Iterator[str]:
 
 
 def growth(levels: list[float]) -> float:
-    """Return the increase from the first quarter to the last, without the first tenth, which is warm-up."""
+    """Return the increase of the highest level from the first quarter to the last.
+
+    The first tenth of the levels is left out as warm-up.
+    """
     warm = levels[len(levels) // 10 :]
     quarter = max(1, len(warm) // 4)
     return max(warm[-quarter:]) - max(warm[:quarter])
@@ -84,7 +87,10 @@ def test_rows_keep_their_order_and_memory_is_flat(cluster: Any, record_property:
         return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
     class Probe(Sampler):
-        """A sampler that is pickled by value, because the workers cannot import this module."""
+        """A sampler that adds its process and the memory of that process to each row.
+
+        It is a local class, which is pickled by value, because the workers cannot import this module.
+        """
 
         def __call__(self, batch: Any) -> dict[str, Any]:
             found = super().__call__(batch)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def prompts(count: int = PROMPTS) -> Iterator[list[int]]:
-    """Yield prompts that all differ."""
+    """Yield `count` prompts, no two of which are equal."""
     return ([1 + number % 97, 1 + number // 97, 3] for number in range(count))
 
 
@@ -39,7 +39,10 @@ def service_of(stub: Any) -> tinker_sync.ServiceClient:
 
 
 class Storm:
-    """A script of answers: the server accepts 60 samples, refuses all for a time, and then accepts again."""
+    """A script of answers: the server accepts 60 samples, refuses all for `lasts_s`, and then accepts again.
+
+    It answers the first 300 accepted samples after `answer_s`.
+    """
 
     PAUSE_S = 8.0
 

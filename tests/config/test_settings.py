@@ -396,7 +396,7 @@ def our_logger() -> Iterator[logging.Logger]:
 
 @contextmanager
 def bare_root() -> Iterator[logging.Logger]:
-    """Yield the root logger without the handlers of pytest, as in a program without logging."""
+    """Yield the root logger without its handlers, which are pytest's, as in a program without logging."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers = []

@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def trained(datum: Datum, tokenizer: Tokenizer) -> list[str]:
-    """Return the runs of trained text."""
+    """Return the texts of the runs of tokens with weight 1, in order."""
     targets = datum.loss_fn_inputs["target_tokens"].tolist()
     weights = datum.loss_fn_inputs["weights"].tolist()
     assert set(weights) <= {0.0, 1.0}
@@ -49,7 +49,7 @@ def trained(datum: Datum, tokenizer: Tokenizer) -> list[str]:
 
 
 def whole(datum: Datum) -> list[int]:
-    """Return the row of tokens, which must be shifted by one."""
+    """Return all tokens of a datum. Its targets must be its input shifted by one."""
     read, after = datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()
     assert read[1:] == after[:-1]
     return [*read, after[-1]]

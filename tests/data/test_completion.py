@@ -15,7 +15,7 @@ IMAGE = ImageChunk(data=b"...", format="png", expected_tokens=3)
 
 
 class Letters:
-    """A tokenizer whose ids are positions in the alphabet. It adds 90 before a text and 91 at its end."""
+    """A tokenizer whose ids are positions in the alphabet. It adds 90 before a text; 91 is the end token."""
 
     eos_token_id: int | None = 91
 

@@ -23,7 +23,7 @@ SHORT = Steps(supervised=8, reinforced=1)
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_lessons() -> Iterator[None]:
-    """Take 8 problems in place of 64, 3 stories in place of 24, and an exam of 8 questions in place of 40."""
+    """Make the lessons small: 8 problems instead of 64, 3 stories instead of 24, 8 exam questions, not 40."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(course, "EXAMPLES", 8)
         patch.setattr(course, "make_exam", lambda: make_exam(8))
@@ -38,7 +38,7 @@ def run_short(**options: Any) -> tuple[DemoResult, str]:
 
 @pytest.fixture(scope="module")
 def drawn() -> Iterator[dict[str, Any]]:
-    """Install a double of matplotlib, and return the lines that it draws, by title."""
+    """Install a double of matplotlib. Yield the lines that it draws, by the titles of their axes."""
     lines: dict[str, Any] = {}
 
     class Axes:

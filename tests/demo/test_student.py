@@ -39,7 +39,10 @@ class Pending:
 
 
 class Server:
-    """A double of both clients. The first half of each group of stories mentions the animal."""
+    """A double of the training and the sampling client, with a log of the requests and the reads of results.
+
+    In a group of sampled stories, the first half is good, and mentions the animal.
+    """
 
     def __init__(self, good: str = "The {animal} sang.", bad: str = "The cup sang.") -> None:
         self.good, self.bad = good, bad
@@ -133,7 +136,7 @@ def test_each_request_has_its_own_seed() -> None:
 
 
 def test_only_the_answer_of_an_example_has_weight() -> None:
-    """The tokens of the answer have weight 1, and those of the prompt weight 0."""
+    """The tokens of an answer have weight 1, and those of its prompt have weight 0."""
     server = Server()
     loss = student(server).learn_sorting(0, 0.25)
     [(data, loss_fn)] = server.passes

@@ -139,7 +139,7 @@ def test_usage_is_a_table() -> None:
 
 
 class Pandas(ModuleType):
-    """A double of pandas, which keeps the rows."""
+    """A double of pandas, in which a frame is the list of its rows."""
 
     DataFrame = staticmethod(list)
 
@@ -227,7 +227,7 @@ def test_awaited_methods_show_the_real_signature() -> None:
 
 
 class Woken(asyncio.SelectorEventLoop):
-    """An event loop that counts the timers that wake it."""
+    """An event loop that counts its timers, and fires each at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_the_loop_of_a_notebook_wakes_while_futures_are_awaited(
         for future in futures[1:]:
             future.resolve(1)
         assert await asyncio.gather(*tasks[1:]) == [1] * 4
-        for _ in range(5):  # the pulse ends with the last of them
+        for _ in range(5):  # after the last future, no further timer is set
             await asyncio.sleep(0)
         beats = loop.timers
         for _ in range(5):

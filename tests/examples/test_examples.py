@@ -91,7 +91,10 @@ def test_an_example_is_a_command() -> None:
 
 
 def run_cells(cells: list[dict[str, Any]]) -> list[Any]:
-    """Run the cells of code as a kernel does, with `await` at the top; return the value of each."""
+    """Run cells of code as a kernel does, which allows `await` outside of functions.
+
+    Return the values of the cells that end with an expression.
+    """
     names: dict[str, Any] = {}
     values = []
 

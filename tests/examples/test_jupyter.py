@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the notebook after the kernel has run it."""
+    """Return the notebook of the examples with its outputs, after a kernel has run it."""
     place = notebook.main([str(tmp_path_factory.mktemp("notebook") / "fine-tuning.ipynb")])
     made = nbformat.read(place, as_version=4)
     nbformat.validate(made)
@@ -70,7 +70,7 @@ def test_the_model_has_learned(executed: Any) -> None:
 
 @pytest.fixture
 def kernel() -> Iterator[Any]:
-    """Yield the client of a running kernel, with its manager as `parent`."""
+    """Start a kernel, and yield a client of it, whose `parent` is the kernel's manager."""
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(startup_timeout=PATIENCE_S, cwd=str(ROOT))
@@ -81,7 +81,7 @@ def kernel() -> Iterator[Any]:
 
 
 def until_idle(client: Any, message_id: str, on_word: Any = None) -> list[Any]:
-    """Return the kernel's messages about a cell, until it has ended. Call `on_word` at its first output."""
+    """Wait for the end of a cell, and return the messages about it. Call `on_word` at each of its outputs."""
     read = []
     ends_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends_s:

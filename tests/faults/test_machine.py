@@ -40,7 +40,7 @@ def land() -> Iterator[Ground]:
 
 @pytest.fixture(autouse=True)
 def dropped_clients_end() -> Iterator[None]:
-    """Wait for the threads of clients that the programs have dropped."""
+    """Wait until the threads of clients have ended that the programs have dropped."""
     before = isolation.our_threads()
     yield
     gc.collect()
@@ -53,7 +53,7 @@ def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """The actions of one thread on a `World`, as rules for hypothesis."""
+    """The actions of a program with one thread on a `World`, as rules from which hypothesis chooses."""
 
     land: Ground
 

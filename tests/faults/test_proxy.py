@@ -15,7 +15,7 @@ BODY = b'{"answer": "abcdefghijklmnopqrstuvwxyz"}'
 
 
 class Upstream:
-    """A server that counts its requests."""
+    """A server that keeps the bodies of its requests, and gives each the same answer."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
@@ -33,7 +33,7 @@ def upstream() -> Iterator[tuple[Upstream, int]]:
 
 
 def ask(proxy: FaultProxy, path: str = "/a") -> tuple[int, bytes] | None:
-    """Send one request. Return the status and body, or None without a complete answer."""
+    """Send one request. Return the status and the body, or None if no complete answer comes."""
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)
     try:
         connection.request("POST", path, b"question")

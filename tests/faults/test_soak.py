@@ -1,12 +1,12 @@
 """The seeded runner for a long time: threads and files stay as they were, memory stays flat.
 
-`FAULT_SOAK_S=1800 pytest -s tests/faults/test_soak.py` runs for half an hour, from the seed `FAULT_FIRST` on,
-and prints for each tenth of it the memory, threads, files, and requests per second of processor time. The
-suite runs it for a moment, which is too short to judge the memory.
+`FAULT_SOAK_S=1800 pytest -s tests/faults/test_soak.py` runs for half an hour, from the seed `FAULT_FIRST` on.
+It prints the memory, threads, files, and requests per second of processor time for each tenth of the run. By
+default it runs for a moment, which is too short to judge the memory.
 
-The server runs in a process of its own, so that the memory is that of the clients and the proxy. All threads
-share one heap. With a heap for each of them, the C library keeps more and more free pieces for a while,
-though the memory in use stays the same.
+The server runs in another process, so that the memory is that of the clients and the proxy. All threads share
+one heap. If each had its own, the C library would keep more and more free pieces for a while, although the
+memory in use stays the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _WARM_S = min(SECONDS / 3, 90.0)
 _RELEASE_S = 1.0
 _ABANDONED_S = 20.0
 _SLACK = 0.02
-# Other processes of the machine change the work that a second of processor time does.
+# The smallest allowed rate, as a share of the first. Other processes of the machine change how many requests
+# fit into a second of processor time.
 _SLOWEST = 0.75
 # A shorter run judges neither the memory nor the rate.
 _JUDGED_S = 300.0
@@ -64,7 +65,7 @@ def resident_bytes() -> int:
 
 
 class Look(NamedTuple):
-    """The state of this process after a seed."""
+    """Figures of this process after the program of a seed."""
 
     at_s: float
     memory: int
@@ -90,12 +91,12 @@ def memory_in(part: list[Look]) -> float:
 
 
 def rate_in(part: list[Look]) -> float:
-    """Return the requests per second of processor time."""
+    """Return the requests per second of processor time in a part of the run."""
     return (part[-1].requests - part[0].requests) / (part[-1].cpu_s - part[0].cpu_s)
 
 
 def describe(looks: list[Look]) -> Iterator[str]:
-    """Return a line for each tenth of the run."""
+    """Yield a line of figures for each tenth of the run."""
     size = max(len(looks) // 10, 1)
     for start in range(0, len(looks) - size, size):
         part = looks[start : start + size + 1]

@@ -37,7 +37,7 @@ _BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 class Run:
-    """The client package and the server of a script, and its results."""
+    """A run of some scripts: the client package and the server that they use, and their results."""
 
     def __init__(self, package: str, url: str) -> None:
         self.tinker = importlib.import_module(package)
@@ -55,7 +55,7 @@ class Run:
         return self.tinker.ServiceClient(base_url=self.url, api_key="tml-oracle", **options)
 
     def ready(self, client: Any) -> Any:
-        """Wait for a client, unless it exists when the call that makes it returns."""
+        """Return a client. If the call that made it returned a future of it, wait for that first."""
         return client.result(timeout=WAIT_S) if hasattr(type(client), "result") else client
 
     def note(self, name: str, value: Any) -> Any:
@@ -67,7 +67,7 @@ class Run:
         return self.note(name, future.result(timeout=WAIT_S))
 
     def refused(self, name: str, call: Callable[[], Any]) -> None:
-        """Record the kinds and the attributes of the error that a call raises."""
+        """Record the classes and the attributes of the error that a call, or its result, raises."""
         try:
             value = call()
             if hasattr(value, "result"):
@@ -385,7 +385,7 @@ def loads(run: Run, client: Any) -> None:
 
 
 def refusals(run: Run) -> None:
-    """Check the refusals of a server, and the promises of refused calls."""
+    """Record the errors of calls that the server refuses."""
     with run.service() as client:
         step(run, "refusals")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
@@ -652,7 +652,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
 
 
 def foreign_handle(run: Run) -> None:
-    """Sample by the handle in the environment, which the other client has made."""
+    """Sample with a handle of the other client, which the environment variable `A_HANDLE` has."""
     step(run, "foreign handle")
     client = run.tinker.SamplingClient.from_sampler_handle(os.environ["A_HANDLE"], api_key="tml-oracle")
     prompt = run.types.ModelInput.from_ints([1, 2, 3])
@@ -661,7 +661,7 @@ def foreign_handle(run: Run) -> None:
 
 
 def a_handle(run: Run) -> None:
-    """Print a handle for the other client, and keep it valid until standard input ends."""
+    """Print the handle of a sampling client, and keep that client until standard input ends."""
     client = run.service()
     sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
     say(sampler.get_sampler_handle())

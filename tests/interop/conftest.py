@@ -1,9 +1,9 @@
-"""Comparison with the reference client, version 0.36 or 0.38; runs only where that client is installed.
+"""Comparison with the reference client, version 0.36 or 0.38. It runs only if that client is installed.
 
-`pip install -e '.[interop,test]' && pytest tests/interop` runs it with the newer version; `tinker==0.36.0`,
-installed afterwards, is the older one. Without the reference client nothing here is imported, so the default
-suite does not need it; but for the engine and the tokenizers, which are compared with torch and transformers
-and skip where those are missing.
+`pip install -e '.[interop,test]' && pytest tests/interop` runs it with version 0.38. To run it with 0.36,
+install `tinker==0.36.0` afterwards. Without the reference client, pytest collects only the tests of the
+engine, the tokenizers and the images. They need torch, transformers or Pillow in its place, and are skipped
+without these.
 
 This module has all expectations that depend on the version of the reference client.
 """

@@ -36,7 +36,7 @@ def say(kind: str, marks: list[Any], state: str, value: Any = None) -> None:
 
 
 class Program:
-    """A program that makes the calls of one seed."""
+    """A client that makes random calls, which depend on the seed alone."""
 
     def __init__(self, package: str, seed: int) -> None:
         self.tinker = importlib.import_module(package)
@@ -109,7 +109,7 @@ def main(package: str, url: str, key: str, seed: int) -> None:
         for asked in program.asked:
             program.tell(*asked)
     say("end", [], "ok")
-    os._exit(0)  # without waiting for the threads of the client
+    os._exit(0)  # does not wait for the threads of the client
 
 
 def described(kind: str, result: Any) -> Any:

@@ -2,8 +2,8 @@
 
     python tests/interop/make_golden.py
 
-Each message gives two files: NAME.hex, its bytes, and NAME.json, the message's kind and its content, bytes
-fields as {"hex": ...}. The default suite compares the codecs of this package with these files;
+Each message gives two files. NAME.hex has its bytes. NAME.json has its kind and its content, with bytes as
+{"hex": ...}. The default suite compares the codecs of this package with these files;
 `test_proto_oracle.py` checks that the reference client still writes the same bytes.
 """
 
@@ -109,7 +109,7 @@ def _outputs() -> dict[str, Any]:
     record.fields["scores"].MergeFrom(
         pb.BatchedTensor(data=float32s(0.5, 1.5), offsets=int64s(0, 4, 8), dtype=pb.DTYPE_FLOAT32)
     )
-    record = ragged.loss_fn_outputs.add()  # older servers give the number of data only by the offsets
+    record = ragged.loss_fn_outputs.add()  # without `num_datums`, as from older servers
     record.fields["ids"].MergeFrom(
         pb.BatchedTensor(
             data=int64s(7, 8, 9), offsets=int64s(0, 24), dtype=pb.DTYPE_INT64, trailing_shape=[3]

@@ -65,7 +65,7 @@ class Programs:
             program: a file, or the text of a program.
             arguments: the arguments of the program.
             typed: the standard input.
-            environment: the whole environment; None: that of this process.
+            environment: all environment variables; None for those of this process.
             patience_s: the seconds after which the program is killed.
         """
         order = {
@@ -82,7 +82,7 @@ class Programs:
             return Ended(**self._processes[package].ask(**order))
 
     def results(self, package: str, program: Path | str, *arguments: str, **options: Any) -> Any:
-        """Run a program that succeeds, and return the JSON that it prints."""
+        """Run a program, which must exit with 0, and return the JSON that it prints."""
         ended = self.run(package, program, *arguments, **options)
         assert ended.code == 0, f"{package} failed:\n{ended.err[-4000:]}"
         return json.loads(ended.out)
@@ -100,7 +100,10 @@ class Programs:
 
 
 def _live(order: dict[str, Any], place: Path, tell: int) -> None:
-    """Run the program of an order in this forked process, until the process ends."""
+    """Run the program of an order in this forked process, and end the process with its exit code.
+
+    `place` is a directory for the files that stand for the standard streams.
+    """
     del tell
     signal.alarm(order["patience_s"])
     (place / "in").write_text(order["typed"], encoding="utf-8")
@@ -132,7 +135,7 @@ def main() -> None:
     importlib.import_module(f"{package}.types")
     importlib.import_module("interop.conftest")  # the scripts import it
     if importlib.util.find_spec("torch"):
-        importlib.import_module("torch")  # the reference client has imported it already
+        importlib.import_module("torch")  # for both packages, because the reference client imports it
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)

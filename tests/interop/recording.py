@@ -1,6 +1,6 @@
-"""A server that records the requests of two clients, and the form in which they are compared.
+"""A server that records the requests of a client, and a form in which the requests of two clients compare.
 
-The comparison ignores what may differ: the name of the client, the times and number of polls, the order of
+The form leaves out permitted differences: the name of the client, the times and number of polls, the order of
 concurrent requests, and requests in the background (heartbeats, telemetry).
 """
 
@@ -24,8 +24,9 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker_sync.local import tiny
 
 BACKGROUND = ("/session_heartbeat", "/telemetry")
-# Several parts of the reference client request these separately, and this package requests them once. A poll
-# for all samples may go on into the next step.
+# The comparison ignores the number of these requests and their step. Several parts of the reference client
+# request the settings and tokens separately, and this package requests them once. A poll for all samples may
+# last into the next step.
 AT_ANY_TIME = ("/client/config", "/client/dynamic_config", "/auth/token", "/retrieve_futures")
 # This package asks older servers for their features, so that it refuses missing ones instead of ignoring
 # them.
@@ -83,7 +84,7 @@ class RecordingStub(Stub):
 
     def on_get_info(self, asked: Asked) -> Any:
         told = super().on_get_info(asked)
-        # A directory, so that both clients find the tokenizer without a network.
+        # The tokenizer is a directory, so that both clients find it without a network.
         return {**told, "model_data": {**told["model_data"], "tokenizer_id": str(tiny.directory())}}
 
     def on_weights_info(self, asked: Asked) -> Any:
@@ -127,7 +128,10 @@ class RecordingStub(Stub):
 
 
 def _widths(request: Any) -> set[int | None]:
-    """Return the different numbers of candidates for a token in the data; None for one without dimension."""
+    """Return the set of widths of `target_tokens` in the data, with None for one-dimensional targets.
+
+    The width is the number of candidates for each token.
+    """
     shapes = [datum.loss_fn_inputs["target_tokens"].shape for datum in request.data]
     return {shape[1] if len(shape) == 2 else None for shape in shapes}
 
@@ -204,10 +208,11 @@ def _add_fields(output: Any, count: int) -> None:
 
 
 def steps(stub: RecordingStub) -> dict[str, list[Any]]:
-    """Return the requests of each step, in a form that is equal for clients that behave equally.
+    """Return the requests of each step, by its name, in a form that is equal for clients that behave equally.
 
-    A step is a list of its requests, sorted by name and content, followed by the order in which its training
-    requests arrived. Requests whose time and number do not matter are listed under "any time".
+    The list of a step has its requests, sorted by their JSON text, and then for each model the sequence
+    numbers of its training requests, see `sorted_batches`. The key "any time" has the requests of
+    `AT_ANY_TIME`, each only once.
     """
     labels = _labels(stub)
     made: dict[str, list[Any]] = defaultdict(list)
@@ -235,9 +240,9 @@ def steps(stub: RecordingStub) -> dict[str, list[Any]]:
 
 
 def sorted_batches(numbers: list[int]) -> list[int]:
-    """Return sequence numbers in the order of arrival, with those sorted that may arrive in any order.
+    """Return sequence numbers in order of arrival, with those sorted whose order does not matter.
 
-    The chunks of a batch may arrive in any order, except that the first chunk arrives last.
+    The first chunk of a pass must arrive last. The order of its other chunks does not matter.
 
     >>> sorted_batches([3, 2, 4, 1, 5, 7, 6])
     [2, 3, 4, 1, 5, 7, 6]
@@ -260,7 +265,7 @@ _IDS = ("model_id", "sampling_session_id", "session_id", "model_seq_id", "seq_id
 
 
 def _labels(stub: RecordingStub) -> dict[str, str]:
-    """Return a name for each promise, which depends on the content of its request and not on its time."""
+    """Return a name for each promise, by its request id. The name depends only on the promise's request."""
     labels = {}
     for _, asked, told in stub.recorded:
         if "request_id" in told:
@@ -288,7 +293,7 @@ def _request(asked: Asked, labels: dict[str, str]) -> dict[str, Any]:
     if name == "/retrieve_futures":
         body = {"target": body["target"]}
     if "tags" in body:
-        body["tags"] = sorted(body["tags"])  # the reference client sends a set, in any order
+        body["tags"] = sorted(body["tags"])  # the reference client sends them in random order
     if isinstance(body.get("request_id"), str):
         body["request_id"] = labels.get(body["request_id"], "unknown")
     return {
@@ -322,7 +327,7 @@ def _octets(asked: Asked) -> bytes:
 
 
 def without_chance(tree: Any) -> Any:
-    """Replace numbers of randomly drawn blocks by their positions in the block, in requests and results."""
+    """Return a request or result in which numbers of a randomly drawn block are positions in the block."""
     if isinstance(tree, dict):
         return {name: without_chance(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -343,7 +348,7 @@ def _text(tree: Any) -> str:
 
 
 def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
-    """Yield a text for each breach of a rule that every client must follow."""
+    """Yield a description of each breach of the rules about idempotency keys and about headers of polls."""
     iterations: dict[str, list[str]] = defaultdict(list)
     keys: dict[str, str] = {}
     for step, asked, _ in stub.recorded:

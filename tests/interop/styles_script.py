@@ -47,7 +47,10 @@ class Script:
         }
 
     def trained(self, trainer: Any, ready: Any) -> dict[str, Any]:
-        """Train and sample with blocking calls. `ready` returns the sampling client for a returned value."""
+        """Train and sample, and return the numbers.
+
+        `ready` turns the returned value of the call that makes a sampling client into that client.
+        """
         passed = []
         for _ in range(2):
             passed.append(trainer.forward_backward(self.data, "cross_entropy"))
@@ -110,7 +113,7 @@ class Script:
 
 
 def _result(client: Any) -> Any:
-    """Return a client, after waiting for it if it is a future."""
+    """Return a client; if it is a future, return its result."""
     return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 

@@ -49,9 +49,9 @@ def names(path: Path) -> Iterator[str]:
 
 
 def parameters(cls: type[Any], method: str) -> list[str]:
-    """Return the parameters of a method.
+    """Return the names of a method's parameters.
 
-    For an `..._async` method without its own, return the plain method's.
+    An `..._async` method that takes `**kwargs` passes them on to the plain method, whose names are returned.
     """
     if not callable(getattr(cls, method)):
         return []
@@ -62,7 +62,7 @@ def parameters(cls: type[Any], method: str) -> list[str]:
 
 
 def methods(package: Any, cls: type[Any]) -> Iterator[str]:
-    """Yield the public methods of a class, and each of their parameters."""
+    """Yield the items for the public methods of a class and for each of their parameters."""
     for name in dir(cls):
         if name.startswith("_"):
             continue
@@ -73,7 +73,7 @@ def methods(package: Any, cls: type[Any]) -> Iterator[str]:
 
 @functools.cache
 def api(package: Any) -> frozenset[str]:
-    """Return the names of every module, and the methods of the clients with their parameters."""
+    """Return the items of a package: names in its modules, and methods of clients with their parameters."""
     found = {
         f"{module}.{name}"
         for module, path in modules(package).items()
@@ -109,7 +109,7 @@ def offers(package: Any, item: str) -> bool:
 
 
 def _module(parts: list[str]) -> tuple[Any, int]:
-    """Return the innermost module on a path, and its depth."""
+    """Return the innermost module on a dotted path, and the number of parts that lead to it."""
     for depth in range(len(parts), 0, -1):
         try:
             return importlib.import_module(".".join(parts[:depth])), depth
@@ -119,7 +119,7 @@ def _module(parts: list[str]) -> tuple[Any, int]:
 
 
 def commands(group: Any, path: str) -> Iterator[str]:
-    """Yield the commands of a group and their options and arguments."""
+    """Yield the items of a command or group: its options and arguments, and those of all its commands."""
     context = click.Context(group)
     for parameter in group.params:
         for option in parameter.opts if isinstance(parameter, click.Option) else [parameter.name.upper()]:

@@ -43,7 +43,7 @@ def server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def run_id(server: LocalServer) -> str:
-    """Return a run with checkpoints of every kind. Make another run too, and some usage."""
+    """Return the id of a run with checkpoints of every kind. The server has another run too, and usage."""
     with server.service(user_metadata={"purpose": "naïve"}) as service:
         other = service.create_lora_training_client(MODEL, rank=4)
         other.save_state("first").result(120)
@@ -81,7 +81,7 @@ def theirs(programs: Programs) -> Theirs:
 
 
 def apart(programs: Programs, package: str, *lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
-    """Run lines of the command line of a client in a process of their own."""
+    """Run command lines of a client in a separate process. Return the exit code and output of each."""
     ended: list[dict[str, Any]] = programs.results(
         package,
         SCRIPT if package == "tinker" else OWN,
@@ -91,7 +91,8 @@ def apart(programs: Programs, package: str, *lines: tuple[str, ...], typed: str 
     return ended
 
 
-# The command line of this package runs in its own process, too: huggingface_hub reads its settings on import.
+# This package's command line also runs in a separate process, because huggingface_hub reads its settings when
+# it is imported.
 OWN = """
 import contextlib, io, json, sys
 from tinker_sync.cli import main
@@ -142,7 +143,7 @@ def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run,
 
 
 def unsigned(text: str) -> str:
-    """Return the output without the parts that depend on the time: signatures, and the costs of storage."""
+    """Return an output without the parts that depend on the time: signatures, and the costs of storage."""
     plain = text.partition("?")[0] if '"url"' in text else text.replace("\r\n", "\n")
     return re.sub(r"\b\d(\.\d+)?e-\d+\b", "LITTLE", plain)
 
@@ -264,7 +265,10 @@ def pushed(
     *,
     easy: bool = False,
 ) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
-    """Run each command line with its own hub, and return the uploads and the hubs."""
+    """Run `push-hf` lines with both clients, each with its own hub.
+
+    Return, for "theirs" and "ours", the outcomes of the lines and the hub.
+    """
     made = {}
     for who, package in (("theirs", "tinker"), ("ours", "tinker_sync")):
         with Hub(easy=easy) as hub:
@@ -277,7 +281,7 @@ def pushed(
 
 
 def arrived(hub: Hub) -> list[dict[str, Any]]:
-    """Return the commits. Of README.md they have the metadata only, because the text differs."""
+    """Return the commits of a hub, with only the metadata of README.md, because its text differs."""
     return [{**each, "files": {**each["files"], **cards(each["files"])}} for each in hub.commits]
 
 
@@ -298,7 +302,7 @@ def test_the_same_arrives_at_the_hub(
     lines = {
         (external, "-r", "ada/one"): 0,
         (external, "-r", "ada/one", "--public"): 0,
-        (training, "-r", "ada/one"): 1,  # another one is in it
+        (training, "-r", "ada/one"): 1,  # the repository has another checkpoint
         (training, "-r", "ada/two", *everything): 0,
         (external, "-r", "ada/three", *some): 0,
         (external, "-r", "ada/four", "--ignore-pattern", "*.json"): 0,
@@ -322,12 +326,13 @@ def test_the_same_arrives_at_the_hub(
     assert held["ada/one"] >= {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
+def test_a_push_adds_the_owner_and_the_branch_that_the_reference_client_leaves_out(
     hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
-    """The reference client fails at the real hub, which refuses names without an owner and missing branches.
+    """Without options, a push of this package succeeds where the reference client's fails.
 
-    A lenient hub accepts both, so the test compares the names that the two clients choose.
+    The real hub refuses repository names without an owner, and missing branches. An `easy` hub accepts both.
+    There the reference client succeeds, and this package must choose the same names.
     """
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     lines: list[tuple[str, ...]] = [(external,), (training,), (external,)]
@@ -355,8 +360,8 @@ def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
     lines: list[tuple[str, ...]] = [
         (external, "-r", "two", "--revision", "dev"),
         (training, "-r", "ada/two", "--revision", "more"),
-        (external, "-r", "ada/two", "--revision", "more"),  # another one is in it
-        (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # no branch can be named so
+        (external, "-r", "ada/two", "--revision", "more"),  # the branch has another checkpoint
+        (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # not a valid name of a branch
         (external, "--create-pr"),  # goes to main
     ]
     made = pushed(programs, tmp_path, monkeypatch, lines)
@@ -454,7 +459,7 @@ def test_an_unknown_base_model_is_left_out_at_the_hub(
     monkeypatch: pytest.MonkeyPatch,
     programs: Programs,
 ) -> None:
-    """The reference client names the model "unknown". Except for this, the uploads are the same."""
+    """The uploads are the same, except that the reference client names the base model "unknown"."""
     with exported(server, ADAPTER, FaultPlan().on("get_weights_info", faults.status(404))):
         lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
         made = pushed(programs, tmp_path, monkeypatch, lines, easy=True)

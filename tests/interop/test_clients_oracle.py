@@ -1,15 +1,16 @@
-"""The three clients against the reference client: one script, two packages, the same requests and results.
+"""The service, training and sampling clients send the same requests as the reference client's.
 
-Each package runs the script in a process of its own against a server of its own, and the logs of the servers
-are compared step by step; `recording.py` lists what may differ. Custom losses are compared where torch
-is installed. Beyond this: the clients for administration.
+Each package runs one script in its own process, against its own server. The tests compare the results, and
+the logs of the servers step by step; `recording.py` lists the permitted differences. Custom losses are
+compared if torch is installed. `conftest.py` has everything that depends on the version of the reference
+client.
 
-What depends on the version of the reference client is in `conftest.py`.
+The script leaves out these intended differences of this package:
 
-Intended differences, which the script leaves out: a sampler path need not begin with `tinker://` on servers
-other than the vendor's; after a training call that could not be sent, later ones fail; where the server
-exchanges keys for tokens, `weights_access_token` is sent as it was given and never exchanged; metrics whose
-reduction is unknown, or that not every chunk has, are kept.
+- A sampler path need not begin with `tinker://` on servers other than the vendor's.
+- After a training call that could not be sent, later ones fail.
+- A `weights_access_token` is sent as it was given, also to a server that exchanges keys for tokens.
+- A metric is kept if its reduction is unknown, or if some chunks lack it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PATIENCE_S = 240.0
 
 @frozen
 class Variant:
-    """A kind of server, and the scripts that run against it."""
+    """Settings and behaviour of a server, and the names of the scripts that run against it."""
 
     name: str
     scripts: tuple[str, ...]
@@ -89,7 +90,7 @@ VARIANTS = [
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without settings, with this source tree first on the path."""
+    """Return environment variables without settings of a client, and with this source tree on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parents[1]}", "TINKER_TELEMETRY": "0"}
 
@@ -110,7 +111,7 @@ def recorded(programs: Programs, package: str, variant: Variant) -> tuple[Any, R
 def runs(
     request: pytest.FixtureRequest, programs: Programs
 ) -> Iterator[dict[str, tuple[Any, RecordingStub]]]:
-    """Run a variant with both clients, and yield the results and the server of each."""
+    """Run a variant with both clients, and yield the results and the server of each package."""
     with ThreadPoolExecutor(2) as pool:
         flights = {
             package: pool.submit(recorded, programs, package, request.param)
@@ -152,7 +153,7 @@ def test_handles_go_from_one_client_to_the_other(programs: Programs, maker: str,
             "session-0:sample:0:some block + 0:0",
         )
         assert results["foreign handle.base model"] == "stub/model"
-        assert len(stub.asked("/client/config")) == 1  # the handle carries the settings
+        assert len(stub.asked("/client/config")) == 1  # by the maker; the user has the settings in the handle
 
 
 @contextlib.contextmanager

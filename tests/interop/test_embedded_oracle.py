@@ -42,12 +42,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "create_model_via_load_weights": True,
         "sample_join_sampling_session": False,
     },
-    "losses on the server": {"custom_loss_server_side": True},  # is different only where there is torch
+    "losses on the server": {"custom_loss_server_side": True},  # without torch like the first variant
 }
 
 
 def findings(programs: Programs, package: str, directory: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of a package, by name."""
+    """Run the script with a package against a new server, and return its results by name."""
     options = [] if flags.get("pjwt_auth_enabled") else ["--no-exchange"]
     # forward_backward_custom of both packages, and the tracing of losses, need torch.
     options += ["--torch"] if importlib.util.find_spec("torch") else []
@@ -78,7 +78,7 @@ def test_every_call_of_both_clients(programs: Programs, flags: dict[str, Any], t
 
 
 def what_both_show(ours: Any, theirs: Any) -> Any:
-    """Return a result of this package without the fields that the reference client's result lacks."""
+    """Return `ours` without the fields that `theirs` lacks, at every depth."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {name: what_both_show(each, theirs[name]) for name, each in ours.items() if name in theirs}
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):

@@ -134,7 +134,7 @@ def test_200_greedy_tokens(pair: Pair) -> None:
 
 
 class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """A linear layer of transformers with an adapter beside it."""
+    """A linear layer of transformers whose output has that of a LoRA adapter added."""
 
     def __init__(self, base: Any, a: Any, b: Any, scale: float) -> None:
         super().__init__()
@@ -146,7 +146,10 @@ class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 class TheirRun:
-    """The model of transformers with the numbers of an engine's adapter, until the end of a `with` block."""
+    """A model of transformers with a LoRA adapter, a copy of the engine's adapter.
+
+    The end of the `with` block removes the adapter from the model.
+    """
 
     def __init__(self, model: Any, params: LoraParams) -> None:
         self.model = model
@@ -172,7 +175,7 @@ class TheirRun:
             setattr(parent, last, base)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the adapter's parameters by the names of the engine."""
+        """Return the parameters of the adapter, by the names that the engine has for them."""
         return {
             f"{name}.lora_{letter}": getattr(one, letter.lower())
             for name, one in self.adapters.items()
@@ -180,7 +183,7 @@ class TheirRun:
         }
 
     def loss(self, data: list[Example], loss_fn: str, config: dict[str, float]) -> tuple[Any, list[Any]]:
-        """Compute a loss by its documented formula, with operations of torch only."""
+        """Compute a loss by its documented formula, with torch. Return the loss and the log-probabilities."""
         total, shown = torch.zeros(()), []
         for one in data:
             inputs = {name: torch.tensor(value) for name, value in one.inputs.items()}
@@ -218,7 +221,7 @@ def our_run(weights: Weights) -> AdapterTrainer:
 
 
 def data_for(run: AdapterTrainer, loss_fn: str) -> list[Example]:
-    """Return data whose ratios are close to 1, some of them beyond the clipping thresholds."""
+    """Return data for a loss. Their ratios are close to 1, and some are beyond the clipping thresholds."""
     rng = np.random.default_rng(7)
     data = []
     for length in (33, 7, 64, 33):

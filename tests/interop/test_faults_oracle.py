@@ -1,8 +1,9 @@
 """Both clients run the same programs behind the same faults. The engine's ledger shows their mistakes.
 
-`FAULT_RUNS=40 pytest -s tests/interop/test_faults_oracle.py` prints a line for each client and set of
-damages. The first set is `PASSING`, after which all calls succeed. The second set includes `LYING`, after
-which a call may fail. The runs of a seed meet the same damages as long as they send the same requests.
+`FAULT_RUNS=40 pytest -s tests/interop/test_faults_oracle.py` prints a line for each client and each set of
+damages. The first set has damages of `PASSING`, in spite of which all calls must succeed. The second set also
+has `LYING`, after which a call may fail. The two clients meet the same damages in the program of a seed, as
+long as they send the same requests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Said = tuple[str, list[Any], str, Any]
 
 
 def run(programs: Programs, land: Ground, package: str, seed: int, *, lies: bool) -> Counter[str]:
-    """Run the program of a seed, and return the numbers of its mistakes by kind, and of the damages."""
+    """Run the program of a seed with a client. Return counts by name: calls, mistakes, and damages."""
     chance = random.Random(seed)
     kinds = tuple(chance.sample(_QUICK, 7))
     if lies:
@@ -46,7 +47,7 @@ def run(programs: Programs, land: Ground, package: str, seed: int, *, lies: bool
 
 
 def ledger_of(land: Ground, said: list[Said]) -> list[Applied]:
-    """Return the engine's work on the model of a run. Each run has one model, and the runs do not overlap."""
+    """Return the engine's work on the model of a run. The model is found by the marks, which no two share."""
     marks = {mark for kind, marks, _, _ in said if kind != "sample" for mark in marks}
     runs = land.ledger.with_marks(marks)
     return [applied for each in runs for applied in each]

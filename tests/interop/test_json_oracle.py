@@ -45,7 +45,7 @@ THEIRS = {"ForwardBackwardInput": ForwardBackwardInput, "TelemetrySendRequest": 
 
 
 def theirs(name: str) -> type[pydantic.BaseModel]:
-    """Return the reference client's model with a name."""
+    """Return the reference client's model of this name."""
     return THEIRS.get(name) or getattr(tinker.types, name)
 
 
@@ -56,7 +56,7 @@ def body(request: pydantic.BaseModel) -> Any:
 
 
 def exact(tree: Any) -> Any:
-    """Return a tree of types and reprs, so that 1, 1.0 and True differ, and so do -0.0 and 0.0."""
+    """Return the type and repr of each value in a tree, so that 1, 1.0 and True differ, and -0.0 and 0.0."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -94,7 +94,7 @@ def test_requests_are_what_the_reference_sends(name: str) -> None:
 
 
 def spelled(rng: random.Random, cls: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return equal arguments in other forms: an int may become its digits or a whole float."""
+    """Return the arguments, in which some ints became their digits as text, or whole floats."""
     for field in attrs.fields(cls):
         value = arguments.get(field.name)
         if type(value) is int and rng.random() < 0.2 and int in (field.type, *get_args(field.type)):
@@ -103,7 +103,10 @@ def spelled(rng: random.Random, cls: type[Any], arguments: dict[str, Any]) -> di
 
 
 def optimizers(rng: random.Random, name: str, arguments: Arguments) -> tuple[Arguments, Arguments]:
-    """Return the arguments for each client. Optimizers may be instances, under any of their field names."""
+    """Return the arguments for this client and for the reference client.
+
+    Settings of optimizers may be instances of each client's types, under any of the names of their field.
+    """
     ours, other = dict(arguments), dict(arguments)
     if "optimizer_config" in arguments and rng.random() < 0.3:
         ours["optimizer_config"] = tinker_sync.types.DimuonOptimizerConfig()
@@ -197,7 +200,7 @@ def random_datum(rng: random.Random) -> dict[str, Any]:
     for name in rng.sample(names, rng.randrange(4)):
         inputs[name] = random_tensor(rng, "int64" if name == "target_tokens" else "float32")
         if rng.random() < 0.3 and name != "custom_input":
-            # A plain list under a known name, which determines its dtype.
+            # In place of a tensor, a plain list, whose dtype the name determines.
             inputs[name] = [rng.choice([0, 1, 2.0, 7]) for _ in range(rng.randrange(5))]
     return {"model_input": random_prompt(rng), "loss_fn_inputs": inputs}
 
@@ -212,7 +215,7 @@ def random_training_input(rng: random.Random) -> dict[str, Any]:
 
 
 def arrays_for_lists(rng: random.Random, prompt: dict[str, Any]) -> dict[str, Any]:
-    """Return the same prompt with its tokens in containers that only this package accepts."""
+    """Return the same prompt with its tokens in lists, tuples or arrays. Only this package accepts arrays."""
     containers = [list, tuple, np.array, lambda tokens: np.array(tokens, dtype=np.int32)]
     chunks = [dict(chunk) for chunk in prompt["chunks"]]
     for chunk in chunks:
@@ -257,7 +260,7 @@ def test_free_form_values_are_what_the_reference_sends() -> None:
 
 
 def odd_value(rng: random.Random) -> Any:
-    """Return a value that is not JSON, but that both clients can encode."""
+    """Return a value that is no usual JSON value, and that both clients can encode."""
     value = rng.choice(
         [
             (1, None, ("a",)),
@@ -311,7 +314,7 @@ def test_answers_mean_what_they_mean_to_the_reference(name: str) -> None:
 
 
 def within_64_bits(value: Any) -> Any:
-    """Return a tree with integers of at most 40 bits, because both clients read very large ones as floats."""
+    """Return a tree with integers below 2**40, because both clients read very large ones as floats."""
     if isinstance(value, dict):
         return {name: within_64_bits(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -320,7 +323,10 @@ def within_64_bits(value: Any) -> Any:
 
 
 def grown(rng: random.Random, kind: Any, tree: Any) -> int:
-    """Add unknown fields to the objects that are models, and return the number of added fields."""
+    """Add unknown fields to some objects in a tree that stand for models. Return the number of added fields.
+
+    `kind` is the declared type of the tree.
+    """
     if isinstance(tree, list) and get_args(kind):
         return sum(grown(rng, get_args(kind)[0], item) for item in tree)
     if not isinstance(tree, dict):

@@ -30,10 +30,7 @@ ROUNDS = 2_000
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
-    """Return the content of a request in numbers and arrays.
-
-    `build` makes a request of either client from it.
-    """
+    """Return the random content of a request, from which `build` makes a request of either client."""
     config = {"beta": rng.choice((0, 0.1, True, 3)), "mode": rng.choice(("token", "")), "z": rng.gauss(0, 1)}
     names = rng.sample(sorted(config), rng.randrange(4))
     return {
@@ -78,7 +75,7 @@ def _random_tensor(rng: random.Random) -> dict[str, Any]:
 
 
 def build(types: Any, content: dict[str, Any]) -> Any:
-    """Return a request made of one client's types."""
+    """Return a request with this content, made of the types of one client."""
     data = []
     for datum in content["data"]:
         inputs = {name: _tensor(types, tensor) for name, tensor in datum["inputs"].items()}
@@ -165,7 +162,7 @@ def meaning(message: Any) -> Any:
 
 
 def array_content(array: Any) -> Any:
-    """Return the dtype, the shape and the bits of an array. NaN equals NaN in this form."""
+    """Return the dtype, the shape and the bytes of an array, so that NaN equals NaN."""
     return None if array is None else (str(array.dtype), array.shape, array.tobytes())
 
 

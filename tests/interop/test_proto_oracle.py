@@ -198,15 +198,18 @@ def outcome(call: Callable[[Message, bytes], Any], table: Message, data: bytes) 
 
 
 def laxer_than_the_format(ours: Any, theirs: Any) -> bool:
-    """Return True if the reader refuses the field number 0, which the reference accepts in unknown groups."""
+    """Return True if only this package refuses a field number 0.
+
+    The reference accepts it in unknown groups, though the format forbids it.
+    """
     refused = isinstance(ours, WireError) and "0 is not a field number" in str(ours)
     return refused and not isinstance(theirs, Exception)
 
 
 def keeps_entries_as_unknown(table: Message, message: Any) -> bool:
-    """Return True if the reference treats a map entry with an unknown field as unknown.
+    """Return True if the reference has kept a map entry as an unknown field.
 
-    This package skips only the unknown field.
+    It does so if the entry has an unknown field. This package skips only that field.
     """
     if isinstance(message, Exception):
         return False

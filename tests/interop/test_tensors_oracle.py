@@ -67,7 +67,7 @@ TAME_CELLS = st.one_of(st.integers(-5, 5), st.booleans(), st.floats(-4, 4, width
 
 
 def rows(cells: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy of lists, lists of lists, and malformed ones."""
+    """Return a strategy of lists of cells, and of lists of lists, whose rows may differ in length."""
     flat = st.lists(cells, max_size=5)
     matrix = st.tuples(st.integers(0, 3), st.integers(0, 3)).flatmap(
         lambda size: st.lists(
@@ -101,7 +101,7 @@ def taken(make: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def wire(tensor: Any) -> Any:
-    """Return all that a server receives of a tensor, with -1 in the shape replaced by the real size."""
+    """Return the parts of a tensor that a server receives, with -1 in the shape replaced by the real size."""
     values = tensor._numpy
     shape = None if tensor.shape is None else list(tensor.shape)
     if shape is not None and -1 in shape:
@@ -122,7 +122,7 @@ def wire(tensor: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return True if two tensors are sent in the same way; NaN equals NaN."""
+    """Return True if two results of `wire` are equal; NaN equals NaN."""
     if (*left[:4], *left[5:]) != (*right[:4], *right[5:]):
         return False
     one, other = (np.frombuffer(side[4], dtype=side[2]) for side in (left, right))
@@ -136,7 +136,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def changed(given_value: Any, tensor: Any) -> bool:
-    """Return True if the reference client changed a number of its input by more than rounding."""
+    """Return True if a number in the tensor differs from the given one by more than rounding to float32."""
     if getattr(given_value, "dtype", np.dtype(int)).kind == "c":
         return True
     for cell, kept in zip(flat(given_value), tensor._numpy.reshape(-1).tolist(), strict=True):

@@ -130,7 +130,10 @@ def test_models_declare_the_same_types(name: str) -> None:
 
 
 def spelled(annotation: Any) -> Any:
-    """Return an annotation in a form that is equal for both packages: class names, sets of union members."""
+    """Return an annotation in a form that is equal for both packages, with class names in place of classes.
+
+    A union becomes the set of its members, because their order does not matter.
+    """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return spelled(inner[0])
@@ -198,7 +201,7 @@ def test_the_same_arguments_make_the_same_values(name: str) -> None:
 
 
 def exact(tree: Any) -> Any:
-    """Return a form of a tree in which 1, 1.0 and True differ."""
+    """Return a tree with the type and repr of each value, so that 1, 1.0 and True differ."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -207,7 +210,7 @@ def exact(tree: Any) -> Any:
 
 
 def made_of(value: Any) -> Any:
-    """Return the class names of a model and of the models in it."""
+    """Return a tree with the class names of a model and of the models in it, and None for other values."""
     if isinstance(value, (list, tuple)):
         return [made_of(item) for item in value]
     if isinstance(value, dict):
@@ -291,7 +294,10 @@ ODD: list[Any] = [
 
 
 def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield valid arguments with one of them replaced by an odd value, for each field and each value."""
+    """Yield a field, an odd value, and valid arguments in which the field has this value.
+
+    Before all fields and values, yield the valid arguments with the field "".
+    """
     rng, cls = seeded(name), ours(name)
     good = shared(random_arguments(rng, cls))
     yield "", None, good
@@ -337,8 +343,8 @@ def loosened(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_what_we_accept_beyond_that_is_known(name: str) -> None:
-    """This package accepts some more forms of equal values, and no others."""
+def test_values_that_only_this_package_accepts_are_known(name: str) -> None:
+    """Only this package accepts a few forms of valid values, and the fields in `WIDER`; nothing else."""
     for field, value, arguments in odd_arguments(name):
         if can_make(lambda arguments=arguments: ours(name)(**arguments)):
             beyond = not can_make(lambda arguments=arguments: theirs(name)(**arguments))
@@ -346,7 +352,7 @@ def test_what_we_accept_beyond_that_is_known(name: str) -> None:
 
 
 def means_the_same(value: Any) -> bool:
-    """Return True for a value that only this package accepts: a mapping as a model, or a huge whole float."""
+    """Return True for a form that only this package accepts: a mapping that is no dict, or a huge float."""
     return isinstance(value, types.MappingProxyType) or value is HUGE
 
 
@@ -354,10 +360,7 @@ def means_the_same(value: Any) -> bool:
 
 
 def declared_text(name: str, field: str) -> bool:
-    """Return True for a text field.
-
-    The reference client accepts an enum of numbers for it, this package none.
-    """
+    """Return True if a field takes text, for which only the reference client accepts `Number.ONE`."""
     declared = {each.name: each.type for each in attrs.fields(ours(name))}
     return field != "" and str in (declared[field], *get_args(declared[field]))
 

@@ -1,6 +1,6 @@
 """A training that is killed at any moment and restarted ends with the same weights, bit for bit.
 
-The suite kills it a few times; `KILLS=300 pytest tests/journal/test_record.py` kills it 300 times.
+By default it is killed a few times; `KILLS=300 pytest tests/journal/test_record.py` kills it 300 times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEATHS_A_RUN = 3
 
 
 class Ground:
-    """A server, and the process that forks scripts against it."""
+    """A server with its ledger, the process that forks training scripts, and the right final weights."""
 
     def __init__(self, server: LocalServer, zygote: Zygote, ledger: Ledger) -> None:
         self.server = server
@@ -34,13 +34,13 @@ class Ground:
         self._lengths: dict[bool, int] = {}
 
     def length(self, journal: Path, *, counted: bool) -> int:
-        """Return the number of function calls of a run that is not killed."""
+        """Return the number of function calls of a script that is not killed."""
         if counted not in self._lengths:
             self._lengths[counted] = self.zygote.run(journal, counted=counted)["calls"]
         return self._lengths[counted]
 
     def weights_after(self, answer: dict[str, Any]) -> str:
-        """Return the digest of the final checkpoint of a run."""
+        """Return the digest of the final checkpoint, whose path is in the answer about a run."""
         assert answer.get("path"), answer
         return self.ledger.saved[answer["path"]]
 
@@ -56,7 +56,7 @@ def land() -> Iterator[Ground]:
 
 
 def die(land: Ground, journal: Path, chance: random.Random, *, counted: bool, restarts: bool) -> list[Any]:
-    """Kill a run a few times, then let it end. Return the answer about each run."""
+    """Run the script a few times and kill it each time; then let it end. Return the answer to each order."""
     whole = land.length(journal.with_suffix(".undisturbed"), counted=counted)
     answers = []
     for _ in range(_DEATHS_A_RUN):

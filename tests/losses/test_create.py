@@ -48,7 +48,7 @@ def weighted(count: int) -> list[types.Datum]:
 
 
 def sent_loss(stub: Stub) -> tuple[Any, Any]:
-    """Return the loss and the text settings of the last pass."""
+    """Return the name of the loss in the last pass, and the setting `loss_id` if it has one."""
     fields = list(_fields(stub.asked("/forward_backward")[-1].body))
     name = next(octets.decode() for number, octets in fields if number == 4)
     settings = {}
@@ -59,7 +59,7 @@ def sent_loss(stub: Stub) -> tuple[Any, Any]:
 
 
 class TestHere:
-    """Tests of losses that this process computes."""
+    """Tests of losses that this process computes, because the server does not."""
 
     def test_handle_runs_between_two_passes(self) -> None:
         with world() as (stub, trainer):

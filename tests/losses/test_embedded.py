@@ -61,7 +61,7 @@ def supervised() -> list[types.Datum]:
 
 
 def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
-    """Return data with advantages and the log-probabilities of a slightly different sampler."""
+    """Return data with random advantages, and with log-probabilities close to those of the model."""
     bare = supervised()
     scored = training.forward(bare, "cross_entropy").result(PATIENCE_S).loss_fn_outputs
     rng = np.random.default_rng(7)
@@ -80,7 +80,7 @@ def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
 def trained(
     training: tinker_sync.TrainingClient, data: list[types.Datum], loss: Any
 ) -> list[tuple[float, float]]:
-    """Request three steps at once, and return the loss and the gradient norm of each."""
+    """Submit three passes and steps at once. Return the loss and the gradient norm of each step."""
     one_pass = training.forward_backward if isinstance(loss, str) else training.forward_backward_custom
     asked = [
         (one_pass(data, loss), training.optim_step(types.AdamParams(learning_rate=1e-3))) for _ in range(3)
@@ -175,7 +175,10 @@ def test_unsupported_operation_is_refused_at_upload(tmp_path: Path) -> None:
 
 
 def preferences() -> tuple[list[types.Datum], list[types.Datum]]:
-    """Return prompts, each with two answers of random tokens. The prompt's tokens have weight 0."""
+    """Return two lists of data with the same prompts and different random answers.
+
+    The tokens of a prompt have weight 0.
+    """
     rng = np.random.default_rng(11)
     answers: tuple[list[types.Datum], list[types.Datum]] = ([], [])
     for _ in range(4):

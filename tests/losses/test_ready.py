@@ -28,12 +28,12 @@ PROMPT = ModelInput.from_ints([1, 2, 3, 4])
 
 
 def one(**inputs: Any) -> Datum:
-    """Return a datum of four tokens."""
+    """Return a datum of four tokens, with these inputs besides its targets."""
     return Datum(PROMPT, {"target_tokens": [5, 6, 7, 8], **inputs})
 
 
 def several(rng: np.random.Generator, *, sparse: bool = False, **inputs: Any) -> Datum:
-    """Return a datum of four tokens with three candidates each."""
+    """Return a datum of four tokens with up to three candidates each, and with these inputs."""
     if not sparse:
         return Datum(PROMPT, {"target_tokens": rng.integers(1, 9, (4, 3)), **inputs})
     targets = TensorData([1, 2, 3, 4, 5], "int64", [4, 3], [0, 3, 4, 4, 5], [0, 1, 2, 0, 2])
@@ -41,7 +41,10 @@ def several(rng: np.random.Generator, *, sparse: bool = False, **inputs: Any) ->
 
 
 def batch(shape: str) -> tuple[list[Datum], list[Any]]:
-    """Return four data with the inputs of every loss, and log-probabilities."""
+    """Return four data that have the inputs of every loss, and their log-probabilities.
+
+    With the shape "tokens" a token has one target, otherwise several candidates.
+    """
     rng = np.random.default_rng(11)
     size = (4, 3) if shape != "tokens" else (4,)
     data, logprobs = [], []
@@ -246,13 +249,16 @@ def entropy(logits: Any) -> float:
 
 
 def slope_of(function: Any) -> Any:
-    """Return the derivative by the logits, from finite differences."""
+    """Return the derivative of a function of logits at `LOGITS`, from finite differences."""
     moves = np.eye(5) * 1e-6
     return np.array([(function(LOGITS + move) - function(LOGITS - move)) / 2e-6 for move in moves])
 
 
 def expected(loss: Any) -> tuple[float, float, Any]:
-    """Return the expected value, metric and derivative by the logits for a token that the model samples."""
+    """Return the expected value and metric of a loss, and its derivative by the logits.
+
+    The expectation is over the tokens that a model with `LOGITS` samples.
+    """
     p, q = log_softmax(LOGITS), log_softmax(OTHER)
     value, metric, slope = 0.0, 0.0, np.zeros(5)
     for token in range(5):

@@ -104,9 +104,10 @@ class TestResults:
 
 
 class InTheEngine:
-    """A training run on the engine, without a server and a client.
+    """A trainer of the engine, used without a server and a client.
 
-    `custom` computes a loss as `forward_backward_custom` does, and `built_in` computes a loss of the engine.
+    `custom` runs the two passes of a custom loss as `forward_backward_custom` does. `built_in` runs a pass
+    with a loss of the engine. Both return the loss.
     """
 
     def __init__(self) -> None:

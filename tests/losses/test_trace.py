@@ -27,7 +27,7 @@ LOGPROBS_ALONE = inspect.signature(lambda logprobs: None)
 
 
 def refusal(fn: Any, ranks: Any = None, line: str | None = None) -> str:
-    """Return the error for a loss, which must end with the given line."""
+    """Return the text of the error for a loss. The text must end with `line`, a line of this file."""
     with pytest.raises(InvalidInputError) as caught:
         encode_graph("loss", trace(fn, ONE if ranks is None else ranks, "session-1").graph)
     text = str(caught.value)

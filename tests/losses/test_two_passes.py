@@ -31,7 +31,7 @@ from tinker_sync.runtime.progress import FutureState
 
 
 class Gate:
-    """A loss that waits until the test lets it continue."""
+    """A loss that waits until the test sets `open`, and then returns or raises."""
 
     def __init__(self, failure: BaseException | None = None) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
@@ -146,7 +146,7 @@ class TestResult:
 
 
 class TestOrder:
-    """Tests that no other operation of a training client is sent between the two passes."""
+    """Tests that a training client sends no other operation between the two passes of a custom loss."""
 
     def test_later_calls_follow_the_backward_pass(self) -> None:
         gate = Gate()

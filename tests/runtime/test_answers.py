@@ -1,4 +1,4 @@
-"""Results that are too short, or that belong to another call."""
+"""Results that are too short, or that belong to another call, are refused; fitting ones pass."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class TestProgress:
 
 
 def test_results_of_the_parts_go_with_the_parts() -> None:
-    """The merged output must not keep the arrays of the chunks in memory too."""
+    """The whole future keeps only the merged result. The results of the parts are freed."""
 
     class Large:
         pass

@@ -43,7 +43,7 @@ class Bench:
         self.refresher.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
 
     def beat(self) -> int:
-        """Do the renewals of one heartbeat, and return the number of jobs that it gave to the worker."""
+        """Begin the renewals that are due, as each heartbeat does. Return the number of new jobs."""
         before = len(self.jobs)
         self.refresher.begin_if_due()
         return len(self.jobs) - before

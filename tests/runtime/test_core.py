@@ -163,7 +163,7 @@ def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptu
 
 
 def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
-    """The garbage collector may run while a thread holds any lock, so freeing a client waits for none."""
+    """Freeing a client takes no lock, because the garbage collector may run while a thread holds any lock."""
     core = core_of(stub)
     core.session_id()
     locks = [
@@ -194,7 +194,7 @@ def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pyt
 
 
 def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a process, Python 3.12 starts no threads; the close then runs in the calling thread."""
+    """If no thread can start, as at the end of a process in Python 3.12, the calling thread closes."""
     core = core_of(stub)
     core.session_id()
 
@@ -210,7 +210,7 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
 def test_the_end_of_the_process_reports_the_status_of_the_user(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends before the thread of `close` has begun; the report still has the status of `close`."""
+    """If the process ends before the thread of `close` has begun, the status passed to `close` counts."""
     core = core_of(stub)
     core.session_id()
     with monkeypatch.context() as patch:

@@ -13,7 +13,10 @@ from tinker_sync.runtime.exits import finish_all, forget, how_it_ended, remember
 
 
 class Member:
-    """A double of a client that the end of the process finishes."""
+    """A double of an open client, whose session the end of the process finishes.
+
+    A `silent` one never gets an answer from its server.
+    """
 
     def __init__(self, *, silent: bool = False, failure: BaseException | None = None) -> None:
         self.silent = silent

@@ -1,4 +1,4 @@
-"""One fetch from its first poll to the end of its future. The test answers the polls."""
+"""The fetch of one result, from its first poll to the end of its future. The tests answer the polls."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def status(code: int) -> APIStatusError:
 
 
 class Bench:
-    """A heartbeat with scripted answers, and a record of its reports."""
+    """A heartbeat whose answers are scripted, and the counts and reports of its steps."""
 
     def __init__(self, *answers: Exception | None, always_offered: bool = True) -> None:
         self.clock = FakeClock(automatic=False)
@@ -57,7 +57,7 @@ class Bench:
         self.said.append(("late", delay_s, reason))
 
     def steps(self, count: int) -> list[bool]:
-        """Run this many steps of the heartbeat, each when it is due. Return their results."""
+        """Run `count` steps of the heartbeat, one in each period. Return their results."""
         going = []
         for _ in range(count):
             going.append(self.heartbeat.step())
@@ -145,7 +145,10 @@ def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
 def late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
 ) -> list[object]:
-    """Return the reports after these times since the last heartbeat."""
+    """Run a heartbeat, let these times pass on the clock, the date and the CPU, and run another one.
+
+    Return the reports.
+    """
     bench.heartbeat.step()
     now, wall = bench.clock.now(), bench.clock.time()
     monkeypatch.setattr(bench.clock, "now", lambda: now + now_s)

@@ -38,11 +38,12 @@ SIGNALS = pytest.mark.skipif(sys.platform == "win32", reason="stops processes by
 
 
 class Bench:
-    """A watch whose owner and server are scripted, on a clock that jumps to the next event.
+    """The loop of a keeper, with a scripted owner and server, on a clock that jumps to the next event.
 
     Args:
-        reports: the times at which lines of the owner arrive.
-        statuses: the statuses of the answers; the last one stays.
+        reports: times, each with the line of the owner that arrives then; None is the owner's death.
+        statuses: the statuses of the answers to heartbeats; the last one is repeated.
+        always_offered: True if every server of this kind has heartbeats.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Bench:
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
     def ends(self) -> bool:
-        """Run the watch. Return True if it ends, and False if it still runs after a quarter of an hour."""
+        """Run the loop. Return True if it ends, and False if it still runs after 1000 s of the clock."""
         try:
             self._watch.run()
         except TimeoutError:
@@ -342,7 +343,10 @@ def test_a_session_outlasts_an_owner_that_is_stuck_or_stopped(ground: Ground, tm
 
 
 def check_secrets(keeper: int) -> None:
-    """Check that the key of a keeper is not public, and that it has no file or socket of its owner."""
+    """Check that the command line and environment of a keeper process lack the key.
+
+    Check also that the process has no file or socket of its owner.
+    """
     place = Path(f"/proc/{keeper}")
     if place.exists():
         assert KEY.encode() not in (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
@@ -398,7 +402,7 @@ REQUEST = {
 
 
 class Silence:
-    """A double of the server that gets no request, because the test is shorter than a heartbeat's period."""
+    """A keeper that sends no heartbeat, because its period is an hour, with scripted headers of its owner."""
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str] | TinkerError] = [{"X-API-Key": "first"}]

@@ -21,7 +21,7 @@ def output(count: int, metrics: dict[str, Any], kind: str = "ArrayRecord") -> Fo
 
 
 class TestReductions:
-    """The reductions give the values in the protocol's description, for chunks of one and three data."""
+    """Tests of the reductions with the values in the protocol's description, for chunks of 1 and 3 data."""
 
     @pytest.mark.parametrize(
         ("key", "first", "second", "expected"),

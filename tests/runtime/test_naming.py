@@ -1,4 +1,4 @@
-"""The name of the running public method: methods set it, and jobs take it to other threads."""
+"""The name of the running public method: public methods set it, and jobs take it to other threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Base:
 
 @names_requests
 class Client(Base):
-    """A class whose public methods set the name."""
+    """A client class whose public methods set the name and return it."""
 
     def outer(self) -> list[str]:
         return [current(), self.inner(), current()]

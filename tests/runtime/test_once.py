@@ -1,4 +1,4 @@
-"""`Once`: one thread makes the value for all, failures are not kept, and another thread takes over."""
+"""`Once`: one thread makes the value for all; after a failure or an interrupt, another thread makes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_sync.runtime.once import Once
 
 
 class Flight:
-    """A `Once` whose value a thread is making until the test lets it end, and threads that wait for it."""
+    """A `Once` whose value one thread makes until the test calls `land`, while other threads wait for it."""
 
     def __init__(self, once: Once[int], **options: Any) -> None:
         self.once = once
@@ -32,7 +32,7 @@ class Flight:
         return self.ending()
 
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
-        """Call `get` in another thread. Return the future of this call when it waits or has ended."""
+        """Call `get` in another thread. When the call waits or has ended, return its future."""
         flight: Any = self.once._flight
         waiters = flight.ended._condition._waiters
         waiting = len(waiters)
@@ -54,7 +54,7 @@ def fail(error: BaseException) -> Callable[[], int]:
 
 
 def never() -> int:
-    raise AssertionError("somebody else was at it")
+    raise AssertionError("another thread was making the value")
 
 
 def test_many_who_come_at_once_get_one_value() -> None:

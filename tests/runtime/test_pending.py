@@ -14,7 +14,7 @@ from tinker_sync.runtime.pending import PendingChanges
 
 
 class Clock:
-    """A clock that returns the given times, one at each call."""
+    """A clock that returns the given times, one at each call, and then the last one again and again."""
 
     def __init__(self, *moments: float) -> None:
         self._moments = list(moments)

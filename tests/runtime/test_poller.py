@@ -33,7 +33,7 @@ WAITS = 2000
 
 
 class Held:
-    """A poller with its parts, and the outcomes of requests in the order of arrival."""
+    """A poller with its transport and workers, and a queue of the outcomes of its requests."""
 
     def __init__(self, url: str, *, max_open: int | None = None, threads: int = 4, **options: Any) -> None:
         self.http: Http = http_for(url, **options)
@@ -64,7 +64,7 @@ class Held:
 
 
 def await_end_of_thread(poller: Poller) -> None:
-    """Wait for the end of all threads of a poller. The poller forgets a thread before it has ended."""
+    """Wait for the end of all threads of pollers, each of which ends after its poller has forgotten it."""
     for thread in threading.enumerate():
         if thread.name == "tinker-poll":
             thread.join(PATIENCE_S)
@@ -169,7 +169,7 @@ def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: py
 
 
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
-    """TLS 1.3 sends session tickets after the handshake. They make the socket readable, and are no answer."""
+    """Session tickets of TLS 1.3 make a socket readable, but no worker starts to wait for an answer."""
     answered = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -361,7 +361,7 @@ def test_an_answered_request_cannot_be_called_off() -> None:
 
 
 class Nowhere:
-    """A double of the transport that must not be used."""
+    """A double of the transport for tests that send nothing; a request fails the test."""
 
     def open(self, call: Call) -> Any:
         raise AssertionError("nothing was to be sent")
@@ -377,7 +377,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def stepped(clock: FakeClock) -> Iterator[Poller]:
-    """Yield a poller without a thread; the test calls `step`."""
+    """Yield a poller that starts no thread. The test calls `step`."""
     poller = Poller(Nowhere(), HandWorkers(), clock)
     poller._thread = threading.current_thread()
     yield poller

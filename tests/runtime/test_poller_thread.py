@@ -1,4 +1,4 @@
-"""The thread of a poller: its steps, the steps that follow, and the workers that guard and help it."""
+"""The thread of a poller: its steps, the steps that answers cause, and workers that guard and help it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Outcome = Reply | SendFailed
 
 
 class Finished:
-    """A double of an exchange whose answer has arrived already: its pipe is readable."""
+    """A double of an exchange whose answer has arrived. A pipe with a byte takes the place of its socket."""
 
     expires_at_s = float("inf")
 
@@ -38,7 +38,7 @@ class Finished:
         return self._ends[0] if self._ends else -1
 
     def step(self) -> Reply:
-        self.abort()  # it needs the pipe no more
+        self.abort()  # closes the pipe
         return Reply(200, {}, self.call.body or b"")
 
     def abort(self) -> None:
@@ -304,7 +304,7 @@ def test_no_thread_takes_over_between_two_turns() -> None:
 
 
 def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_socket() -> None:
-    """The number of a closed socket may belong to a new one, whose watch must not end."""
+    """Once a socket is closed, its number may belong to a new socket, whose watch would end in its place."""
     due: list[int] = []
 
     class Recording(SelectorReadiness):

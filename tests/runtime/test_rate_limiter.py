@@ -40,7 +40,7 @@ def take_all(gate: Gate) -> list[Permit]:
 
 
 def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
-    """Return a limiter that has just reopened after a refusal."""
+    """Return a clock, a limiter that has just reopened after a refusal, and its gate."""
     clock, limiter, gate = limiter_and_gate()
     permit = gate.acquire()
     assert permit is not None
@@ -141,7 +141,10 @@ class TestClosed:
 
 
 def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
-    """Return a limiter that was refused while the server worked on so many requests, after the pause."""
+    """Return a clock, a limiter and its gate after a refusal and its pause.
+
+    The server refused while it worked on `count` requests, and still works on them.
+    """
     clock, limiter, gate = limiter_and_gate()
     permits = [gate.acquire() for _ in range(count + 1)]
     for number, permit in enumerate(permits):
@@ -156,7 +159,7 @@ def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 def accept_all(gate: Gate, name: str) -> int:
-    """Have the server accept every request that may pass, until none may; return their number."""
+    """Let requests pass, which the server accepts, until none may pass. Return their number."""
     accepted = 0
     while permits := take_all(gate):
         for permit in permits:

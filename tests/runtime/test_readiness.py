@@ -1,6 +1,6 @@
-"""Notifications of readable sockets, on Linux and other systems.
+"""Notifications that sockets are readable, by the ways of Linux and of other systems.
 
-Each watch ends with its first notification.
+The watch of a socket ends with its first notification.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The action of a retrieval after each answer, without threads, sockets and pauses."""
+"""The next action of a retrieval after each answer to a poll, without threads, sockets and pauses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TRY_AGAIN = reply(200, {"type": "try_again", "request_id": "req-1", "queue_state
 
 
 class Asking:
-    """A retrieval with a clock. Each answer arrives `after_s` seconds after its poll."""
+    """A retrieval with a clock. An answer arrives one second after its poll, or as long as a test states."""
 
     def __init__(self, **options: Any) -> None:
         self.notices: list[QueueNotice] = []
@@ -68,7 +68,7 @@ class Asking:
         return self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
 
     def pauses(self, *outcomes: Reply | SendFailed) -> list[float | None]:
-        """Return the pause after each outcome, None for no pause."""
+        """Return the pause after each of these answers, with None for no pause, and let the pauses pass."""
         pauses: list[float | None] = []
         for outcome in outcomes:
             action = self.gets(outcome)

@@ -25,7 +25,7 @@ from tinker_sync.runtime.safe_condition import SafeCondition
     ids=["when_done", "add_done_callback", "result", "running"],
 )
 def test_ctrl_c_while_the_lock_of_a_future_is_taken(call: Callable[[Any], object]) -> None:
-    """Ctrl-C arrives just after a method of the future has taken the lock; the lock is released."""
+    """The lock of a future is released, although Ctrl-C arrives just after a method has taken it."""
 
     def interrupt(frame: Any, event: str, _: Any) -> None:
         if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:

@@ -1,4 +1,4 @@
-"""A sample gives back its place, bytes and permit in whichever way it ends."""
+"""A sample gives back its place, its bytes and its permit, no matter how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PARAMS = types.SamplingParams(max_tokens=2)
 PLACES = 2
-# More than there are places, so that a sample that keeps its place stops the ones behind it.
+# More samples than places, so that samples that keep their places stop those behind them.
 ROUNDS = PLACES + 2
 
 
@@ -93,7 +93,7 @@ def test_the_next_sample_gets_the_place(
 def test_samples_that_are_sent_again_need_no_other_place(
     stub: Stub, sampler: SamplingClient, failure: int
 ) -> None:
-    """All samples under way are sent again while one behind them waits for a place."""
+    """All samples that have places are sent again while others wait for a place, and all succeed."""
     release = threading.Event()
     path = "/retrieve_future" if failure == 410 else "/asample"
     stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)

@@ -27,7 +27,15 @@ from tinker_sync.transport.verdict import Judge
 
 
 class Job:
-    """A double of a sample with the methods that the scheduler uses."""
+    """A double of a sample that logs each call of the scheduler.
+
+    Args:
+        log: gets a line for each call.
+        name: the name in these lines.
+        size: the estimated bytes.
+        admit: the result of `admit`.
+        waits: True if the sample can be admitted only after a wait.
+    """
 
     def __init__(
         self, log: list[str], name: str, *, size: int = 10, admit: bool = True, waits: bool = False
@@ -54,7 +62,12 @@ class Job:
 
 class Bench:
     def __init__(self, *, idle: bool = True, watched: bool = False) -> None:
-        """Make a scheduler; `watched` gives its poller a thread, whose jobs are in `soon`."""
+        """Make a scheduler whose workers the test runs.
+
+        Args:
+            idle: True if the pool has an idle connection.
+            watched: True if the poller has a thread, whose jobs `soon` then has.
+        """
         self.soon: list[Callable[[], object]] = []
         self.watched = watched
         self.log: list[str] = []

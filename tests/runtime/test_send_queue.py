@@ -22,7 +22,11 @@ from tinker_sync.runtime.send_queue import (
 
 
 class Bench:
-    """A queue whose sends the test runs, with a record of the sent requests and the failures to raise."""
+    """A send queue whose workers the test runs.
+
+    `wire` has the numbers and names of the sent requests. A test sets `failures`: the exceptions that sends
+    raise, by the name of the request.
+    """
 
     def __init__(self) -> None:
         self.workers = HandWorkers()
@@ -113,7 +117,7 @@ class TestOrder:
             assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
 
     def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
-        """The first chunk of a pass is sent last: four chunks, an optim_step, and a pass of two chunks."""
+        """The first chunk of each pass is sent last."""
         bench.append("fb", 4, parallel=True)
         bench.append("optim")
         bench.append("f", 2, parallel=True)
@@ -161,9 +165,9 @@ class TestOrder:
 
 class TestSendsThatEndLater:
     def late(self, count: int) -> tuple[list[Any], list[Operation[FakePart]]]:
-        """Append an operation of `count` parts and another one.
+        """Append an operation of `count` parts, and another operation, to a queue whose sends do not end.
 
-        Return the callbacks of the sends, and the operations.
+        Return two lists: the number of each begun send with the callback that ends it, and the operations.
         """
         ends: list[Any] = []
         queue: SendQueue[FakePart] = SendQueue(
@@ -241,7 +245,7 @@ class TestW02Cancel:
 
 
 class TestCancelAtTheDoor:
-    """Tests of a cancel after an operation was taken from the queue, and before it begins."""
+    """Tests of an operation that is cancelled after the queue has taken it, and before it begins."""
 
     def test_it_gets_no_number_and_the_next_one_goes_on(self, bench: Bench) -> None:
         class Late(APIFuture[Any]):
@@ -328,7 +332,7 @@ class TestFailedSend:
         assert all(part.future.done() for part in made.parts)
 
     def test_serial_chunks_after_the_failed_one_stay_here(self, bench: Bench) -> None:
-        """Unlike in the reference client, no chunk or operation after the failed chunk is sent."""
+        """After a failed chunk, no other chunk or operation is sent. The reference client sends them."""
         bench.failures["fb.2"] = REFUSED
         made = bench.append("fb", 4)
         queued = bench.append("optim")
@@ -411,7 +415,7 @@ def not_taken() -> NotTaken:
 
 
 def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
-    """Call a function while a part is being sent."""
+    """Let the bench call `do` while it sends the part with this name."""
     real_send = bench.send
 
     def send(part: FakePart, number: int) -> Any:
@@ -423,7 +427,7 @@ def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
 
 
 class TestRefusedSend:
-    """Tests of requests that the server certainly lacks: their number is free, and the queue goes on."""
+    """Tests of requests that the server certainly did not accept: the next one gets their number."""
 
     def test_the_next_one_gets_its_number(self, bench: Bench) -> None:
         bench.failures["b"] = not_taken()
@@ -444,7 +448,10 @@ class TestRefusedSend:
         assert bench.sent == "1:a 1:b 1:c 1:d"
 
     def test_a_parallel_operation_under_its_number_is_sent_in_order(self, bench: Bench) -> None:
-        """The server does not wait for a number that it has refused."""
+        """The first chunk is sent first if its number is that of a refused request.
+
+        The server does not wait for such a number, so it would carry out the other chunks before.
+        """
         bench.failures["a"] = not_taken()
         bench.append("a")
         bench.append("b", 3, parallel=True)
@@ -465,7 +472,10 @@ class TestRefusedSend:
         assert isinstance(made.parts[3].future.exception(0), EarlierCallFailedError)
 
     def test_holes_of_a_parallel_operation_are_filled_with_nothing(self, bench: Bench) -> None:
-        """Numbers 1, of the unsent part, and 3, of the refused one, come before the accepted part 4."""
+        """Part 4 is accepted, part 3 is refused, and part 1 is not sent any more.
+
+        The server would wait for numbers 1 and 3, so empty requests are sent under them.
+        """
         bench.failures["fb.3"] = not_taken()
         while_sending(bench, "fb.3", bench.workers.do_all)
         made = bench.append("fb", 4, parallel=True)

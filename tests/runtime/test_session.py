@@ -1,4 +1,4 @@
-"""Sessions without clients: their owner, their numbers, and the report at their end."""
+"""Sessions without clients: their owner, the numbers that they draw, and the request that finishes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stub() -> Iterator[Stub]:
 
 
 class Bench:
-    """A session of a core, on a fake clock."""
+    """A core with one session, on a fake clock, and the events that the core reports."""
 
     def __init__(self, stub: Stub, **of_session: Any) -> None:
         self.clock = FakeClock(automatic=False)
@@ -203,7 +203,10 @@ def test_numbers_drawn_by_many_threads_are_dense() -> None:
 
 
 def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server opens the session, and the thread of the heartbeats cannot start. The next use continues."""
+    """A session that is open at the server, but whose heartbeats could not start, is used again.
+
+    The next use starts the heartbeats, and opens no second session.
+    """
     with Bench(stub) as bench:
         with monkeypatch.context() as patch:
             patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())

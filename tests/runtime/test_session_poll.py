@@ -40,7 +40,7 @@ class Bench:
         self.poller.answer(200, {"completions": completions, "cursor": cursor}, path=PATH)
 
     def fetch_next(self, body: Any) -> None:
-        """Answer the oldest poll for one result."""
+        """Answer the oldest poll for a single result."""
         self.poller.answer(200, body, path=ONE)
 
     def singles(self) -> list[str]:

@@ -239,7 +239,7 @@ class TestClose:
 
 
 class TestCtrlC:
-    """Tests of a Ctrl-C between two lines of `run`."""
+    """Tests of `run` when Ctrl-C interrupts it."""
 
     @pytest.mark.parametrize("born", [False, True])
     def test_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, born: bool) -> None:
@@ -311,7 +311,7 @@ def run_script(code: str, *, expect: int = 0) -> str:
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise KeyboardInterrupt", "1 / 0"])
 def test_a_process_ends_with_hundreds_of_jobs_under_way(end: str) -> None:
-    """The process ends within the timeout of `run_script`. If it joined its threads, it would never end."""
+    """A process ends although 400 of its jobs never end, because it does not join its workers."""
     code = (
         "import sys, threading\n"
         "from tinker_sync.runtime.workers import Workers\n"

@@ -1,7 +1,7 @@
-"""A script that makes every call of every client that has an endpoint, against a server that really computes.
+"""A script that makes every call of the clients that has an endpoint, against a server that really computes.
 
 It runs with the reference client or with this package, because both have the same names. It checks some
-results itself, and prints the others, so that a test can compare those of the two clients.
+results itself, and prints all that must be equal, so that a test can compare the two clients.
 
     python -m support.acceptance tinker|tinker_sync URL KEY [--json] [--torch] [--no-exchange]
 """
@@ -30,8 +30,8 @@ BASE = "tinker-sync/tiny"
 WAIT_S = 60.0
 HOUR = dt.timedelta(hours=1)
 
-# The id of a promise contains the number of earlier promises. This number is masked, because the clients
-# differ in it: one makes a model with one request, the other with three.
+# The id of a promise contains the number of earlier promises. This number is masked, because the clients need
+# different numbers of requests to make a model.
 _ID = re.compile(r"req-[0-9a-f]{8}-\d+")
 _COPY = re.compile(r":copy:[0-9a-f]{16}")
 _MOMENTS = frozenset(
@@ -44,7 +44,8 @@ class Acceptance:
 
     Args:
         package: "tinker" or "tinker_sync".
-        url, key: the server.
+        url: the address of the server.
+        key: its key.
         newer: True if the server has the newest protocol, False if it takes JSON only.
         torch: True to make the calls that need torch.
         exchange: True if the server exchanges keys for tokens.
@@ -74,7 +75,7 @@ class Acceptance:
     # ------------------------------------------------------------------------------------ small tools
 
     def note(self, name: str, value: Any) -> Any:
-        """Record a result that must be the same with the other package, and return it."""
+        """Record a result that must be the same with the other package. Return the result."""
         self.results.append((name, _without_chance(plain(value))))
         return value
 
@@ -82,7 +83,7 @@ class Acceptance:
         return self.note(name, future.result(timeout=WAIT_S))
 
     def ready(self, client: Any) -> Any:
-        """Wait for a client, so that clients reach the server in the order of the script."""
+        """Return a client when it is ready, so that clients are made in the order of the script."""
         return client.result(timeout=WAIT_S) if hasattr(type(client), "result") else client
 
     def refused(self, name: str, call: Callable[[], Any], says: str, status: int | None = None) -> None:
@@ -358,7 +359,7 @@ class Acceptance:
             self.wait(f"stop {name}", sampler.sample(prompt, 1, params))
 
     def told(self, sampler: Any) -> None:
-        """Check the results about a prompt that every server sends."""
+        """Check the results about a prompt that all servers send, also older ones."""
         prompt = self.types.ModelInput.from_ints([11, 12, 13, 14])
         one = self.types.SamplingParams(max_tokens=1, seed=1)
         scores = self.note("scores", sampler.compute_logprobs(prompt).result(timeout=WAIT_S))

@@ -1,4 +1,4 @@
-"""Run command lines in this process, as a shell does."""
+"""Command lines that run in this process and have the exit codes and output that they have in a shell."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def fixed_now(monkeypatch: pytest.MonkeyPatch, now: str) -> None:
-    """Fix the present time, from which tables count ages."""
+    """Set the present time, from which tables compute ages."""
     monkeypatch.setattr("tinker_sync.cli.formatting.utc_now", lambda: datetime.fromisoformat(now))

@@ -36,7 +36,7 @@ def token(**claims: Any) -> str:
 
 
 class World(Stub):
-    """The server, with the account of one user."""
+    """A stub with the runs, checkpoints, sessions and bill of one user."""
 
     def __init__(self, behaviour: Any = None) -> None:
         super().__init__(behaviour)

@@ -12,9 +12,9 @@ from support.clock import PATIENCE_S
 
 
 def start(job: Callable[[], Any]) -> Future[Any]:
-    """Run `job` in a daemon thread, and return its future.
+    """Run `job` in a daemon thread, and return a future of its result.
 
-    If the job hangs, the test fails and pytest goes on.
+    A job that hangs does not keep pytest from going on, because the thread is a daemon.
     """
     future: Future[Any] = Future()
 
@@ -31,7 +31,7 @@ def start(job: Callable[[], Any]) -> Future[Any]:
 
 
 def together(*jobs: Callable[[], Any], patience_s: float = PATIENCE_S) -> list[Any]:
-    """Run each job in a thread, let all begin at the same moment, and return their results in order."""
+    """Run each job in a thread; all begin at the same moment. Return results in the order of the jobs."""
     line_up = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], Any]) -> Any:
@@ -43,7 +43,7 @@ def together(*jobs: Callable[[], Any], patience_s: float = PATIENCE_S) -> list[A
 
 @contextmanager
 def aside(*jobs: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run each job in a thread during the `with` block. Yield a list that gets their results."""
+    """Run each job in a thread beside the `with` block. Yield a list; after the block it has the results."""
     results: list[Any] = []
     futures = [start(job) for job in jobs]
     yield results

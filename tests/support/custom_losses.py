@@ -37,13 +37,13 @@ def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tup
 
 @numpy_loss
 def squares(data: Any, logprobs: Any) -> Any:
-    """Return the sum of the squares of all log-probabilities, a metric and the gradients."""
+    """Return the sum of the squares of all log-probabilities, metrics, and the gradients of the sum."""
     loss = sum(float((each * each).sum()) for each in logprobs)
     return loss, {"squares:mean": loss / len(data)}, [2 * each for each in logprobs]
 
 
 def data(count: int) -> list[types.Datum]:
-    """Return data without weights."""
+    """Return `count` data without weights."""
     return [
         types.Datum(types.ModelInput.from_ints([n, n + 1]), {"target_tokens": [n + 1, n + 2]})
         for n in range(count)

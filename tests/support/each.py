@@ -1,4 +1,4 @@
-"""Tests over tables of values, as one item of pytest instead of an item for each value, which costs more."""
+"""Tests over tables of values, as one item of pytest. An item for each value would cost more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def for_each(names: str | tuple[str, ...], values: Collection[Any]) -> Callable[
     """Return a decorator that runs a test for every value of a table, as one item of pytest.
 
     It has the arguments of `pytest.mark.parametrize`. The error lists the values that fail. All values share
-    the fixtures, so a test must not change them.
+    the same fixtures, so the test must not change the objects that fixtures return.
 
     Args:
         names: the argument of the test that takes a value, or the arguments that take a row.

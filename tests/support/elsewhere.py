@@ -9,7 +9,7 @@ from tinker_sync import types
 
 
 def sample_twice(client: Any) -> tuple[int, list[list[int]]]:
-    """Return the id of this process, and the tokens of two samples that the client takes in it."""
+    """Take two samples with a client. Return the id of this process, and the tokens of each sample."""
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
     futures = [client.sample(prompt, 1, params) for _ in range(2)]
     sampled = [list(future.result(120).sequences[0].tokens) for future in futures]

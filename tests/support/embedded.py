@@ -1,4 +1,4 @@
-"""The embedded server for tests, in a thread, over a directory that a test may keep; and as a process.
+"""The embedded server for tests: in a thread, or in a process of its own, with a directory that tests choose.
 
 with running(tmp_path, hold_s=0.2) as server: ...      server.url, server.key, server.post("/asample", {...})
 python -m support.embedded DIRECTORY '{"hold_s": 2}'    prints its port; ends with its input
@@ -42,7 +42,7 @@ PROTO = "application/x-protobuf"
 
 @cache
 def base_model() -> BaseModel:
-    """Return the built-in model. It is read once for all tests, because weights cannot change."""
+    """Return the built-in model, which is read once for all tests, because its weights cannot change."""
     return BaseModel(tiny.NAME, tiny.directory())
 
 
@@ -152,7 +152,7 @@ class Wire:
         return self.post("/retrieve_future", {"request_id": request_id}, **headers)
 
     def result(self, request_id: str) -> Any:
-        """Poll until there is a result, and return it. Return a failure in the form that the server sent."""
+        """Poll until a promise is done. Return the JSON of its result, or of its failure."""
         while True:
             reply = self.retrieve(request_id)
             if reply.status != 408:
@@ -178,7 +178,7 @@ def pass_body(
 
 
 class Running(Wire):
-    """A server in this process, with its store, its host and its service."""
+    """A sender of requests to a server in this process, with that server's thread, application and store."""
 
     def __init__(self, thread: ServerThread, app: App, store: Store) -> None:
         super().__init__(thread.url)
@@ -187,7 +187,7 @@ class Running(Wire):
 
 @contextlib.contextmanager
 def running(directory: Path, *, clock: Clock = SYSTEM_CLOCK, **flags: Any) -> Iterator[Running]:
-    """Run a server until the end of the block."""
+    """Run a server with this directory until the end of the block."""
     chosen = Flags.of(**{"hold_s": 5.0, **flags})
     with Store(directory, clock=clock) as store:
         app = build(store, Host([base_model()]), key=KEY, flags=chosen, clock=clock)

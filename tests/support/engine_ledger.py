@@ -1,8 +1,8 @@
 """A record of the work that the engine of an embedded server in this process does, in order.
 
 Tests compare it with the results of a client. Each datum, step and checkpoint of these tests has a unique
-mark, see `datum_of` and `step_of`. The ledger reads the marks of the work that the engine really does, after
-all retries and queues.
+mark, see `datum_of` and `step_of`. The ledger has the marks in the work that the engine really did, in spite
+of all retries and queues before it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ledger:
             self._runs[run_id].append(applied)
 
     def with_marks(self, marks: Iterable[Any]) -> list[list[Applied]]:
-        """Return all work on each model to which one of the marks was applied."""
+        """Return a list of all work for each model on which the engine did work with one of these marks."""
         wanted = set(marks)
         with self._lock:
             runs = [list(run) for run in self._runs.values()]

@@ -50,7 +50,7 @@ def tiny_weights(
 
 
 def busy_params(weights: Weights, settings: LoraSettings, *, seed: int = 3) -> LoraParams:
-    """Make an adapter with a nonzero B."""
+    """Make an adapter whose matrices are all random, also B, which is zero in a new adapter."""
     params = LoraParams.zeros(weights.config, settings, weights.dtype)
     params.flat[:] = np.random.default_rng(seed).standard_normal(len(params.flat)) * 0.2
     return params
@@ -65,7 +65,7 @@ def busy_run(weights: Weights, settings: LoraSettings | None = None, *, seed: in
 
 
 def example(rng: np.random.Generator, length: int, loss_fn: str, vocab: int = VOCAB) -> Example:
-    """Make a datum with the inputs of a loss. Some of its ratios are clipped and some are not."""
+    """Make a datum with the inputs of a loss. A loss with clipping clips some of its ratios, but not all."""
     tokens = rng.integers(0, vocab, length + 1)
     inputs: dict[str, Any] = {"target_tokens": tokens[1:]}
     if loss_fn == "cross_entropy":
@@ -80,6 +80,6 @@ def example(rng: np.random.Generator, length: int, loss_fn: str, vocab: int = VO
 
 
 def examples(loss_fn: str, lengths: tuple[int, ...] = (5, 9, 5, 17), *, seed: int = 0) -> list[Example]:
-    """Make data of several lengths."""
+    """Make data for a loss, one datum of each length."""
     rng = np.random.default_rng(seed)
     return [example(rng, length, loss_fn) for length in lengths]

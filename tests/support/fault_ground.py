@@ -1,6 +1,6 @@
-"""`ground_apart`: the ground of fault worlds with its server in a process of its own.
+"""`ground_apart`: a `Ground` of fault worlds whose server runs in another process.
 
-This process then holds the clients and the proxy alone, so that its memory is theirs.
+This process then has only the clients and the proxy, so its memory is theirs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tinker_sync.testing.server import PACE
 
 
 class _Serving:
-    """The server and its ledger, in the process of the manager.
+    """The server and its ledger, in the other process.
 
     Args:
-        release_s: how long the server keeps the models of a session after its end.
+        release_s: the seconds for which the server keeps the models of a session after the session has ended.
         settings: settings of the server.
     """
 
@@ -50,14 +50,14 @@ class _Serving:
 
 
 class _Manager(BaseManager):
-    """The process of the server."""
+    """The manager that starts the other process, with `_Serving` in it."""
 
 
 _Manager.register("Serving", _Serving)
 
 
 class _Apart:
-    """The server of the other process: takes the place of both the server and the ledger of a ground."""
+    """A stand-in for the server and the ledger of a ground. It passes each call on to the other process."""
 
     def __init__(self, serving: Any) -> None:
         self._serving = serving
@@ -77,7 +77,7 @@ class _Apart:
 
 @contextmanager
 def ground_apart(*, release_s: float, **settings: Any) -> Iterator[Ground]:
-    """Start a server with a ledger in another process for the length of a block."""
+    """Run a server and a ledger in another process until the end of the block, and yield their ground."""
     manager = _Manager(ctx=multiprocessing.get_context("spawn"))
     with manager:
         serving = manager.Serving(release_s, settings)  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 The proxy reads one request, forwards it over a new connection, and returns the answer. A damage happens at
 one moment of this exchange, such as before the request is forwarded. The choice of the damage depends on the
-seed, the path, and the number of the request among those of its path, but not on the order of threads.
+seed, on the path of the request, and on the number of earlier requests to that path. So the order in which
+threads send to other paths does not matter.
 
 One thread runs the event loop of the proxy. Any thread may start, stop and read it.
 """
@@ -41,7 +42,7 @@ _BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\n" + _JSON + b"content-length: 2
 
 
 class Message:
-    """A request or an answer: its head, including the empty line at its end, and its body."""
+    """A request or an answer: the head, which ends with an empty line, and the body."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self.head = head
@@ -223,7 +224,7 @@ class FaultProxy:
     # -------------------------------------------------------------------------------------- one exchange
 
     async def _exchange(self, damage: str | None, request: Message, writer: asyncio.StreamWriter) -> bool:
-        """Carry out one exchange. Return True if the connection stays open."""
+        """Carry out one exchange, with a damage if given. Return True if the connection stays open."""
         if damage == "request_cut":
             await self._forward_half(request)
             _reset(writer)

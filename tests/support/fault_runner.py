@@ -1,4 +1,4 @@
-"""Random programs: `live` runs that of a seed on several threads, while the network fails at random."""
+"""Random programs. `live` runs the program of a seed on several threads, while the network fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ totals: Counter[str] = Counter()
 
 
 def kinds_for(chance: random.Random, seed: int) -> tuple[str, ...]:
-    """Return the kinds of damage of a seed: some of `PASSING`, and in each fifth seed some of `LYING` too."""
+    """Return the kinds of damage for a seed: some of `PASSING`, and for one seed in five some of `LYING`."""
     usual = [kind for kind in PASSING if kind != "silent"]
     kinds = chance.sample(usual, 7) + (["silent"] if seed % 7 == 0 else [])
     return tuple(kinds + chance.sample(LYING, 2)) if seed % 5 == 4 else tuple(kinds)

@@ -37,8 +37,8 @@ from tinker_sync.runtime.core import Core
 from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"
-# In the time of the clients, whose pauses are a hundredth as long: twenty tries and more, so that none of the
-# damages that pass costs a call.
+# Long enough for twenty tries and more, so that no damage of `PASSING` costs a call. The pauses of these
+# clients are a hundredth as long as usual.
 DEADLINE_S = 600.0
 _ENDED_S = 70.0
 PROMPTS = [types.ModelInput.from_ints([7 * number % 256, number, 3]) for number in range(8)]
@@ -53,7 +53,7 @@ Problem = str
 
 @define(eq=False)
 class Asked:
-    """One call, and the check that an answer belongs to it."""
+    """One call: its kind, its marks, its future, and the function `is_own` that checks its answer."""
 
     kind: str
     marks: tuple[Any, ...]
@@ -70,7 +70,7 @@ class Asked:
 
 @define(eq=False)
 class Served:
-    """One service client. `excused` is True after this world has closed or dropped it."""
+    """One service client. `excused` is True after the world has closed or dropped it: its calls may fail."""
 
     client: ServiceClient | None
     excused: bool = False
@@ -86,7 +86,7 @@ class History:
 
 @define(eq=False)
 class Model:
-    """One training client. The world keeps its history after the client is dropped."""
+    """One training client with its history, which the world keeps when the client is dropped."""
 
     client: TrainingClient
     service: Served
@@ -95,7 +95,7 @@ class Model:
 
 @define(eq=False)
 class Sampler:
-    """One sampling client. Its results are known in advance if it samples from the base model."""
+    """One sampling client. If it samples from the base model, the ground knows its results in advance."""
 
     client: SamplingClient
     service: Served
@@ -103,7 +103,7 @@ class Sampler:
 
 
 class Ground:
-    """A server with its ledger, and its answers without damages. Many worlds share it."""
+    """A server with its ledger, and the right tokens and scores of each prompt. Many worlds use it."""
 
     def __init__(self, server: LocalServer, ledger: Ledger) -> None:
         self.server = server
@@ -116,7 +116,7 @@ class Ground:
             scored = [sampler.compute_logprobs(prompt) for prompt in PROMPTS]
             self.tokens = [[each.tokens for each in future.result(120).sequences] for future in sampled]
             self.scores = [future.result(120) for future in scored]
-            # Start the threads of the engine here, so that no test is blamed for them.
+            # The first model starts the threads of the engine, which no test must seem to leave behind.
             service.create_lora_training_client(MODEL, rank=1).result(120)
 
     @property
@@ -124,28 +124,28 @@ class Ground:
         return int(self.server.url.rpartition(":")[2])
 
     def forget(self) -> None:
-        """Drop what the ledger and the server have recorded, between two worlds."""
+        """Drop the records of the ledger and the server. Called between two worlds."""
         self.ledger.forget()
         self.server.forget()
 
 
 def fault_server(**settings: Any) -> LocalServer:
-    """Return a server that splits passes into chunks of two, and answers polls soon."""
+    """Return a server that holds polls for 0.3 s, and whose clients split passes into chunks of two data."""
     return LocalServer(model=MODEL, **{"fwdbwd_max_chunk_len": 2, "hold_s": 0.3, **settings})
 
 
 @contextmanager
 def ground(**settings: Any) -> Iterator[Ground]:
-    """Start a server with a ledger for the length of a block."""
+    """Run a server with a ledger until the end of the block, and yield their ground."""
     with engine_ledger() as ledger, fault_server(**settings) as server:
         yield Ground(server, ledger)
 
 
 class World:
-    """The clients and the calls of one program; see the module.
+    """The clients and the calls of one program, which its methods make; see the module.
 
-    Any thread may call its methods. They take the number of the thread, because the order of calls is checked
-    for each thread.
+    Any thread may call the methods. Those that make a call take the number of the thread, because `finish`
+    checks the order of the calls of each thread.
 
     Args:
         ground: the server.
@@ -177,7 +177,7 @@ class World:
     # -------------------------------------------------------------------------------------- clients
 
     def open(self) -> Served:
-        """Add a service client."""
+        """Make a service client behind the proxy, and add it to `services`."""
         client = self._ground.server.service(base_url=self._proxy.url, timeout=_SILENCE_S)
         client.holder.poll_s = _SILENCE_S
         served = Served(client)
@@ -185,7 +185,7 @@ class World:
         return served
 
     def model(self, served: Served, path: str | None = None) -> Model:
-        """Add a training client, new or from a checkpoint."""
+        """Make a training client, new or from the checkpoint at `path`, and add it to `models`."""
         assert served.client is not None
         if path is None:
             made = served.client.create_lora_training_client(MODEL, rank=4, seed=1, deadline=DEADLINE_S)
@@ -197,23 +197,23 @@ class World:
         return model
 
     def sampler(self, served: Served) -> Sampler:
-        """Add a sampling client of the base model."""
+        """Make a sampling client of the base model, and add it to `samplers`."""
         assert served.client is not None
         sampler = Sampler(served.client.create_sampling_client(base_model=MODEL), served, is_base=True)
         self.samplers.append(sampler)
         return sampler
 
     def snapshot(self, model: Model) -> None:
-        """Add a sampling client of the present weights of a model."""
+        """Make a sampling client of the present weights of a model, and add it to `samplers`."""
         client = model.client.save_weights_and_get_sampling_client()
         self.samplers.append(Sampler(client, model.service, is_base=False))
 
     def copy(self, sampler: Sampler) -> None:
-        """Add a copy of a sampling client, as another process would make one."""
+        """Make a sampling client from the handle of another, and add it to `samplers` and `copies`."""
         handle = sampler.client.get_sampler_handle(include_api_key=True)
         client = SamplingClient.from_sampler_handle(handle)
         self.copies.append(client)
-        # The session of the copy ends with its original.
+        # The copy has the same service, because its session ends with that.
         self.samplers.append(Sampler(client, sampler.service, is_base=sampler.is_base))
 
     def close(self, served: Served) -> None:
@@ -242,7 +242,7 @@ class World:
     # -------------------------------------------------------------------------------------- calls
 
     def passes(self, model: Model, thread: int, count: int, *, backward: bool = True) -> None:
-        """Submit a pass over new data."""
+        """Submit a pass over `count` new data."""
         marks = tuple(self.next_mark() for _ in range(count))
         data = [datum_of(mark, 3 + mark % 3) for mark in marks]
         kind = "forward_backward" if backward else "forward"
@@ -269,7 +269,7 @@ class World:
         self._note(asked, model)
 
     def sample(self, sampler: Sampler, thread: int, number: int) -> None:
-        """Submit samples of a prompt."""
+        """Submit a request for two samples of prompt `number`."""
         future = sampler.client.sample(PROMPTS[number], 2, GREEDY, deadline=DEADLINE_S)
         expected = self._ground.tokens[number]
 
@@ -280,7 +280,7 @@ class World:
         self._note(Asked("sample", (number,), future, thread, sampler.service, is_own))
 
     def score(self, sampler: Sampler, thread: int, number: int) -> None:
-        """Submit a request for the log-probabilities of a prompt."""
+        """Submit a request for the log-probabilities of prompt `number`."""
         future = sampler.client.compute_logprobs(PROMPTS[number], deadline=DEADLINE_S)
         expected = self._ground.scores[number]
 
@@ -291,18 +291,18 @@ class World:
         self._note(Asked("compute_logprobs", (number,), future, thread, sampler.service, is_own))
 
     def read(self, served: Served, thread: int) -> None:
-        """Request the training runs, and the models of the server."""
+        """Submit a request for the list of training runs."""
         assert served.client is not None
         future = served.client.create_rest_client().list_training_runs(limit=1)
         self._note(Asked("rest", (), future, thread, served, lambda a: len(a.training_runs) <= 1))
 
     def cancel(self, number: int) -> None:
-        """Cancel one of the calls."""
+        """Cancel one of the calls, chosen by `number`."""
         if self.asked:
             self.asked[number % len(self.asked)].future.cancel()
 
     def wait_for(self, number: int) -> None:
-        """Wait a moment for one of the calls."""
+        """Wait a moment for one of the calls, chosen by `number`."""
         if self.asked:
             wait([self.asked[number % len(self.asked)].future], 0.2)
 
@@ -389,9 +389,9 @@ class World:
         return self.problems
 
     def _await_dropped(self) -> None:
-        """Wait for the clients that dropped services are still creating.
+        """Wait until dropped services have no creation of a client under way.
 
-        Without the proxy they retry for minutes.
+        After the end of the proxy, a creation under way would be retried for minutes.
         """
         pause = threading.Event()
         for dropped in self._dropped:

@@ -1,8 +1,8 @@
 """A server of checkpoint files, whose connections and answers fail as a test wants.
 
-`with FileServer(...) as server` runs it in a thread. To run it as a process, which tests kill and start again
-at the same port: `python -m support.file_server '{"files": {"archive": 2000000}, "cut": 50000}'`. It prints
-its port.
+`with FileServer(...) as server` runs it in a thread. As a process, which tests kill and start again at the
+same port, it runs by `python -m support.file_server '{"files": {"archive": 2000000}, "cut": 50000}'`, and
+prints its port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ API = "/api/v1"
 
 
 class Content:
-    """The content of a file: pseudo-random bytes, computed when read, so that a file may be very large."""
+    """The pseudo-random content of a file. It is computed when it is read, so a file may be very large."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
@@ -58,7 +58,7 @@ class Content:
 
 
 class Tar(Content):
-    """An archive of one large file."""
+    """A tar archive of one large file, computed when it is read."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.inner = Content(size, seed)
@@ -148,7 +148,7 @@ class FileServer:
         return f"{self.url}/files/{quote(name)}?signature=s3cr3t-{number}&until={until:.3f}"
 
     def may_send(self, count: int) -> tuple[int, bool]:
-        """Return how many of these bytes may be sent, and True if the connection is cut after them."""
+        """Return how many of the next `count` bytes may be sent, and True if a cut must follow them."""
         with self._lock:
             left = self.cut - self.sent % self.cut if self.cut else count + 1
             self.sent += min(count, left)

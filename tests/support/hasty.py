@@ -48,14 +48,14 @@ FLAGS: dict[str, Any] = {
 class HastyClock(FakeClock):
     """A clock on which a pause of up to `_LONGEST_PAUSE_S` is over at once.
 
-    Longer waits, and those of the closing thread, wait for another thread and take real time. A heartbeat
-    never comes due.
+    A longer wait, and every wait of the closing thread, is a wait for another thread and takes real time. The
+    next heartbeat never becomes due.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.timers: list[float] = []
-        """The pauses before a poll or a submit was repeated."""
+        """The pauses before repeated polls and submits."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         thread = threading.current_thread().name
@@ -69,7 +69,10 @@ class HastyClock(FakeClock):
 
 
 def paused(client: ServiceClient) -> list[float]:
-    """Return the pauses of a client: first those of blocking calls and limiters, then `HastyClock.timers`."""
+    """Return the lengths of a client's pauses in seconds: those of blocking calls and limiters in order.
+
+    Those before repeated polls and submits follow, also in order.
+    """
     clock: Any = client.holder.clock
     return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *clock.timers]
 
@@ -94,8 +97,8 @@ def hasty_service(
 
     Args:
         stub: the server.
-        open_server: treat the statuses of polls as those of the work, as open servers mean them.
-        start: request the server's settings now. Without this, `open_server` has no effect.
+        open_server: treat the status of a poll as the outcome of the work, as open servers mean it.
+        start: request the server's settings now. If False, `open_server` has no effect.
     """
     client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
     settings = client.holder.settings

@@ -4,8 +4,8 @@
 
 It prints a line just before each call of the store, and a line when the store has returned:
 
-    try N ACTION RUN NAME  about to
-    done N, or refused N   the store has answered
+    try N ACTION RUN NAME  the call of operation N begins
+    done N, or refused N   the store has carried it out, or has raised an error
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ THREADS = 3
 
 
 def content(number: int) -> dict[str, object]:
-    """Return the arrays of save N. Two saves differ in size and numbers, so a mixture is noticed."""
+    """Return the arrays of save N. Any two saves differ, so a checkpoint mixed from two is noticed."""
     return with_optimizer(number, rows=6 + number % 7 * 400)
 
 
 def work(store: Store, run: str, base: int, rng: random.Random) -> None:
-    """Save, overwrite and delete checkpoints of one run.
+    """Save, overwrite and delete checkpoints of one run, without end.
 
-    Each thread has its own run, so it knows their state.
+    Each thread has its own run, so it knows which checkpoints exist.
     """
     for number in range(base, base + 1_000_000):
         name = rng.choice(NAMES)

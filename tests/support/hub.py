@@ -25,7 +25,7 @@ COMMIT = "c" * 40
 
 @define
 class Repository:
-    """The files of each branch."""
+    """A repository: its files, by branch and path, and its visibility."""
 
     private: bool = False
     branches: dict[str, dict[str, bytes]] = field(factory=lambda: {"main": {}})
@@ -40,7 +40,7 @@ class HubRefusal(Exception):
 
 
 class Hub:
-    """A hub that serves at `url` inside a `with` block. An `easy` hub creates missing branches and owners."""
+    """A hub that serves at `url` inside a `with` block. An `easy` hub adds missing branches and owners."""
 
     def __init__(self, *, easy: bool = False) -> None:
         self.easy = easy
@@ -66,7 +66,7 @@ class Hub:
         self._server.server_close()
 
     def answer(self, method: str, target: str, body: bytes) -> Any:
-        """Answer a request with a tree for JSON, or with bytes.
+        """Return the answer to a request: a tree, which becomes JSON, or bytes.
 
         Raises:
             HubRefusal: the hub refuses it.
@@ -178,7 +178,7 @@ class Hub:
 
 
 def mode_of(path: str) -> str:
-    """Return the upload mode of a file."""
+    """Return the way in which the hub wants a file to be uploaded: "lfs" or "regular"."""
     return "lfs" if path.endswith((".safetensors", ".bin")) else "regular"
 
 

@@ -34,7 +34,7 @@ _FOREIGN_PREFIXES = ("TINKER_", "HF_", "HUGGINGFACE_", "CLOUDFLARE_ACCESS_")
 
 
 def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
-    """Return the environment variables that would change a test by the user's own configuration."""
+    """Return those of the names that are settings of the user and could change the result of a test."""
     return [
         name
         for name in names
@@ -43,7 +43,7 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip the doctests of a package whose extra is not installed."""
+    """Return True for a package whose extra is not installed, so that pytest skips its doctests."""
     absent = "tinker_sync/ray/" in collection_path.as_posix() and importlib.util.find_spec("ray") is None
     return True if absent else None
 
@@ -59,7 +59,7 @@ def hold_embedded_server() -> Callable[[], None]:
 
 
 class _ServerOfExamples:
-    """The embedded server that doctests share, so that each does not start its own."""
+    """The embedded server that all doctests share, because each would otherwise start its own."""
 
     def __init__(self) -> None:
         self._let_go: Callable[[], None] | None = None
@@ -77,7 +77,7 @@ class _ServerOfExamples:
 
 
 class OffMachine(RuntimeError):
-    """An error for a connection to another machine. It is no OSError, so that no retry handles it."""
+    """An error for a connection to another machine. It is no OSError, after which clients would retry."""
 
 
 _attempts: list[Any] = []

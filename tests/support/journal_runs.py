@@ -1,8 +1,9 @@
 """A training script that dies at any moment, for tests of the journal.
 
-`python -m support.journal_runs URL KEY` reads orders, one JSON object a line, and forks a child for each: it
-runs the script, and kills itself with SIGKILL once its threads have begun a number of function calls. The
-answer is a line: how it ended, how many calls it made, and where its final checkpoint is.
+`python -m support.journal_runs URL KEY` reads orders, one JSON object a line, and forks a child for each. The
+child runs the script, and kills itself with SIGKILL when its threads have begun the ordered number of
+function calls. The answer to an order is one line of JSON: that the child was killed, or else the path of its
+final checkpoint, its error, and the number of its function calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PATIENCE_S = 60.0
 
 
 def batch(step: int) -> list[types.Datum]:
-    """Return the data of a step; they fill two requests."""
+    """Return the data of a step, which the client sends in two requests."""
     return [
         types.Datum(
             types.ModelInput.from_ints([step + 1, 2, 3 + number]),
@@ -46,8 +47,8 @@ def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> s
     Args:
         url: the address of the server.
         key: its key.
-        journal: the journal; None: none.
-        counted: loop over `TrainingClient.steps`, and save in every other step.
+        journal: the path of the journal; None for a client without one.
+        counted: loop over `TrainingClient.steps`; otherwise over a plain range.
     """
     with tinker_sync.ServiceClient(base_url=url, api_key=key, journal=journal, pace=0.01) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=1)
@@ -56,14 +57,14 @@ def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> s
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             if step % 2:
                 training.save_state(f"step-{step}")
-            if step % 3 == 0:  # the calls of other steps are made without waiting
+            if step % 3 == 0:  # after other steps, the script goes on without waiting
                 passed.result(PATIENCE_S)
                 stepped.result(PATIENCE_S)
         return training.save_state("final").result(PATIENCE_S).path
 
 
 class Zygote(OrderedProcess):
-    """The process that forks a child for each run of the training script. For one thread.
+    """The process that forks a child for each run of the training script. Not thread-safe.
 
     Args:
         url: the address of the server.
@@ -74,11 +75,11 @@ class Zygote(OrderedProcess):
         super().__init__("support.journal_runs", url, key)
 
     def run(self, journal: Path, *, die_at: int | None = None, counted: bool = True) -> dict[str, Any]:
-        """Run the script once.
+        """Run the script once, and return the answer to this order.
 
         Args:
-            journal: its journal.
-            die_at: the number of the function call at which it kills itself; None: never.
+            journal: the path of its journal.
+            die_at: the number of the function call at which the child kills itself; None for never.
             counted: as for `train`.
         """
         return self.ask(journal=str(journal), die_at=die_at, counted=counted)

@@ -17,13 +17,13 @@ both_backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend:
 
 
 def answer_kinds() -> dict[str, type[Any]]:
-    """Return the types of all answers of a server, by name."""
+    """Return the classes of all answers of a server, by the names of the classes."""
     flat = {name: cls for name, cls in flat_models().items() if cls.__response__}
     return {**flat, "ForwardBackwardOutput": ForwardBackwardOutput, "SampleResponse": SampleResponse}
 
 
 def random_answer(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
-    """Return random fields of an answer, in a form that a server may send."""
+    """Return random fields of an answer of this class, in a form that a server may send."""
     if cls is SampleResponse:
         return _sample(rng)
     if cls is ForwardBackwardOutput:
@@ -97,7 +97,7 @@ _PIECES = [
 
 
 def mangled(rng: random.Random, data: bytes) -> bytes:
-    """Return a copy of bytes with random parts removed, replaced or repeated."""
+    """Return a copy of the bytes with random parts removed, replaced or repeated."""
     mangled = bytearray(data)
     for _ in range(rng.randrange(1, 4)):
         start = rng.randrange(len(mangled) + 1)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 _WATCHED = "tinker_sync."
-# These packages run in the embedded server or in tests, for which the rule does not apply.
+# These packages run in the embedded server or in tests, to which the rule does not apply.
 _NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.")
 
 breaches: list[str] = []

@@ -1,10 +1,10 @@
 """One run of `SamplingClient.map` in its own process, which tests kill and start again.
 
-python -m support.long_batch MODEL FILE COUNT [DIE_AFTER]
+    python -m support.long_batch MODEL FILE COUNT [DIE_AFTER]
 
-The server is that of the environment.
-It prints the number of items at every tenth one, and at the end its memory in MB after a tenth of the items
-and at the end. With DIE_AFTER it kills itself in the middle of the line after so many.
+Environment variables name the server. After every tenth item the process prints the number of items so far.
+Its last line is "end" with two figures: its peak memory in MB after a tenth of the items, and at the end.
+With DIE_AFTER the process writes that many lines to FILE, and kills itself in the middle of the next line.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tinker_sync.batch.results import ResultsFile
 
 
 def prompts(count: int) -> Iterator[list[int]]:
-    """Yield a few prompts repeatedly, so that equal prompts must be distinguished by their positions."""
+    """Yield seven prompts again and again, so that only their positions distinguish equal prompts."""
     for index in range(count):
         yield [1, 2 + index % 7]
 
 
 def say(*words: object) -> None:
-    """Write a line for the test."""
+    """Write a line to standard output, which the test reads."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def memory_mb() -> int:
-    """Return the most memory that this process has used."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def die_in_line(number: int) -> None:
-    """Kill this process in the middle of a later line, after this many lines."""
+    """Make this process kill itself in the middle of a line of the results file, after `number` lines."""
     add = ResultsFile.add
     left = [number]
 
@@ -53,7 +53,7 @@ def die_in_line(number: int) -> None:
 
 
 def main(model: str, path: str, count: int) -> None:
-    """Run the batch."""
+    """Run the batch, and print the lines that the module describes."""
     with tinker_sync.ServiceClient() as service:
         sampling = service.create_sampling_client(base_model=model)
         params = tinker_sync.SamplingParams(max_tokens=1)

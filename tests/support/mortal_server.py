@@ -1,7 +1,7 @@
 """An embedded server that kills itself with SIGKILL at a chosen moment, and starts again at the same port.
 
 `python -m support.mortal_server` reads orders, one JSON object a line, and forks a server for each, so that a
-start takes milliseconds. The answer comes when the server listens, or has died before that.
+start takes milliseconds. It answers an order when the server listens, or when the server has died before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_DELAY_S = 0.01
 
 
 class MortalServer(OrderedProcess):
-    """The process that forks the servers, and its running server. For one thread.
+    """The process that forks the servers, and the server that runs. Only `kill` is thread-safe.
 
     Args:
         directory: the directory for the state of the servers.
@@ -42,16 +42,17 @@ class MortalServer(OrderedProcess):
 
     @property
     def url(self) -> str:
-        """The address, which stays the same."""
+        """The address, which is the same for all servers."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self, die_at: int | None = None, delay_seed: int | None = None) -> bool:
-        """Start a server. Return False if it died before it listened; in both cases `reap` it.
+        """Start a server. Return False if it died before it listened. The caller must `reap` it in any case.
 
         Args:
             die_at: the number of the function call, of Python or C in any thread, at which the server kills
-                itself; None: never.
-            delay_seed: seeds a delay of some milliseconds after that call, which may end inside C code.
+                itself; None for never.
+            delay_seed: the seed of a delay of some milliseconds after that call, so that the server may die
+                inside C code. None for no delay.
         """
         assert not self.running
         started = self.ask(
@@ -63,7 +64,7 @@ class MortalServer(OrderedProcess):
         return "port" in started
 
     def kill(self) -> None:
-        """Kill the server, from any thread, while another one may wait in `reap`."""
+        """Kill the server. Any thread may call this, also while another thread waits in `reap`."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
@@ -74,7 +75,7 @@ class MortalServer(OrderedProcess):
         return int((self._directory / "calls").read_text())
 
     def reap(self) -> None:
-        """Wait for the death of the server."""
+        """Wait until the server process has ended."""
         self.ask(reap=True)
         self.running = False
 

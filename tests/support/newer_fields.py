@@ -32,7 +32,7 @@ def newer_json(rng: random.Random, tree: Any) -> Any:
 
 
 def _in_free(rng: random.Random, tree: Any) -> Any:
-    """Return the value of a field of `FREE`, with unknown fields in its tensors, if it holds tensors."""
+    """Return the value of a field of `FREE`. If the value holds tensors, these get unknown fields."""
     if isinstance(tree, dict) and all(
         isinstance(value, dict) and "dtype" in value for value in tree.values()
     ):

@@ -1,8 +1,8 @@
 """The routes of open servers beyond training and sampling, and the descriptions that they publish.
 
-They are those of the servers' public code. A request whose path has a route for another method only gets a
-405, with the methods of that route in `Allow`. A request for any other path gets a 404 with the framework's
-text.
+The routes are those in the public code of the servers. A request with a known path and a wrong method gets a
+405, with the method of the first route to this path in `Allow`. A request with an unknown path gets a 404
+with the framework's text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SKY_BODIES: dict[str, Any] = {
 
 
 def match(routes: Routes, method: str, name: str) -> Answer | None:
-    """Return the refusal of a request without a route, or None if it has one."""
+    """Return None if a request has a route, else the refusal of the request."""
     allowed = ""
     for way, template in routes:
         pattern = re.sub(r"\{(\w+)(:path)?\}", lambda slot: ".*" if slot[2] else "[^/]+", template)
@@ -75,7 +75,7 @@ def match(routes: Routes, method: str, name: str) -> Answer | None:
 
 
 def describe(posts: tuple[str, ...], routes: Routes, bodies: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a server: its routes, and the fields of the bodies that have a model."""
+    """Return the published description of a server: its routes, and the fields of the bodies in `bodies`."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for method, template in (*(("POST", name) for name in posts), *routes):
@@ -91,7 +91,10 @@ def describe(posts: tuple[str, ...], routes: Routes, bodies: dict[str, Any]) -> 
 
 
 def _object(fields: Any, name: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a body; the fields of a model within it are in a tuple."""
+    """Return the schema of a body, and add the schemas of models within the body to `schemas`.
+
+    A field whose value in `fields` is a tuple is such a model, and the tuple has the names of its fields.
+    """
     properties: dict[str, Any] = {}
     for key, inner in fields.items():
         if isinstance(inner, tuple):

@@ -1,8 +1,8 @@
 """Doubles of the open servers of the protocol that users run, each with the peculiarities of one server.
 
 They are subclasses of the deterministic stub, so tests can script them, and their results are the same. The
-differences are documented in each class. Two inputs make a promise fail: a checkpoint called `fails`, and the
-token 666 in a prompt.
+docstring of each class has its differences. Two inputs make a promise fail: a checkpoint called `fails`, and
+the token 666 in a prompt.
 
     with StubServer(TxLike()) as stub: ...
 """
@@ -36,7 +36,7 @@ _NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/
 
 
 class OpenServer(Stub):
-    """The common base: ids have no structure, and the status of a poll reports the outcome of the work."""
+    """The base of all open servers: ids have no structure, and the status of a poll is the work's outcome."""
 
     name = "open"
     offers_forward = True
@@ -59,7 +59,7 @@ class OpenServer(Stub):
     routes: ClassVar[open_routes.Routes] = ()
     """The routes other than those for training and sampling."""
     bodies: ClassVar[dict[str, Any]] = {}
-    """The fields of the bodies that have a published form."""
+    """The fields of bodies that the server publishes, by the name of the call."""
     publishes = True
     lists_models = ("stub/model",)
     context: int | None = None
@@ -73,7 +73,7 @@ class OpenServer(Stub):
         self.checkpoints: set[str] = set()
 
     def description(self) -> dict[str, Any]:
-        """Return the content of `/openapi.json`."""
+        """Return the content of `/openapi.json`, which describes this server."""
         return open_routes.describe(tuple(sorted(set(_POSTS) - self.missing())), self.routes, self.bodies)
 
     def missing(self) -> frozenset[str]:
@@ -108,7 +108,7 @@ class OpenServer(Stub):
     # ------------------------------------------------------------------------------- refusals
 
     def refusal(self, asked: Asked, name: str) -> Answer | None:
-        """Return the refusal of a request that this server does not accept, else None."""
+        """Return None if this server accepts a request, else the refusal of the request."""
         if asked.headers.get("content-type", "").startswith(PROTO):
             return None if self.proto_bodies else self.refuse_proto(asked)
         if name == "/forward_backward" and not self.json_bodies:
@@ -250,7 +250,7 @@ class OpenServer(Stub):
 
 
 def _without_first_logprob(stub: Stub, made: Any) -> Any:
-    """Remove the first prompt score, as these servers do, because the first token has none."""
+    """Remove the first prompt score from a sample's result. Some servers leave it out, because it is null."""
     promise = stub._promises[made["request_id"]]
     if promise.content_type == JSON:
         payload = json.loads(promise.payload)
@@ -261,7 +261,10 @@ def _without_first_logprob(stub: Stub, made: Any) -> Any:
 
 
 class TxLike(OpenServer):
-    """A server of JSON only, without settings. It ignores sequence numbers, and adds fields to passes."""
+    """A server of JSON only, without a settings call.
+
+    It ignores sequence numbers, and its results of passes have more fields.
+    """
 
     name = "tx"
     routes = open_routes.TX
@@ -303,7 +306,7 @@ class TxLike(OpenServer):
 
 
 class TxBehindSettings(TxLike):
-    """A `TxLike` with a settings call, which does not show the body format. It answers 500 to protobuf."""
+    """A `TxLike` that answers 500 to protobuf, and whose settings do not show this."""
 
     name = "tx with settings"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
@@ -313,7 +316,7 @@ class TxBehindSettings(TxLike):
 
 
 class SkyLike(OpenServer):
-    """A server of both formats, which its settings do not show.
+    """A server that takes JSON and protobuf, and whose settings do not show this.
 
     It accepts one body under a number, and loads weights into a model only before any other call.
     """

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class OrderedProcess:
-    """A process that runs a module of the tests and answers each order with a line. For one thread.
+    """A process that runs a module of the tests and answers each order with a line. Not thread-safe.
 
     Args:
-        module: the module, which runs as a script.
+        module: the name of the module to run as a script.
         arguments: the arguments of the script.
     """
 
@@ -39,7 +39,7 @@ class OrderedProcess:
         )
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """Give an order, and return the answer."""
+        """Send the process an order, and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -64,9 +64,9 @@ class OrderedProcess:
 
 
 def fork(work: Callable[[int], object]) -> tuple[int, str]:
-    """Call `work` in a forked child, with a descriptor. Return the child's id and the text written there.
+    """Call `work` in a forked child with the writing end of a pipe. Return the child's id and what it wrote.
 
-    This returns when the child has closed the descriptor, or has died.
+    The parent waits until the child closes its end of the pipe, or dies.
     """
     hear, tell = os.pipe()
     pid = os.fork()
@@ -82,6 +82,6 @@ def fork(work: Callable[[int], object]) -> tuple[int, str]:
 
 
 def answer(line: str) -> None:
-    """Write the answer to an order."""
+    """Write a line to standard output: the answer to an order."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -66,14 +66,14 @@ FORMS = {
 }
 
 
-# The second halves of the secrets, to find one that was cut in two.
+# The parts of the secrets after "PLANTED", by which the search also finds a secret that was cut in two.
 _ENDS = [text.rpartition("PLANTED")[2] for text in PLANTED.values()]
 _PIECE = re.compile(
     "|".join([r"PLANTED(?!\[)", "PLANTE(?!D)", "ANTED7", *(end for end in _ENDS if len(end) > 4)])
 )
 
 
-# What all secrets of one form begin with: few texts have it, and the others need no closer look.
+# For each form, the text with which all secrets begin. A text without any of these has no secret.
 _MARKS = {os.path.commonprefix(spellings) for spellings in zip(*FORMS.values(), strict=True)}  # noqa: RUF071  # of characters
 assert all(len(mark) > 5 for mark in _MARKS)
 
@@ -95,7 +95,7 @@ def assert_hidden(text: str, where: str) -> None:
 
 
 def faces(thing: object) -> Iterator[tuple[str, str]]:
-    """Yield every text form of an object that a person or a tool may print, with its name."""
+    """Yield each text that can be made of an object, such as its repr or a pickle, after the text's name."""
     for show in (repr, str, format, ascii):
         yield show.__name__, show(thing)
     if hasattr(thing, "__dict__"):
@@ -134,7 +134,10 @@ def assert_exception_hidden(error: BaseException) -> None:
 
 
 def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """Return a function that formats every record of the package, with its arguments and exception."""
+    """Return a function that returns all log records of the package as text, with their arguments.
+
+    The function also checks the exceptions of the records for secrets.
+    """
     caplog.set_level(logging.DEBUG, "tinker_sync")
 
     def all_of_it() -> str:
@@ -151,7 +154,7 @@ def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 @contextmanager
 def logger_restored() -> Iterator[None]:
-    """Restore the logger that `TINKER_LOG` changes."""
+    """Restore the level and the handlers of the package's logger after the block."""
     logger = logging.getLogger("tinker_sync")
     level, handlers = logger.level, list(logger.handlers)
     yield
@@ -163,7 +166,7 @@ def provoke(action: Callable[[], object]) -> BaseException:
     """Return the exception of an action, which must raise one."""
     try:
         action()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
+    except Exception as error:  # noqa: BLE001 - every exception is searched
         return error
     raise AssertionError("nothing was raised")
 
@@ -197,7 +200,7 @@ def planted(base_url: str = "http://localhost:1", **more: Any) -> Settings:
 
 
 def plant_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set a key in the environment, and another one in the credentials file."""
+    """Set a key in the environment, and write another key to the credentials file."""
     monkeypatch.setenv("TINKER_API_KEY", PLANTED["TINKER_API_KEY"])
     CredentialsFile().add(
         "k", StoredKey(key=Secret(PLANTED["stored key"]), name="n", note="plain"), make_default=True

@@ -1,4 +1,4 @@
-"""A double of the poller whose requests a test answers. It sends nothing and never waits."""
+"""A double of the poller. It sends nothing and never waits: tests answer its requests and fire its timers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Started:
 
 
 class HandPoller:
-    """A double of `Poller`."""
+    """A double of `Poller` that keeps requests and timers for the test."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -71,7 +71,7 @@ class HandPoller:
     # ------------------------------------------------------------------------------------ for tests
 
     def next(self, path: str | None = None) -> Started:
-        """Return the oldest unanswered request."""
+        """Return the oldest unanswered request, or the oldest of this path."""
         for started in self.requests:
             if started.live and (path is None or started.path == path):
                 return started
@@ -81,21 +81,21 @@ class HandPoller:
 
     @property
     def waiting(self) -> int:
-        """Return the number of unanswered requests."""
+        """The number of unanswered requests."""
         return sum(started.live for started in self.requests)
 
     def answer(self, status: int = 200, body: Any = None, path: str | None = None, **headers: str) -> None:
-        """Answer the oldest request."""
+        """Answer the oldest unanswered request, or the oldest of this path."""
         octets = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.next(path).end(Reply(status, {"content-type": "application/json", **named}, octets))
 
     def lose(self, **how: Any) -> None:
-        """Fail the oldest request."""
+        """End the oldest unanswered request with a broken connection."""
         self.next().end(SendFailed("the connection broke", **{"maybe_received": True, **how}))
 
     def pass_time(self) -> float:
-        """Fire the soonest timer, and return its delay."""
+        """Advance the clock to the timer with the shortest delay, fire it, and return its delay."""
         live = [timer for timer in self.timers if timer.live]
         assert live, "no timer runs"
         soonest = min(live, key=lambda timer: timer.delay_s)

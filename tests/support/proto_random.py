@@ -22,13 +22,16 @@ _REALS = (0.0, -0.0, 1.0, 0.1, -2.5, math.inf, -math.inf, math.nan, 5e-324, 1.7e
 
 
 def random_message(rng: random.Random, table: Message) -> dict[str, Any]:
-    """Return a random message in the form that the reader returns, see `normal`."""
+    """Return a random message of a table, in the form in which the reader returns messages, see `normal`."""
     fields = rng.sample(table.fields, len(table.fields))
     return normal(table, {field.name: _random_field(rng, field) for field in fields if rng.random() < 0.7})
 
 
 def normal(table: Message, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without fields that equal their default, and with one member of each oneof."""
+    """Return a message in the form of the reader: with one member of each oneof, and without default values.
+
+    A default value stays in a field with presence.
+    """
     found: dict[str, Any] = {}
     for name, value in message.items():
         field = table.by_name[name]

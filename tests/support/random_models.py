@@ -26,13 +26,13 @@ FAMILIES = ["muon", "adamw", "dimuon", "", "sgd ☃"]
 
 
 def exported_models() -> dict[str, type[Any]]:
-    """Return every model class of `tinker_sync.types`, by name."""
+    """Return every model class of `tinker_sync.types`, by its name."""
     found = {name: getattr(tinker_sync.types, name) for name in tinker_sync.types.__all__}
     return {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, Model)}
 
 
 def flat_models() -> dict[str, type[Any]]:
-    """Return the models without arrays."""
+    """Return the model classes without arrays, by their names."""
     return {
         name: cls
         for name, cls in exported_models().items()
@@ -41,7 +41,7 @@ def flat_models() -> dict[str, type[Any]]:
 
 
 def random_arguments(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
-    """Return arguments for a model's constructor. Those with a default are sometimes missing."""
+    """Return random arguments for a model's constructor. Arguments with a default are sometimes missing."""
     if cls.__open__:
         return {"type": rng.choice(FAMILIES), **random_object(rng, depth=2)}
     arguments = {}
@@ -142,7 +142,7 @@ def random_whole(rng: random.Random) -> int:
 
 
 def random_real(rng: random.Random) -> float:
-    """Return a finite float, or an int in its place."""
+    """Return a finite float, or sometimes an int in its place."""
     return rng.choice([0, 1, -0.0, 0.1, 1e-300, -1.5e300, rng.random(), rng.randint(-9, 9)])
 
 

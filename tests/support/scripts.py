@@ -35,7 +35,7 @@ def hear():
 
 @dataclass
 class Ended:
-    """The end of a script."""
+    """The exit code and output of a script that has ended."""
 
     code: int
     out: list[str]
@@ -101,7 +101,7 @@ class Script:
         return self._err_lines.get(timeout=PATIENCE_S)
 
     def hear(self) -> str:
-        """Return the next line of its output."""
+        """Return the next line that the script writes to stdout."""
         line = self._lines.get(timeout=PATIENCE_S)
         if line is None:
             self._readers[1].join(PATIENCE_S)
@@ -109,7 +109,7 @@ class Script:
         return line
 
     def say(self, line: str = "") -> None:
-        """Write a line to its standard input."""
+        """Write a line to the standard input of the script."""
         assert self._process.stdin is not None
         self._since = time.monotonic()
         self._process.stdin.write(line + "\n")
@@ -125,7 +125,7 @@ class Script:
         self._process.send_signal(number)
 
     def wait(self) -> Ended:
-        """Wait for its end."""
+        """Wait for the end of the script, and return its exit code and output."""
         code = self._process.wait(PATIENCE_S)
         took_s = time.monotonic() - self._since
         for reader in self._readers:

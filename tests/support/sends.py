@@ -35,7 +35,10 @@ def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation
 
 
 def at_once(send: Callable[..., object]) -> Callable[..., object]:
-    """Return a function like `send` that reports the end of the sending: accepted unless `send` raises."""
+    """Return a function that calls `send`, and then reports to its last argument that the send has ended.
+
+    If `send` raises, the function raises too.
+    """
 
     def sent(*arguments: Any) -> None:
         *given, ended = arguments
@@ -46,7 +49,7 @@ def at_once(send: Callable[..., object]) -> Callable[..., object]:
 
 
 class HandWorkers:
-    """A double of the workers that keeps jobs until the test runs them, in any order."""
+    """A double of the workers that keeps jobs. The test runs them, in an order of its choice."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], object]] = []

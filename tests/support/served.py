@@ -19,7 +19,7 @@ ROOT = Path(tinker_sync.__file__).parents[1]
 
 @contextmanager
 def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command, and yield its process and its address."""
+    """Run `python -m tinker_sync.local` until the end of the block. Yield its process and its address."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "tinker_sync.local", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(ROOT), **environment},

@@ -1,9 +1,9 @@
 """Servers on loopback sockets whose behaviour a test scripts.
 
-`ScriptedServer` runs a function for each connection, which sends any bytes, pauses, or resets the connection.
-`AnsweringServer` runs a function for each request, over kept-alive connections. `ProxyServer` forwards and
-tunnels, and may ask for a password. Each is a context manager, which joins its threads on exit and raises the
-first exception of its functions.
+`ScriptedServer` runs a function for each connection. The function sends any bytes, pauses, or resets the
+connection. `AnsweringServer` runs a function for each request, over kept-alive connections. `ProxyServer`
+forwards and tunnels, and may ask for a password. Each is a context manager, which at its exit joins its
+threads and raises the first exception of the functions.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Peer:
             self.sock.sendall(part)
 
     def close(self) -> None:
-        """Close the connection in order."""
+        """Close the connection with an orderly end, not with a reset."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -157,7 +157,7 @@ class ScriptedServer:
 
     @property
     def seen(self) -> list[Seen]:
-        """Return the requests read so far, in order."""
+        """Return the requests that scripts have read so far, in order."""
         with self._lock:
             return list(self._seen)
 

@@ -11,9 +11,15 @@ Change = Callable[[list[Any]], object]
 
 
 class ListServer(Stub):
-    """A stub that lists `entries`, newest first, at all three addresses.
+    """A stub that lists `entries`, newest first, as runs, checkpoints and sessions.
 
-    `then` runs after the n-th page, from 1.
+    Args:
+        count: the number of entries at the beginning.
+        then: changes of the entries, by the number of the page after which they happen, from 1.
+        most: the largest page that the server sends.
+        refuse_over: the server refuses requests for larger pages than this.
+        offsets: False if the server ignores offsets.
+        totals: False if the server sends no total count.
     """
 
     def __init__(
@@ -36,7 +42,7 @@ class ListServer(Stub):
         self.pages = 0
 
     def asked_for(self) -> list[tuple[int, int]]:
-        """Return the size and the offset of each requested page."""
+        """Return the wanted size and the offset of each requested page, in order of arrival."""
         pages = [asked.query for asked in list(self.log) if "limit" in asked.query]
         return [(int(query["limit"][0]), int(query["offset"][0])) for query in pages]
 

@@ -16,7 +16,7 @@ def parsed(path: Path) -> ast.Module:
 def statements(
     tree: ast.AST, kinds: tuple[type[ast.AST], ...], *, inside: bool = False
 ) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield each statement of a tree, and True if it is inside one of these kinds of statements."""
+    """Yield each statement of a tree, with True if it is inside a statement of one of `kinds`, else False."""
     inside = inside or isinstance(tree, kinds)
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):

@@ -51,7 +51,7 @@ def with_optimizer(seed: int = 0, rows: int = 6) -> dict[str, Any]:
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Return True if both hold the same bits."""
+    """Return True if two mappings of arrays have the same names and bits."""
     return set(one) == set(two) and all(
         (one[name].dtype, one[name].shape, one[name].tobytes())
         == (two[name].dtype, two[name].shape, two[name].tobytes())

@@ -20,7 +20,7 @@ def member(
     checksum: int | None = None,
     raw_size: bytes | None = None,
 ) -> bytes:
-    """Return an entry: header, content, padding."""
+    """Return the bytes of an entry: header, content and padding."""
     name, link = _bytes(name), _bytes(link)
     length = len(content) if size is None else size
     size_field = b"%011o\0" % length if length < 8**11 else b"\x80" + length.to_bytes(11, "big")
@@ -39,7 +39,7 @@ def member(
 
 
 def pax(records: dict[str, str] | bytes, *, kind: bytes = b"x") -> bytes:
-    """Return an extended header for the next entry."""
+    """Return the bytes of an extended (pax) header for the next entry."""
     if isinstance(records, dict):
         records = b"".join(_record(key, value) for key, value in records.items())
     return member("pax", records, kind=kind)

@@ -1,4 +1,4 @@
-"""Run programs at a real terminal (a pty) of a given width, and read its screen."""
+"""Programs at a real terminal (a pty) of a given width, and the text on its screen."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def at_terminal(
     typed: str = "",
     after: str = "",
 ) -> tuple[int, str]:
-    """Run this interpreter with all three streams at a terminal; return its exit code and its output.
+    """Run this Python with all three streams at a terminal. Return its exit code, and the terminal's text.
 
-    Type `typed` when the terminal shows `after`.
+    When the terminal shows `after`, type `typed`.
     """
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
@@ -70,12 +70,12 @@ def at_terminal(
 
 
 def plain(text: str) -> str:
-    """Return the output without colours."""
+    """Return the text of a terminal without colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def frames(text: str) -> list[str]:
-    """Return the states of a progress bar: the line of the cursor, each time before it is erased."""
+    """Return the states of a progress bar in order: each line that the text of a terminal draws."""
     shown: list[str] = []
     line = ""
     for match in _STEP.finditer(text):

@@ -21,7 +21,7 @@ DATA = [
 def train(
     service: tinker_sync.ServiceClient, *, steps: int = 2, seed: int | None = 1, model: str = MODEL
 ) -> dict[str, Any]:
-    """Train, and return the losses, the samples and the name of the checkpoint.
+    """Train, sample and save. Return the losses, the samples and the name of the checkpoint.
 
     Args:
         service: the client.

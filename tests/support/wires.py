@@ -18,7 +18,7 @@ KEY = "tml-marked-0123456789"
 
 
 class Keys:
-    """A double of the source of credentials, with keys that are easy to find in texts."""
+    """A double of the source of credentials, whose keys are easy to find in texts."""
 
     def __init__(self, key: str = KEY, long_lived: str = "tml-longlived-0123456789") -> None:
         self.asked = 0

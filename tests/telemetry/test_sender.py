@@ -67,7 +67,7 @@ class Bench:
         self.telemetry = Telemetry(self.post, settings, buffer=self.buffer, clock=self.clock)  # type: ignore[arg-type]
 
     def quietly(self) -> Bench:
-        """Start no thread; the test calls `step` itself."""
+        """Let the sender start no thread, because the test calls `step` itself. Return this bench."""
         self.telemetry._running = True
         return self
 

@@ -22,7 +22,7 @@ REPLY = json.dumps({"request_id": "req-0", "filler": "x" * 1000}).encode()
 
 
 class Work:
-    """An application that records its requests."""
+    """An application that records the paths and bodies of its requests, and answers each."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -45,13 +45,13 @@ class Work:
 
 
 class Wire:
-    """A server with a plan, and plain sockets to it."""
+    """A server with a plan of faults, to which a test sends requests over plain sockets."""
 
     def __init__(self, address: tuple[str, int], work: Work, scene: Scene) -> None:
         self.address, self.work, self.scene = address, work, scene
 
     def raw(self, path: str = "/asample", body: bytes = b"{}", method: str = "POST") -> bytes:
-        """Send a request and return all bytes until the server closes the connection."""
+        """Send a request, and return all bytes that come until the server closes the connection."""
         with socket.create_connection(self.address, timeout=20) as sock:
             head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
             sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -16,7 +16,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 
 
 def struck(plan: FaultPlan, calls: list[str], *, scene: Scene | None = None) -> list[int]:
-    """Return the numbers of the calls, from 1, that get a fault."""
+    """Make calls of these endpoints, and return the positions, from 1, of those that get a fault."""
     scene = scene or Scene(plan)
     return [number for number, name in enumerate(calls, 1) if ask(scene, name) is not None]
 

@@ -75,7 +75,7 @@ def run(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """Return a folder with the metadata that an installer writes, entry points included."""
+    """Return a folder with the metadata of an installed package, including its entry points."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     site = tmp_path / "site"

@@ -258,7 +258,7 @@ def test_another_process_computes_the_same_numbers() -> None:
     ("code", "process"), [*((code, False) for code in (400, 401, 404, 413, 422)), (404, True)]
 )
 def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
-    """The server does not wait for the number of a call that the plan refuses; the next call proceeds."""
+    """The server does not wait for the number of a call that the plan refuses, and carries out the next."""
     plan = FaultPlan().on("optim_step", faults.status(code), nth=1)
     with LocalServer(plan, model="tinker-sync/random", process=process, gap_patience_s=600.0) as server:
         wire = Wire(server.url, server.key)

@@ -1,7 +1,7 @@
 """The client under faults: training gives the same numbers as without faults.
 
-By default every kind of fault meets every kind of call once, and a few random plans are run;
-`TINKER_FAULT_PLANS=200` runs so many of these.
+Every kind of fault meets every kind of call once. Then a few random plans run; `TINKER_FAULT_PLANS=200` runs
+200 of them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_the_json_protocol_survives_faults() -> None:
 
 
 def random_plan(seed: int) -> FaultPlan:
-    """Return a plan in which nearly half of all calls of a training get a fault that the client survives."""
+    """Return a plan that gives nearly half of the calls of a training faults which the client survives."""
     chance = random.Random(seed)
     lost = faults.lost_answer()
     plan = FaultPlan(seed).on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)

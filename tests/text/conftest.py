@@ -9,7 +9,7 @@ from support.vocabularies import KINDS
 
 
 class Folders(dict[str, Path]):
-    """The directory of each kind of tokenizer, created at the first use."""
+    """The directory of each kind of tokenizer, by the name of the kind. It is written at the first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -33,7 +33,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(
     cache: Path, *names: str, absent: tuple[str, ...] = (), commit: str = COMMIT, ref: str = "main"
 ) -> Path:
-    """Put files into the cache in the layout of the hub's library, and return the snapshot."""
+    """Put empty files into the cache, in the layout of the hub's library. Return the snapshot's directory.
+
+    The cache records the files in `absent` as missing at the hub.
+    """
     root = cache / "models--org--model"
     for folder, files in ((root / "snapshots" / commit, names), (root / ".no_exist" / commit, absent)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +63,10 @@ class HubErrors:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[tuple[str, str | None]]:
-    """Record requests to the hub's library. Its `answer` replies; the default has every file."""
+    """Install a double of the hub's library. Return its log: a pair of file and revision for each request.
+
+    The log's `answer` handles each request; by default it puts the file into the cache.
+    """
 
     class Log(list[tuple[str, str | None]]):
         answer: Callable[[str], Any] = staticmethod(lambda name: put(cache, name))
@@ -241,7 +247,7 @@ def test_incomplete_directory_is_explained(tmp_path: Path) -> None:
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """A hub with two files of one repository at one commit."""
+    """A handler of a hub that has the files in `files`, in one repository at one commit."""
 
     files: dict[str, bytes]
     log: list[str]

@@ -26,7 +26,7 @@ THREADS = 32
 
 
 class Loads:
-    """A double of the loading that counts loads. The first load waits until all threads wait for it."""
+    """A record of the loaded directories. A load waits until `threads` threads have asked for a tokenizer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
         self.directories: list[str] = []

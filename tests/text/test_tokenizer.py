@@ -30,7 +30,7 @@ THREADS = 32
 
 @pytest.fixture
 def plain() -> Tokenizer:
-    """Return a tokenizer of words, with the special token 0 before a text and 1 after it."""
+    """Return a tokenizer with an id for each word, which adds the tokens 0 before a text and 1 after it."""
     words = ["<s>", "</s>", "<pad>", "?", "a", "b", "c", "."]
     backend: Any = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

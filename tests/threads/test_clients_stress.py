@@ -1,6 +1,6 @@
 """Many threads use one client, against a server that is slow, refuses, fails and disconnects at random.
 
-Every round has its own seed, and every fourth round has no failures. The suite runs a few small rounds;
+Every round has its own seed, and every fourth round has no failures. By default a few small rounds run;
 `STRESS_ROUNDS=200 pytest tests/threads/test_clients_stress.py` runs 200 rounds of the full size.
 """
 
@@ -38,10 +38,12 @@ SOON = {"retry-after-ms": "1"}
 
 
 class Chaos(Stub):
-    """A stub that records requests by their numbers, and fails at random.
+    """A stub that records requests by their sequence numbers, and fails at random.
 
     Args:
-        trouble: the share of requests that fail at the first try.
+        seed: the seed of the failures.
+        trouble: the share of requests that fail, repeated ones included.
+        behaviour: fields of `Behaviour`.
     """
 
     def __init__(self, seed: int, trouble: float, **behaviour: Any) -> None:
@@ -68,7 +70,7 @@ class Chaos(Stub):
         return await self._once(asked, name)
 
     async def _once(self, asked: Asked, name: str) -> Answer:
-        """Answer a request. A repeated number gets the promise of its first request."""
+        """Answer a request. A repeated sequence number gets the answer to its first request."""
         number = (
             number_of(asked) if name in TRAINING else asked.json()["seq_id"] if name == "/asample" else None
         )
@@ -116,7 +118,7 @@ class Chaos(Stub):
             self.broken.append(f"two bodies under number {number}")
 
     def on_asample(self, asked: Asked) -> Any:
-        """Return the prompt as the sample, so that each thread can check its answers."""
+        """Return a promise whose sample is the prompt, so that each thread can check its results."""
         made = super().on_asample(asked)
         prompt = [token for chunk in asked.json()["prompt"]["chunks"] for token in chunk["tokens"]]
         self._promises[made["request_id"]].payload = _sample_output([prompt], None)
@@ -143,7 +145,7 @@ Check = Callable[[Any], bool]
 
 
 def mixed_call(trainer: TrainingClient, thread: int, index: int) -> tuple[APIFuture[Any], Check]:
-    """Make a call of one of several kinds; return it with the check of its answer."""
+    """Make the call number `index` of a thread. Return its future, and a function that checks its result."""
     mark = thread * 1000 + index
     if index % 5 == 0:
         return trainer.optim_step(types.AdamParams()), lambda answer: answer.metrics["step:max"] >= 1
@@ -195,7 +197,7 @@ def calls_of(trainer: TrainingClient, thread: int) -> list[tuple[APIFuture[Any],
 
 
 def in_order(arrivals: list[int]) -> list[int]:
-    """Return the arrivals with the two chunks of each call swapped, because the second one arrives first."""
+    """Return the numbers with those of two chunks swapped, because the second chunk arrives first."""
     made: list[int] = []
     early: int | None = None
     for number in arrivals:
@@ -224,7 +226,7 @@ def test_samples_of_64_threads(seed: int) -> None:
 
 
 def samples_of(sampler: SamplingClient, thread: int) -> list[Any]:
-    """Take samples concurrently, and return the answers that belong to other prompts."""
+    """Take the samples of a thread concurrently. Return pairs of prompt and sample where the two differ."""
     params = types.SamplingParams(max_tokens=2)
     prompts = [[thread, index] for index in range(SAMPLES // THREADS)]
     futures = [sampler.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in prompts]

@@ -33,7 +33,7 @@ def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 class Crowd:
-    """Threads that each acquire a permit of the limiter, and the permits so far."""
+    """Threads that each acquire a permit of the limiter. `permits` and `order` have those that have one."""
 
     def __init__(self, size: int, gate: Gate) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Crowd:
 
 def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(RateLimiter):
-        """A limiter whose constructor waits until all threads have arrived."""
+        """A limiter whose constructor lets other threads run, so that they find no limiter yet."""
 
         def __init__(self, **options: Any) -> None:
             let_others_run()
@@ -108,7 +108,7 @@ def test_first_come_first_served() -> None:
 
 def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
     class Drowsy(FakeClock):
-        """A clock whose waiting threads do not notice a change before the test sets `nudge`."""
+        """A clock on which no wait ends before the test sets `nudge`, so threads notice the time late."""
 
         nudge = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """A thread that waits for a free place has no timeout. After a refusal, the first one must get one."""
+    """A thread that waits for a free place has no timeout. A refusal must give the first such thread one."""
     clock, limiter, gate = closed_limiter(1)
     limiter._window = 1
     clock.advance(1)
@@ -217,7 +217,7 @@ class PassingClock(FakeClock):
 
 
 class WatchedLimiter(RateLimiter):
-    """A limiter that records the free places, and the time since its end of closing, at each permit."""
+    """A limiter that records two figures at each permit: the free places, and the time since it reopened."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
@@ -291,10 +291,7 @@ def test_opens_only_when_no_thread_waits() -> None:
 
 
 def test_closing_races_with_entering() -> None:
-    """Closing and acquiring run concurrently.
-
-    No thread gets a permit of a closed limiter, and no thread waits forever.
-    """
+    """Two threads wait for permits while a third one closes the gate. Both get the error of the close."""
     for _ in range(100):
         limiter = RateLimiter()
         gate = limiter.gate()

@@ -22,7 +22,7 @@ from tinker_sync.runtime.workers import Workers
 
 THREADS = 64
 CALLS = 50
-# The rounds of each test, with and without a call that cannot be sent. A thorough run has 100.
+# The number of rounds of the tests with a crowd of threads. A thorough run has 100.
 REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "2"))
 
 
@@ -60,7 +60,7 @@ def stepped(name: str, steps: Steps) -> Operation[FakePart]:
 
 class TestForcedInterleavings:
     def test_w2_a_cancel_between_taking_an_operation_and_beginning_it(self) -> None:
-        """A call that is cancelled after the queue has taken it, and before `begin`, uses no number."""
+        """An operation that is cancelled after the queue has taken it, before it begins, uses no number."""
         steps = Steps("cancel", "begin")
         wire: list[tuple[int, str]] = []
         with workers() as pool:
@@ -106,7 +106,7 @@ class TestForcedInterleavings:
         assert wire == []
 
     def test_a_call_made_while_another_is_failing(self) -> None:
-        """A call that is appended after a failed send, before the queue notices it, fails and is not sent."""
+        """An operation that is appended when a send has failed, before the queue is broken, is not sent."""
         steps = Steps("fail", "append", "break")
         wire: list[int] = []
         queue: SendQueue[FakePart]
@@ -178,10 +178,10 @@ class TestForcedInterleavings:
 
 
 class Server:
-    """A double of the server that accepts requests and answers them in random order.
+    """A double of the server that accepts requests, and later answers them, in random order.
 
-    The thread of the server takes all requests that have arrived, and accepts them in random order. So sends
-    end, and results arrive, in every possible order.
+    Again and again its thread takes all requests that have arrived, and accepts them in random order. So
+    sends end, and results arrive, in every possible order.
     """
 
     def __init__(self, seed: int, *, refuses: str | None = None) -> None:
@@ -264,7 +264,7 @@ class Server:
 
 
 class Caller:
-    """The calls of one thread, of several kinds."""
+    """The calls of one thread: single and several requests, serial and parallel, some of them cancelled."""
 
     def __init__(self, thread: int, repetition: int, queue: SendQueue[FakePart]) -> None:
         self._draw = random.Random(repetition * THREADS + thread)
@@ -287,7 +287,7 @@ class Caller:
 
 
 def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQueue[FakePart], list[Caller]]:
-    """Let 64 threads make 50 calls each. Return when every send has ended."""
+    """Let 64 threads make 50 calls each, and wait until every send has ended."""
     with Server(repetition, refuses=refuses) as server, workers(6) as pool:
         queue: SendQueue[FakePart] = SendQueue(at_once(server.send), pool.run)
         callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
@@ -298,7 +298,10 @@ def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQ
 
 
 def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]) -> dict[str, int]:
-    """Check that numbers are consecutive, in order, and unique. Return the number of each part."""
+    """Check that the numbers on the wire are consecutive and unique, and follow the calls of each thread.
+
+    Return the number of each part, by the part's name.
+    """
     assert server.problems == []
     numbers = [number for number, _ in server.wire]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
@@ -340,7 +343,7 @@ def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
 
 
 def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int]) -> str:
-    """Check that the outcome of an operation is possible, and return it."""
+    """Return the outcome of an operation, one of four words, and check that it is right in itself."""
     if made.future.cancelled():
         assert not any(part.name in number_of for part in made.parts)
         return "cancelled"
@@ -361,7 +364,7 @@ def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int
 def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
     """Every future ends.
 
-    Calls that were accepted before get their answers, and later ones name the failed call.
+    Calls before the failed one get their answers. Those after it fail, and their errors name the failed call.
     """
     for repetition in range(batch, REPETITIONS, 10):
         draw = random.Random(repetition)

@@ -10,7 +10,7 @@ from tinker_sync.runtime.workers import Workers
 
 
 def test_nothing_is_lost_when_threads_come_and_go() -> None:
-    """Without idle time, a thread ends after its job if no job waits, so threads often start and end."""
+    """Every job is done, although threads start and end often, because an idle one ends at once."""
     for _ in range(20):
         pool = Workers("send", max_threads=4, idle_s=0)
 
@@ -33,7 +33,7 @@ def test_a_close_from_many_threads() -> None:
 
 
 def test_submitting_races_with_closing() -> None:
-    """A job that is submitted during the close is either refused or carried out."""
+    """Each job that is submitted during a close is either refused or carried out."""
     for _ in range(50):
         pool, refused = Workers("send", max_threads=2), threading.Event()
 

@@ -194,7 +194,7 @@ def test_entries_that_name_the_root_are_skipped(tmp_path: Path, root: str) -> No
 
 
 def test_the_archive_of_a_directory_added_without_a_name_is_unpacked(tmp_path: Path) -> None:
-    """Python's `add(directory, arcname="")` writes the directory itself as `/`."""
+    """`add(directory, arcname="")` of `tarfile` writes an entry `/` for the directory itself."""
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
@@ -248,7 +248,7 @@ def test_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_archive_of_zeros_is_accepted(tmp_path: Path) -> None:
-    """A checkpoint may compress well: half of a new adapter and its whole optimizer state are zeros."""
+    """An archive that compresses very well may be a checkpoint: a new adapter is half zeros."""
     archive = write(
         tmp_path / "a", member("zeros", ZEROS * 30), member("rest", random.Random(1).randbytes(9000))
     )

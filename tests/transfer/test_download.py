@@ -242,7 +242,7 @@ def test_redirects_are_followed_up_to_a_limit(tmp_path: Path) -> None:
 
 
 def stopped_halfway(server: FileServer, to: Path, after: int = 3) -> None:
-    """Begin a download and cancel it after some parts."""
+    """Begin a download, and cancel it when `after` parts have been requested."""
     seen, halted = threading.Semaphore(0), threading.Event()
     count = iter(range(1000))
 
@@ -319,14 +319,14 @@ def test_versions_never_mix(tmp_path: Path, version: dict[str, Any]) -> None:
         before = len(server.asked())
         fetch(server, tmp_path / "out")
     assert (tmp_path / "out" / "a").read_bytes() == NEW.read()
-    # Only a strong version name goes into If-Range.
+    # Only a strong `ETag`, or else a date, goes into If-Range.
     asked = server.asked()[before].headers["if-range"]
     assert asked == {'"v2"': '"v1"', None: "Thu, 01 Jan 2026 00:00:00 GMT"}.get(version["etag"]) or not asked
     assert bool(asked) == (version["etag"] == '"v2"' or "modified" in version)
 
 
 def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
-    """A file without an `ETag` is compared with what has arrived, and continues if it is the same."""
+    """Without an `ETag`, a download goes on if the file begins with the bytes that have arrived."""
     with FileServer({"a": 6 * PART}, etag=None) as server:
         stopped_halfway(server, tmp_path / "out")
         fetch(server, tmp_path / "out")
@@ -337,7 +337,7 @@ def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
 def test_comparison_starts_no_workers(
     tmp_path: Path,
 ) -> None:
-    """A worker that starts during the comparison could write into a file whose download then begins again."""
+    """No worker starts before the comparison has ended, because the download may have to begin again."""
     begun: list[int] = []
 
     class CountingWorkers(Workers):
@@ -552,10 +552,10 @@ def test_things_of_the_user_in_an_unfinished_download_stay(tmp_path: Path, kind:
     assert files_below(tmp_path) == before
 
 
-def test_what_a_killed_download_had_moved_away_returns(tmp_path: Path) -> None:
-    """With `overwrite`, the old target is moved away before the new one is moved there.
+def test_a_target_that_a_killed_download_had_moved_away_is_moved_back(tmp_path: Path) -> None:
+    """With `overwrite`, a download moves the old target away before it moves the new one there.
 
-    A process may end between.
+    A process that is killed between these two steps leaves no target.
     """
     with FileServer({"a": 6 * PART}) as server:
         stopped_halfway(server, tmp_path / "out")
@@ -666,7 +666,7 @@ def test_bad_archive_leaves_nothing(tmp_path: Path, bad: bytes, error: type[Exce
 
 
 class BareNames(FileServer):
-    """A server like SkyRL, which sends archives of sampler checkpoints only, by names without a folder."""
+    """A server like SkyRL, which has archives of sampler checkpoints only, at paths without a kind."""
 
     @property
     def archive(self) -> bool:
@@ -691,7 +691,7 @@ def test_the_bare_name_of_a_sampler_checkpoint_is_the_fallback(tmp_path: Path, p
 
 
 def test_the_bare_name_of_a_training_checkpoint_is_not_asked_for(tmp_path: Path) -> None:
-    """Asked for the bare name, the server would send the archive of the sampler checkpoint of that name."""
+    """At the bare name, the server would send the archive of the sampler checkpoint with that name."""
     with BareNames({"archive": Tar(5)}, config=OPEN) as server:
         with pytest.raises(errors.NotFoundError):
             fetch(server, tmp_path / "out", "tinker://run/weights/final")

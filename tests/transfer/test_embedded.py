@@ -70,7 +70,7 @@ def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.Ser
 def test_interrupted_export_is_reused(
     tmp_path: Path, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second attempt finds the export of the first and makes no other."""
+    """A second attempt to download uses the export that the first attempt made."""
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
     path = trainer.save_state("state").result(60).path

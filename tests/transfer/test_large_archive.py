@@ -1,7 +1,7 @@
 """A large archive over broken connections, from a server that dies, into a process that is killed.
 
-By default it has 20 MB, with a cut every 0.5 MB. `DOWNLOAD_MB=2000`: 2 GB, a cut every 50 MB. `-s` shows
-figures.
+By default the archive has 20 MB, and the connection is cut after every 0.5 MB. With `DOWNLOAD_MB=2000` it has
+2 GB, with a cut after every 50 MB. `-s` shows figures.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def send(server: FileServer, place: Path, **options: Any) -> str:
 
 
 class States:
-    """A progress listener that keeps the last state."""
+    """A progress listener that keeps the latest state. `last` waits until the upload is done."""
 
     def __init__(self) -> None:
         self._done = threading.Event()

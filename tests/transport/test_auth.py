@@ -42,7 +42,7 @@ def outcome(found: Any) -> str | None:
 PREFIX, REQUIRED, MISSING = "must start with 'tml-'", "requires dynamic credentials", "there is no API key"
 
 LONG_LIVED = [
-    # the given credentials, the result without an enforced command, and the result with one
+    # The given credentials, the result if the server does not enforce the command, and the result if it does.
     ({"arg": JWT}, JWT, JWT),  # step 1
     ({"env": JWT}, JWT, JWT),
     ({"arg": JWT, "cmd": "c"}, JWT, JWT),
@@ -196,7 +196,7 @@ def test_a_rotated_key_is_fetched_anew_from_the_command(tmp_path: Path) -> None:
 
 
 def test_a_given_key_cannot_be_renewed(tmp_path: Path) -> None:
-    """A key that the user gave cannot be renewed after a rejection."""
+    """After the rejection of a key that the user gave, `renewed` returns None."""
     ring = KeyRing(settings(tmp_path, arg="tml-a"), clock=FakeClock())
     assert ring.renewed(Secret(ring.credential())) is None
 
@@ -220,7 +220,7 @@ def token(number: int, clock: FakeClock, **claims: Any) -> Secret:
 
 
 class Server:
-    """A token exchange that records the credential for each token."""
+    """A double of the token exchange that records the credential exchanged for each token."""
 
     def __init__(self, ring: KeyRing, clock: FakeClock, **claims: Any) -> None:
         self.ring, self.clock, self.claims = ring, clock, claims

@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def random_pieces(seed: int) -> list[bytes | memoryview]:
-    """Return pieces of many sizes, also empty ones, that need more than one system call."""
+    """Return pieces of many sizes, also empty ones. They are too many for a single system call."""
     draw = random.Random(seed)
     sizes = [draw.choice((0, 1, 7, 30, 5120, 5121)) for _ in range(1500)] + [draw.randrange(900_000)]
     draw.shuffle(sizes)

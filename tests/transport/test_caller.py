@@ -37,7 +37,7 @@ def status(code: int, **headers: str) -> Reply:
 
 
 class ScriptedHttp:
-    """A double of `Http` that returns the outcomes of a list, repeats the last one, and records calls."""
+    """A double of `Http` that returns or raises given outcomes, repeats the last one, and records calls."""
 
     def __init__(self, *outcomes: Outcome, takes_s: float = 0.0, clock: FakeClock | None = None) -> None:
         self._outcomes = list(outcomes)
@@ -62,7 +62,7 @@ def caller_for(http: ScriptedHttp, clock: FakeClock | None = None, **options: An
 
 
 def waits_of(*outcomes: Outcome, call: Call | None = None, **options: Any) -> Sequence[float]:
-    """Return the pauses of a call that succeeds in the end."""
+    """Return the pauses, in seconds, of a call whose tries have these outcomes. The last is a success."""
     clock = FakeClock()
     reply = caller_for(ScriptedHttp(*outcomes), clock, **options).call(call or post())
     assert reply.status == 200
@@ -92,7 +92,7 @@ def test_w19_the_servers_wish_is_honoured_however_long() -> None:
 
 
 def test_a_retry_after_beyond_the_deadline_ends_the_call_at_once() -> None:
-    """A `Retry-After` that ends after the deadline makes the call fail without a pause."""
+    """If the wanted pause would end after the deadline, the call fails without a pause."""
     clock = FakeClock()
     caller = caller_for(ScriptedHttp(status(429, retry_after="3600")), clock)
     with pytest.raises(errors.RateLimitError) as caught:
@@ -394,7 +394,7 @@ def test_many_threads_share_it() -> None:
 
 
 def test_over_real_sockets() -> None:
-    """The server answers 503 with a `Retry-After`, then resets a connection, closes one, and answers."""
+    """A call is repeated after a 503 with a `Retry-After`, a reset and a closed connection, and succeeds."""
 
     def busy(peer: Peer) -> None:
         peer.read_request()

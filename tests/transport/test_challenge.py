@@ -19,7 +19,7 @@ def test_nonsense_rejects_no_token(header: str | None) -> None:
 
 
 class Rotating(Keys):
-    """A double of the source of credentials that returns the next key after each rejection."""
+    """A double of the source of credentials that renews a rejected key: "key-1", then "key-2" and so on."""
 
     def __init__(self) -> None:
         super().__init__("key-1")
@@ -32,7 +32,7 @@ class Rotating(Keys):
 
 
 def refuses(*keys: str, challenge: str = 'Bearer error="invalid_token"') -> Any:
-    """Return a function that answers 401 to requests with these keys."""
+    """Return a function for `AnsweringServer` that answers 401 to requests with these keys, else 200."""
 
     def respond(seen: Seen) -> bytes:
         if seen.header("x-api-key") in keys:

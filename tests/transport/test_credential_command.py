@@ -148,7 +148,7 @@ def test_w34_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Return True while a process runs; an ended one may remain as an entry until its parent asks."""
+    """Return True while a process runs. A process that has ended may still be listed as a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

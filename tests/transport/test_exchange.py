@@ -28,7 +28,7 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 def poll(selector: selectors.BaseSelector, exchanges: list[Exchange]) -> dict[int, Reply]:
-    """Read the answers of all exchanges with a minimal poller. Return them by the number of the exchange."""
+    """Read the answers of all exchanges with a minimal poller. Return them by the index of the exchange."""
     replies: dict[int, Reply] = {}
     for number, exchange in enumerate(exchanges):
         selector.register(exchange.fileno(), selectors.EVENT_READ, number)
@@ -87,7 +87,7 @@ def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> Non
 
 
 def test_tls_tickets_do_not_block_it(tmp_path: Path, selector: selectors.BaseSelector) -> None:
-    """TLS 1.3 servers send tickets after the handshake. They make the socket readable, and are no answer."""
+    """`step` returns None, and does not wait, when only TLS 1.3 tickets have made the socket readable."""
     on = threading.Event()
     authority = Authority(tmp_path)
 

@@ -315,7 +315,7 @@ def silent(peer: Peer) -> None:
 
 
 def stalls(peer: Peer) -> None:
-    """Send half of an answer, pause, and send the other half."""
+    """Send half of an answer, pause for a second, and send the other half."""
     peer.read_request()
     peer.send(answer(b"x", length=2))
     peer._server.stopping.wait(1.0)
@@ -440,7 +440,7 @@ def test_a_server_that_drops_every_pooled_connection(repeatable: bool) -> None:
 
 
 def drops_on_the_second_request(peer: Peer) -> None:
-    """Reset the connection when the second request arrives, which a client cannot foresee."""
+    """Answer one request, and reset the connection when the second one arrives."""
     peer.read_request()
     peer.send(answer())
     peer.read_request()

@@ -46,7 +46,7 @@ def fails(http: Http, call: Call) -> SendFailed:
 
 
 def all_bytes(server: Any) -> str:
-    """Return all bytes that a server has received, as text."""
+    """Return a text with the targets, headers and bodies of all requests that a server has received."""
     return repr([(seen.target, seen.pairs, seen.body) for seen in server.seen])
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_authority_is_final_and_sees_nothing(
 
 
 def puzzled(peer: Peer) -> None:
-    """Answer a TLS handshake as HTTP servers do."""
+    """Answer a TLS handshake with a 400, as servers of plain HTTP do."""
     peer.send(answer(b"Invalid HTTP request", status=400))
     peer.wait_gone()
 
@@ -191,7 +191,7 @@ def test_trusted_authorities_from_the_environment(
 
 
 def test_w32_the_key_stays_with_its_host(authority: Authority, session: requests.Session) -> None:
-    """One TLS server redirects to another one, which gets no secrets."""
+    """A server redirects to another server, which gets the body, but no secret."""
     session.verify = authority.ca_file
     session.headers["X-Gateway"] = "marked-gateway"
     session.auth = ("me", "marked-password")

@@ -29,7 +29,7 @@ needs_shell = pytest.mark.skipif(
 
 
 def arguments(line: str, **variables: str) -> list[str]:
-    """Return the arguments that a shell with these variables gives to curl."""
+    """Run a curl line in a shell with these variables. Return the arguments that curl gets."""
     script = 'curl() { for word in "$@"; do printf "%s\\0" "$word"; done; }\n' + line
     done = subprocess.run(["sh", "-euc", script], env=variables, capture_output=True, check=True)
     return done.stdout.decode().split("\0")[:-1]

@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def port_that_answers(answer: bytes | None) -> Iterator[int]:
-    """Yield a port that answers the first bytes with the given ones, or resets the connection for None."""
+    """Yield a port that sends `answer` when bytes arrive. If `answer` is None, it resets the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -44,7 +44,7 @@ def port_that_answers(answer: bytes | None) -> Iterator[int]:
     ],
 )
 def test_the_answer_to_a_handshake_shows_tls(answer: bytes | None, tls: bool) -> None:
-    """`speaks_tls` recognises a port with TLS by its answer to the first message of a handshake."""
+    """`speaks_tls` sends the first message of a handshake. Only a TLS server answers it with a TLS record."""
     with port_that_answers(answer) as port:
         assert speaks_tls("127.0.0.1", port, PATIENCE_S) is tls
     gc.collect()  # a socket that stays open fails the test

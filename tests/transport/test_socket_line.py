@@ -18,7 +18,14 @@ HEAD = b"POST / HTTP/1.1\r\n\r\n"
 
 
 class HandSocket:
-    """A double of a socket that returns given bytes, takes time to send, and records its timeouts."""
+    """A double of a socket that records its timeouts.
+
+    Args:
+        clock: the clock, which `sendall` advances.
+        arrivals: the bytes or exceptions of the next calls of `recv`.
+        send_takes_s: the seconds that a `sendall` takes.
+        room: the number of bytes that a single `send` takes.
+    """
 
     def __init__(
         self, clock: FakeClock, arrivals: list[bytes | Exception], send_takes_s: float, room: int
@@ -37,7 +44,7 @@ class HandSocket:
         return self.timeouts[-1] if self.timeouts else None
 
     def send(self, data: Any) -> int:
-        """Send as many bytes as there is room for, at once."""
+        """Take as many bytes as there is room for, without waiting. Return their number."""
         assert self.gettimeout() == 0
         taken = bytes(data)[: self.room]
         self.sent += taken

@@ -38,7 +38,11 @@ def jwt(mark: str = MARK, **claims: Any) -> str:
 
 
 class Exchange:
-    """A scripted token exchange: each fetch takes the next step of the script, or repeats the last one."""
+    """A scripted token exchange. Each fetch takes the next step of the script; the last step is repeated.
+
+    A step is the lifetime of the new token in seconds, an exception to raise, or a function that returns one
+    of these.
+    """
 
     def __init__(self, clock: FakeClock, *script: float | Exception | Callable[[], Any]) -> None:
         self.clock = clock

@@ -44,7 +44,7 @@ class Twig(Leaf):
 
 
 class Sprout(Leaf):
-    """A subclass of a model, as scripts define them: without the decorator, and with its own constructor."""
+    """A subclass of a model like those in scripts: without the decorator, and with its own constructor."""
 
     def __init__(self, size: int, **fields: Any) -> None:
         super().__init__(size=size, **{"name": "sprout", **fields})

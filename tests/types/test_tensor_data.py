@@ -209,7 +209,7 @@ def test_wrap_does_not_copy() -> None:
 
 
 class Named(TensorData):
-    """A subclass with a further attribute."""
+    """A subclass of `TensorData`, like those in scripts: its instances may have further attributes."""
 
 
 def test_a_subclass_is_preserved() -> None:

@@ -57,7 +57,7 @@ def own_loss(data: Any, logprobs: Any) -> Any:
 
 
 def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts:
-    """Train and sample, and return the token counts known in advance."""
+    """Train and sample with random data. Return the token counts that are known in advance."""
     training = service.create_lora_training_client(MODEL, rank=2).result()
     lengths = [[draw.randint(1, 20) for _ in range(draw.randint(1, 8))] for _ in range(4)]
     pending: list[Any] = [
@@ -105,7 +105,7 @@ def test_counted_tokens_equal_billed_tokens(seed: int) -> None:
 
 
 def test_lost_result_is_a_difference() -> None:
-    """The server computes a sample twice and bills both, but the client receives one."""
+    """The server computes and bills a sample twice, because one result is lost. The client counts one."""
     plan = FaultPlan().on("retrieve_future", faults.status(410), nth=1)
     with (
         LocalServer(plan, model=MODEL, sample_use_retrieve_futures=False) as server,

@@ -22,7 +22,7 @@ def parser() -> RequestParser:
 
 
 def taken(parser: RequestParser, *pieces: bytes) -> list[tuple[RequestHead, bytes]]:
-    """Feed pieces, and return the requests that are complete."""
+    """Feed the parser these pieces, and return the complete requests: pairs of head and body."""
     found = []
     for piece in pieces:
         parser.feed(piece)

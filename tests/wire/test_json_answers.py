@@ -129,7 +129,7 @@ def test_unknown_fields_of_a_request_can_be_ignored_and_reported() -> None:
 
 
 def test_values_of_an_answer_are_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No constructor converts again what a hook has converted."""
+    """A value that the decoder has converted is not converted again by the constructor of its model."""
     monkeypatch.setattr(_convert, "_converter", None)
     rng = random.Random(5)
     read = 0
@@ -479,7 +479,7 @@ def test_no_error_repeats_a_token(cls: Any, data: bytes, backend: Backend) -> No
 
 
 def test_ordinary_excerpts_are_shown() -> None:
-    """Excerpts of answers without secrets are shown, so the test above would notice secrets."""
+    """Errors quote ordinary answers. So the test above would fail if they quoted secrets too."""
     assert "'not json'" in str(refusal(b"not json", types.AuthTokenResponse, BACKENDS[0]))
     assert "got 'soon' (str)" in str(
         refusal({"cursor": "soon", "completions": []}, types.FuturesRetrieveResponse, BACKENDS[0])
@@ -505,7 +505,7 @@ def test_kinds_that_are_no_models() -> None:
 
 
 def test_every_model_can_be_read() -> None:
-    """The decoder supports every kind of field of the types."""
+    """The decoder has a hook for every model, and so for the types of all fields."""
     for answers in (True, False):
         converter = make_converter(answers=answers)
         for name in types.__all__:

@@ -19,7 +19,7 @@ ROUNDS = 20
 
 
 def outcome(convert: Any, *arguments: Any) -> Any:
-    """Return the result or the error of a conversion, in a form that can be compared."""
+    """Return the result of a conversion, or the class of its error."""
     try:
         return convert(*arguments)
     except NotExact:

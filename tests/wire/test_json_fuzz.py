@@ -21,7 +21,7 @@ ANSWERS = {name: cls for name, cls in answer_kinds().items() if name != "Samplin
 
 
 def outcome(data: bytes, cls: type[Any], backend: Any) -> str:
-    """Return the outcome as text, because NaN does not equal itself."""
+    """Decode an answer, and return the result or the refusal as text, because NaN does not equal itself."""
     refusal = None
     try:
         decoded = decode(data, cls, backend=backend)

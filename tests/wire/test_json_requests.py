@@ -39,7 +39,7 @@ def session(**metadata: Any) -> types.CreateSessionRequest:
 
 
 def metadata_of(backend: Backend, **metadata: Any) -> str:
-    """Return the JSON text of free-form values in a request."""
+    """Return the JSON text that free-form values have within an encoded request."""
     text = encode(session(**metadata), backend=backend).decode()
     return text.partition('"user_metadata":')[2].partition(',"sdk_version"')[0]
 
@@ -151,7 +151,7 @@ def test_provenance_is_not_dropped_silently(backend: Backend) -> None:
 
 
 class OwnDatum(types.Datum):
-    """A subclass of a model, as scripts define them."""
+    """A subclass of a model, like those that scripts define."""
 
     __slots__ = ()
 
@@ -457,7 +457,7 @@ def test_token_lists_are_passed_as_they_are() -> None:
 
 
 def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
-    """Count the conversions of arrays to lists while a request is encoded."""
+    """Encode a request, and return the number of arrays that are converted to lists meanwhile."""
     calls = []
 
     def watch(_frame: Any, event: str, function: Any) -> None:

@@ -168,7 +168,7 @@ def test_damaged_bytes_raise_wire_errors_only(name: str, first: int) -> None:
 
 
 def _owned(value: Any) -> Any:
-    """Copy a plain message, with bytes in place of views."""
+    """Return a copy of a plain message, with bytes in place of views."""
     if isinstance(value, dict):
         return {key: _owned(item) for key, item in value.items()}
     if isinstance(value, list):

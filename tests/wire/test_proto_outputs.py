@@ -97,7 +97,7 @@ def test_bfloat16_is_widened() -> None:
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns the memory."""
+    """Return the array that owns the memory of this array, which may be a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     assert array.base is None

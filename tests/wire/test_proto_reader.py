@@ -35,7 +35,7 @@ from tinker_sync.wire.proto._writer import write_message
 
 
 def read(table: Message, *parts: str | bytes) -> dict[str, Any]:
-    """Read a message from parts, hexadecimal or bytes."""
+    """Join parts, given as bytes or as hexadecimal text, and read the message."""
     data = b"".join(bytes.fromhex(part) if isinstance(part, str) else part for part in parts)
     result = comparable(read_message(table, data))
     assert isinstance(result, dict)
@@ -49,7 +49,7 @@ def fault(table: Message, *parts: str | bytes) -> WireError:
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """Encode a length-delimited field."""
+    """Return the bytes of a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 

@@ -37,7 +37,7 @@ def datum(*chunks: Any, **inputs: Any) -> Datum:
 
 
 def encoded(*data: Datum, **more: Any) -> dict[str, Any]:
-    """Encode a request and read it as a plain message."""
+    """Encode a request of these data, and return it as the reader reads it."""
     forward_only = more.pop("forward_only", False)
     body = encode_forward_backward_request(request(*data, **more), forward_only=forward_only).join()
     result = comparable(read_message(tables.FORWARD_BACKWARD_REQUEST, body))

@@ -30,7 +30,7 @@ def test_extreme_uniforms_hit_possible_tokens(uniform: float) -> None:
 
 
 def allowed(logits: np.ndarray, how: SamplingSettings) -> set[int]:
-    """Apply the filters of the settings step by step."""
+    """Return the tokens that the filters of the settings allow, computed step by step."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if how.top_k > 0:
         order = order[: how.top_k]

@@ -20,7 +20,7 @@ from tinker_sync.losses.create import encode_graph, trace  # noqa: E402
 
 
 def uploaded(fn: Any, ranks: dict[str, int]) -> tuple[list[CustomLossInput], CustomLossGraph]:
-    """Encode a function as a client uploads it."""
+    """Return the inputs and the graph of a loss function, as a client uploads them."""
     handle = trace(fn, ranks, "session-1")
     return list(handle.inputs), encode_graph(handle.name, handle.graph)
 
@@ -42,7 +42,10 @@ def test_values_and_derivatives_match_torch(fn: Any) -> None:
 
 
 def data(names: dict[str, str], count: int = 5) -> list[Example]:
-    """Make data of several lengths; `names` maps names of inputs to arrays."""
+    """Make `count` data of different lengths.
+
+    `names` maps the name of each input to that of its array: "old", "advantages" or "weights".
+    """
     rng = np.random.default_rng(7)
     made = []
     for index in range(count):
@@ -164,7 +167,7 @@ def test_losses_and_metrics_must_be_scalars() -> None:
 
 
 def graph_of(op: str, target: str, args: list[Any] | None = None, **kwargs: Any) -> CustomLossGraph:
-    """Make a loss with this one call."""
+    """Make the graph of a loss with a single call, of `target`."""
     return CustomLossGraph(
         nodes=[
             CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),

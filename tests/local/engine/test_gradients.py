@@ -18,7 +18,7 @@ STEP = 1e-5
 
 @dataclass
 class Differences:
-    """The loss of a trainer as a function of one parameter."""
+    """Finite differences of a trainer's loss: `slope` is the difference quotient for one parameter."""
 
     run: AdapterTrainer
     data: list[Example]
@@ -47,7 +47,7 @@ def compare(
     atol: float = 1e-8,
     seed: int = 7,
 ) -> None:
-    """Compare twelve gradients of a run with the differences of a loss."""
+    """Compare the gradients of twelve random parameters of a run with finite differences of the loss."""
     places = np.random.default_rng(seed).integers(0, len(run.params.flat), 12)
     differences = Differences(run, data, loss_fn)
     expected = [differences.slope(int(place)) for place in places]
@@ -55,7 +55,7 @@ def compare(
 
 
 def places_of_every_kind(run: AdapterTrainer, each: int) -> list[int]:
-    """Choose some parameters of every matrix of the adapter."""
+    """Return the positions of `each` random parameters of every matrix of the adapter."""
     rng = np.random.default_rng(5)
     marks = AdapterTrainer(run.weights, run.params.settings).params
     marks.flat[:] = np.arange(len(marks.flat))

@@ -38,7 +38,7 @@ LLAMA_CONFIG = CONFIG | {"model_type": "llama", "rope_theta": 500.0, "rope_scali
 
 
 def split(weights: Weights) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights as the separate, named tensors of a file."""
+    """Return the weights as the separate tensors of a file, by their names there."""
     config = weights.config
     tensors = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     if not config.tied:

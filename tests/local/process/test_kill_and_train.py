@@ -1,7 +1,7 @@
 """Training goes on while its server is killed at any moment and started again at its port and directory.
 
-The server kills itself at a function call, of Python or C, or some milliseconds after one. The suite does so
-a few times; `SERVER_KILLS=300 pytest tests/local/process/test_kill_and_train.py` does so 300 times.
+The server kills itself at a function call, of Python or C, or some milliseconds after one. By default it dies
+a few times; `SERVER_KILLS=300 pytest tests/local/process/test_kill_and_train.py` lets it die 300 times.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ KILLS = int(os.environ.get("SERVER_KILLS", "4"))
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
 
 Run = Callable[[str, list[str]], str]
-"""A function that trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the
-last one."""
+"""A function that trains at the server with this address, adds the paths of acknowledged checkpoints to the
+list, and returns the path of the last one."""
 
 
 def tries() -> Iterator[int]:
-    """Yield numbers up to a limit that no successful run reaches.
+    """Yield the numbers of tries, up to a limit that training reaches only if it makes no progress.
 
     Raises:
-        AssertionError: the limit is reached, so training does not progress.
+        AssertionError: the limit is reached.
     """
     yield from range(100)
     raise AssertionError("training does not go on")
 
 
 def train_with_journal(journal: Path) -> Run:
-    """Return a `Run` that is started again with its journal after each failure."""
+    """Return a `Run` that starts the training script again, with its journal, after each failure."""
 
     def run(url: str, acknowledged: list[str]) -> str:
         path = None
@@ -60,7 +60,10 @@ def train_with_journal(journal: Path) -> Run:
 
 
 def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
-    """Train, and recover after failures. Return the path of the last checkpoint, or None to give up."""
+    """Train. After a failure, either recover or, by chance, give up.
+
+    Return the path of the last checkpoint, or None if training gave up.
+    """
     training = service.create_lora_training_client(MODEL, rank=4, seed=1)
     for _ in tries():
         try:
@@ -78,7 +81,7 @@ def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
 
 
 def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
-    """Return a `Run` that recovers within its script, or is started again with its journal."""
+    """Return a `Run` whose script, after a failure, recovers or is started again with its journal."""
 
     def run(url: str, acknowledged: list[str]) -> str:
         path = None
@@ -100,13 +103,13 @@ def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
 
 
 def acknowledged_in(journal: Path) -> list[str]:
-    """Return the paths of the checkpoints in a journal."""
+    """Return the paths of the acknowledged checkpoints in a journal."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     return [line["path"] for line in lines if line.get("path")]
 
 
 def train_and_recover(url: str, acknowledged: list[str]) -> str:
-    """Train with one client, which recovers from the last checkpoint whenever its model is lost."""
+    """Train as a `Run` with one service client, and recover from the last checkpoint after each failure."""
     with ServiceClient(base_url=url, api_key=KEY, pace=0.01) as service:
         training: TrainingClient | None = None
         first = 0
@@ -129,14 +132,14 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
 
 
 class Ground:
-    """Runs under kills, compared with an undisturbed run.
+    """Training while the server is killed, compared with undisturbed training.
 
     The constructor trains once on a server that is not killed, and keeps the digests of the checkpoints.
     `survive` trains again while the server kills itself, and checks that the checkpoints are the same.
 
     Args:
         server: the server, which kills itself at a chosen function call.
-        directory: the directory with the server's checkpoints.
+        directory: the server's directory.
     """
 
     def __init__(self, server: MortalServer, directory: Path) -> None:
@@ -151,7 +154,7 @@ class Ground:
         assert self._right.keys() == {"step-1", "step-3", last.rpartition("/")[2]}
 
     def digests(self) -> dict[str, str]:
-        """Open the directory, load all checkpoints, and return a digest of the numbers in each."""
+        """Load all checkpoints in the directory, and return a digest of the numbers in each, by its path."""
         found = {}
         with Store(self._directory) as store:
             rows, total = store.list_user_checkpoints(100_000, 0)
@@ -165,7 +168,7 @@ class Ground:
         return found
 
     def survive(self, run: Run, chance: random.Random) -> None:
-        """Kill the server repeatedly until a run has ended, and check its checkpoints."""
+        """Run a `Run` while the server dies again and again, and then check all checkpoints."""
         acknowledged: list[str] = []
         over = threading.Event()
         self._start(chance)

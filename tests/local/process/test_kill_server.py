@@ -1,7 +1,7 @@
 """kill -9 of the server, at random moments, while clients train and save over HTTP.
 
-`KILL_ROUNDS` sets the number of rounds; the default is one. All rounds use one directory, so each round
-finds the state of the round before.
+`KILL_ROUNDS` sets the number of rounds; the default is one. All rounds use one directory, so the server of a
+round finds what the round before left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9"
 
 
 class Acknowledged:
-    """The checkpoints that the server has acknowledged, by path. Thread-safe."""
+    """The checkpoints that the server has acknowledged, in mappings by their paths. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,9 +63,9 @@ class Acknowledged:
                 self.losses[path] = loss
 
     def settle(self, found: dict[str, str]) -> None:
-        """Expect from now on what the unanswered requests left on disk.
+        """Take the checkpoints of unanswered requests as they are on disk.
 
-        The server was killed before it replied, so each of them may or may not have taken effect.
+        The server was killed before it answered, so it may or may not have carried out these requests.
 
         Args:
             found: the digests of the checkpoints on disk, by path.
@@ -78,7 +78,10 @@ class Acknowledged:
 
 
 def digests_on_disk(directory: Path) -> dict[str, str]:
-    """Return the digests of all training checkpoints in a directory, listed or not."""
+    """Return the digests of all training checkpoints in a directory, by path.
+
+    This includes folders that the store does not list.
+    """
     found = {}
     for folder in (directory / "checkpoints").iterdir():
         try:
@@ -95,7 +98,11 @@ def digests_on_disk(directory: Path) -> dict[str, str]:
 def train_and_save(
     service: ServiceClient, directory: Path, acknowledged: Acknowledged, seed: int, over: threading.Event
 ) -> None:
-    """Train, save and delete until the server is killed."""
+    """Train one model, and save and delete checkpoints, until the server is killed.
+
+    Requests and their acknowledgements are recorded in `acknowledged`. `over` is set before the kill; an
+    error before that is raised.
+    """
     rng, rest = random.Random(seed), RestClient(service.holder)
     try:
         client = service.create_lora_training_client(TINY, rank=2, seed=seed).result()
@@ -130,7 +137,10 @@ def loss_of(client: TrainingClient) -> float:
 
 
 def load_all(directory: Path) -> dict[str, str]:
-    """Load every checkpoint that the store lists, and return their digests."""
+    """Load every checkpoint that the store lists, and return the digest of each, by path.
+
+    The digest of a checkpoint for sampling is "sampler". Check also that nothing else is on disk.
+    """
     found = {}
     with Store(directory) as store:
         on_disk = digests_on_disk(directory)  # after opening, which removed incomplete folders
@@ -147,7 +157,7 @@ def load_all(directory: Path) -> dict[str, str]:
 
 
 def check_resumed_loss(service: ServiceClient, acknowledged: Acknowledged, rng: random.Random) -> None:
-    """Check that a saved checkpoint, with its optimizer, gives the loss that it gave before."""
+    """Check that a model made of a random saved checkpoint has the loss that was measured before the save."""
     if acknowledged.losses:
         path = rng.choice(sorted(acknowledged.losses))
         client = service.create_training_client_from_state_with_optimizer(path).result()

@@ -25,7 +25,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
 
 @contextmanager
 def program(directory: Path, code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program; the test reads its output line by line."""
+    """Run a program as a process until the end of the block, and yield the process."""
     path = directory / "program.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
     process = subprocess.Popen(
@@ -47,7 +47,7 @@ def program(directory: Path, code: str, **environment: str) -> Iterator[subproce
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    """Wait for a successful end, and return the words of the output."""
+    """Wait for the end of a process, which must succeed without error output. Return the output's words."""
     output, errors = process.communicate(timeout=PATIENCE_S * 2)
     assert process.returncode == 0, errors
     assert errors == ""

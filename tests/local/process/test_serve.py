@@ -119,7 +119,7 @@ def test_a_remote_host_is_refused(tmp_path: Path, host: str) -> None:
 
 @contextmanager
 def in_thread(**options: Any) -> Iterator[tuple[str, Secret]]:
-    """Run `serve` in a thread of this process that is not the main one."""
+    """Run `serve` in a thread other than the main one, until the end of the block. Yield address and key."""
     ready, stops, addresses = threading.Event(), [], []
 
     def listens(url: str, key: Secret) -> None:

@@ -120,7 +120,7 @@ def test_other_paths_and_methods(server: Running) -> None:
     "path", ["/training_runs/..%2F..%2Fetc", "/training_runs/a/checkpoints/weights/..%2Fx"]
 )
 def test_no_path_leads_out_of_the_data_directory(server: Running, path: str) -> None:
-    """A path in a request cannot lead out of the data directory."""
+    """An id in a request that contains `../` is refused, so no path leads out of the data directory."""
     assert server.ask("DELETE" if "weights" in path else "GET", path).status in (400, 404)
 
 

@@ -114,7 +114,7 @@ def test_samplers_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_load_right_behind_a_save_finds_it(server: Running) -> None:
-    """A load that is sent before the result of a save has arrived loads the saved checkpoint."""
+    """A load finds the checkpoint of a save, although it is sent before the save has a result."""
     model = train(server, server.session())
     server.ok("/save_weights", {"model_id": model, "path": "here", "seq_id": 3})
     wanted = server.pass_(model, 4, forward_only=True).json()["request_id"]
@@ -461,19 +461,18 @@ def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
         assert reply.status in (400, 404) or json.loads(reply.body)["traceEvents"] == []
 
 
-# ------------------------------------------------------------------------------------------ replaced
-# checkpoints
+# ------------------------------------------------------------------------------------------ replacements
 
 
 def publish(server: Running, model: str, seq_id: int, name: str = "latest", **more: Any) -> str:
-    """Save a checkpoint to sample from, and return its path."""
+    """Save a checkpoint for sampling, and return its path."""
     body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
     path: str = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])["path"]
     return path
 
 
 def scores(server: Running, sampler: str) -> list[float]:
-    """Return the logprobs of a prompt, which differ between weights."""
+    """Return the log-probabilities of a fixed prompt, by which a test recognises the weights of a sampler."""
     asked = server.sample(sampler, None, [5, 6, 7, 8], prompt_logprobs=True)
     found: list[float] = server.result(asked["request_id"])["prompt_logprobs"]
     return found
@@ -618,7 +617,7 @@ def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch
 
 
 def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:
-    """`get_info` describes the model before its weights are loaded, because clients of 0.38 call it then."""
+    """`get_info` describes a model whose weights are not loaded yet, because clients of 0.38 call it then."""
     model = train(server, server.session())
     path = save(server, model, 3, "here")["path"]
     session = server.session()

@@ -32,7 +32,7 @@ ROOT = Path(embedded.__file__).parents[2]
 
 
 class Process:
-    """A server in its own process, so that the measured memory, threads and CPU are those of the server."""
+    """A server in its own process, whose memory, threads and CPU a test can measure."""
 
     def __init__(self, directory: Path) -> None:
         flags = json.dumps({"hold_s": HOLD_S, "gap_patience_s": 600})
@@ -76,7 +76,7 @@ def server(tmp_path: Path) -> Iterator[Process]:
 
 
 class Crowd:
-    """Many polls, each on its own connection, without threads."""
+    """Many polls, each on its own connection, which one thread sends and awaits."""
 
     def __init__(self, wire: Wire, count: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -94,7 +94,7 @@ class Crowd:
             connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
 
     def answers(self) -> dict[int, int]:
-        """Wait for all answers, and return their numbers by status."""
+        """Wait for all answers, and return the number of answers with each status, by status."""
         counts: dict[int, int] = {}
         content: dict[Any, bytes] = dict.fromkeys(self._connections, b"")
         missing, until = len(self._connections), time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""HTTP over a socket: requests in pieces, several at once, invalid, too large, or cut off."""
+"""HTTP over a socket: requests that come in pieces, several at once, invalid, too large or cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 
 class Echo:
-    """An application that answers with the body of the request. The path selects the way of answering."""
+    """An application that answers with the body of the request. Some paths select other answers."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -82,7 +82,10 @@ def serving(**options: Any) -> Iterator[tuple[ServerThread, Echo]]:
 
 
 def talk(thread: ServerThread, *pieces: bytes, until: bytes = b"") -> bytes:
-    """Send pieces, each in its own packet, and return the received bytes to the end or until `until`."""
+    """Send pieces, each in its own packet, on a new connection. Return the bytes that the server sends back.
+
+    Read until `until` has arrived. Without `until`, close the sending direction, and read until the end.
+    """
     with socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
@@ -230,8 +233,8 @@ def test_what_stands_still_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             assert line.recv(100) == b""
 
 
-def test_the_end_waits_for_answers_under_way() -> None:
-    """The end of the server waits for answers under way, and not for idle connections."""
+def test_the_end_does_not_wait_for_idle_connections() -> None:
+    """A server that is stopped closes an idle connection at once."""
     with (
         serving() as (thread, echo),
         socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as idle,

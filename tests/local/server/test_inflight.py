@@ -1,4 +1,4 @@
-"""Inflight samplers get the weights of each inflight save of their model; snapshots keep their weights."""
+"""Each inflight save gives its weights to all inflight samplers of the model; snapshots keep theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 class Run:
-    """A model in training, and its samplers."""
+    """A model that a test trains and saves, and the requests to its samplers."""
 
     def __init__(self, server: Running) -> None:
         self.server = server
@@ -44,7 +44,7 @@ class Run:
         self.server.optim(self.model, self.seq(), learning_rate=0.05)
 
     def save(self, kind: str | None) -> str:
-        """Make a sampler of the present weights, and return its id."""
+        """Save the present weights for a sampler of this kind, and return the sampler's id."""
         body: dict[str, Any] = {"model_id": self.model, "sampling_session_seq_id": self._sampler}
         self._sampler += 1
         body |= {"seq_id": self.seq(), **({} if kind is None else {"kind": kind})}
@@ -53,7 +53,7 @@ class Run:
         return made
 
     def scores(self, sampler: str, number: int | None = None) -> list[float]:
-        """Return the logprobs of the prompt, which differ between weights."""
+        """Return the log-probabilities of the prompt, by which a test recognises the weights of a sampler."""
         asked = self.server.sample(sampler, number, PROMPT, prompt_logprobs=True)
         found: list[float] = self.server.result(asked["request_id"])["prompt_logprobs"]
         return found
@@ -103,7 +103,7 @@ def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> Non
 def test_a_sample_under_way_ends_while_the_target_moves(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are replaced while a sample waits for them; the sample uses the new ones."""
+    """A sample that waits for its weights while an inflight save replaces them uses the new weights."""
     run = Run(server)
     run.learn()
     sampler = run.save("inflight")

@@ -14,7 +14,7 @@ from tinker_sync.local.server.promises import Promise
 
 
 class Scene:
-    """A lane, and the order in which its steps were carried out."""
+    """A lane, and the list `done` of the steps that it has carried out, in order."""
 
     def __init__(self, patience_s: float = 60.0) -> None:
         self.done: list[str] = []

@@ -30,7 +30,13 @@ PASS = {"data": [DATUM, DATUM], "loss_fn": "cross_entropy"}
 
 
 class Script:
-    """A run of every call with a body, and the answers without their random parts."""
+    """A script that makes every call with a body, and keeps the answers without their random parts.
+
+    Args:
+        server: the server.
+        spoil: changes each JSON body before it is sent.
+        spoil_bytes: changes each protobuf body before it is sent.
+    """
 
     def __init__(self, server: Running, spoil: Callable[[Any], Any], spoil_bytes: Callable[[bytes], bytes]):
         self._wire: Wire = server

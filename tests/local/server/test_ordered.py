@@ -47,7 +47,10 @@ def optim_body(model: str, seq_id: int, **more: Any) -> dict[str, Any]:
 
 
 class Refusals:
-    """Functions that send a numbered call that the server refuses, and check the status of the answer."""
+    """Functions that each send a call with a sequence number, which the server refuses, and check the status.
+
+    The result of the last call is a failure instead.
+    """
 
     @staticmethod
     def r400_named_inflight(server: Running, model: str, seq_id: int) -> None:
@@ -81,7 +84,7 @@ class Refusals:
 
     @staticmethod
     def r415_unknown_packing(server: Running, model: str, seq_id: int) -> None:
-        # Its number cannot be read.
+        # The server cannot read the number of this call.
         body = json.dumps(optim_body(model, seq_id)).encode()
         assert server.ask("POST", "/optim_step", body[::-1], {**JSON, "Content-Encoding": "br"}).status == 415
 
@@ -106,7 +109,7 @@ class Refusals:
         assert server.ask("POST", "/optim_step", body, JSON).status == 422
 
     @staticmethod
-    def r422_no_number(server: Running, model: str, seq_id: int) -> None:  # it is lost
+    def r422_no_number(server: Running, model: str, seq_id: int) -> None:  # sends no valid number
         body = {"model_id": model, "seq_id": "many", "adam_params": {}}
         assert server.post("/optim_step", body).status == 422
 
@@ -116,7 +119,7 @@ class Refusals:
 
     @staticmethod
     def unknown_loss(server: Running, model: str, seq_id: int) -> None:
-        """Send a call that the server accepts and whose result is a failure."""
+        """Send a call that the server accepts, and whose result is a failure."""
         reply = server.pass_(model, seq_id, loss="nonsense")
         assert reply.status == 200
 
@@ -209,8 +212,7 @@ def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, mod
     done(server, second)
 
 
-# ------------------------------------------------------------------------------------------ a lane without a
-# server
+# ------------------------------------------------------------------------------------------ lanes alone
 
 
 def lane_of(order: list[int]) -> Lane:
@@ -222,7 +224,7 @@ def lane_of(order: list[int]) -> Lane:
 
 def step(number: int) -> Step:
     async def work() -> None:
-        """Do nothing."""
+        """Do nothing; only the order of the steps matters."""
 
     return Step(Promise(str(number), "OptimStep"), work)
 

@@ -248,7 +248,7 @@ def test_a_question_that_may_not_be_held_is_answered_at_once(tmp_path: Path, tim
 
 
 def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
-    """A short sample of one client does not wait for the end of a long sample of another."""
+    """A short sample of one client ends before a long sample that another client began earlier."""
     one, two = (server.sampler(server.session()).json()["sampling_session_id"] for _ in range(2))
     slow = server.sample(one, 0, params={"max_tokens": 600, "stop": [], "seed": 1})
     quick = server.sample(two, 0, params={"max_tokens": 2, "stop": []})

@@ -148,7 +148,7 @@ def _results() -> int:
 
 
 def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
-    """The server remembers a request that may be repeated, and frees its result."""
+    """The server frees old results, although it remembers their requests, which may be repeated."""
     before = _results()  # results that other tests hold
     with running(tmp_path, kept_results_bytes=1) as server:
         model = server.model(server.session())

@@ -25,7 +25,7 @@ def ids(*replies: object) -> list[str]:
 
 
 def test_the_order_of_the_numbers_counts_not_that_of_arrival(server: Running) -> None:
-    """A step and the chunks of a pass arrive in the wrong order, and the server carries them out in order."""
+    """Two passes and a step that arrive in reverse order are carried out in the order of their numbers."""
     one, two = server.model(server.session()), server.model(server.session())
     step = {"learning_rate": 0.05}
     server.pass_(one, 1)
@@ -169,7 +169,7 @@ def test_a_model_can_be_dropped(server: Running) -> None:
 
 
 def test_many_at_once_from_many_threads(server: Running) -> None:
-    """Eight clients train one model each, with requests in random order, and each gets its own results."""
+    """Eight threads train one model each, with requests in random order. All get the same losses."""
     session = server.session()
     models = [server.model(session, number) for number in range(8)]
     losses: dict[str, list[float]] = {}
@@ -202,8 +202,8 @@ def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyP
     assert len(server.output(promise["request_id"]).loss_fn_outputs) == 60
 
 
-def test_bytes_of_a_request_are_the_request(server: Running) -> None:
-    """A request with a used number and other bytes is refused, although its content is equal."""
+def test_a_repeated_request_must_have_the_same_bytes(server: Running) -> None:
+    """A request that reuses a number with other bytes is refused, although its content is equal."""
     model = server.model(server.session())
     body = pass_body(model, 1)
     assert server.post("/forward_backward", body, content_type=PROTO).status == 200

@@ -121,7 +121,7 @@ def test_concurrent_saves_leave_one_checkpoint(tmp_path: Path, overwrite: bool) 
 
 
 def test_readers_get_a_complete_checkpoint_or_not_found(tmp_path: Path) -> None:
-    """While another thread overwrites and deletes a checkpoint, readers get a whole save or `not_found`."""
+    """Readers of a checkpoint that another thread overwrites and deletes get a whole save or `not_found`."""
     with store_with_run(tmp_path) as store, ThreadPoolExecutor(4) as pool:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(0), {"n": 0})
 

@@ -24,7 +24,7 @@ ROOT = Path(tinker_sync.__file__).parents[1]
 
 
 def in_process(code: str, *arguments: object) -> str:
-    """Run a program in its own process, so that limits do not affect the suite; return its output."""
+    """Run a program in its own process, so that its limits do not affect the suite. Return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -39,7 +39,7 @@ def in_process(code: str, *arguments: object) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 1 MB, and yield its directory."""
+    """Mount a file system of 1 MB for the test, and yield its directory."""
     place = tmp_path / "small"
     place.mkdir()
     mount = shutil.which("mount")
@@ -55,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Fill a file system completely, and return the file."""
+    """Fill the file system of a directory to the last byte with one file, and return the file's path."""
     path = place / "filler"
     with path.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 8, 1):
@@ -177,9 +177,9 @@ def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
 def test_missing_rights_are_reported(tmp_path: Path) -> None:
-    """A directory without write permission is an error that names it.
+    """A directory without write permission is an error.
 
-    As root, the program drops its rights first.
+    The program drops its rights first if it runs as root.
     """
     with store_with_run(tmp_path / "data") as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
@@ -284,7 +284,7 @@ def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:
 
 
 def test_opening_keeps_folders_of_the_user(tmp_path: Path) -> None:
-    """A data directory may be a project of the user, which has its own folder `checkpoints`."""
+    """Opening a store keeps the user's own folders `checkpoints` and `staging` in the data directory."""
     for place in ("checkpoints/best", "staging/site"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "model.bin").write_bytes(b"mine")

@@ -25,14 +25,14 @@ from tinker_sync.local.store import Store
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 ROOT = Path(tinker_sync.__file__).parents[1]
-# Maps run and checkpoint names to the number of the save it holds; None when it does not exist.
+# The number of the save that each checkpoint holds, by run and name; None for a missing checkpoint.
 State = dict[tuple[str, str], int | None]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9")
 
 
 class Ledger:
-    """The states that the output of a writer allows.
+    """The states of the checkpoints that are possible after the output of a killed writer.
 
     An operation in progress may have been carried out or not.
     """
@@ -54,7 +54,7 @@ class Ledger:
                 self.done += 1
 
     def allowed(self, key: tuple[str, str]) -> set[int | None]:
-        """Return the allowed states. Threads use separate names: each has at most one open operation."""
+        """Return the possible states of one checkpoint: the numbers of saves, and None for a missing one."""
         may = {self.sure.get(key)}
         for number, (action, other) in self.open.items():
             if other == key:
@@ -64,7 +64,7 @@ class Ledger:
 
 @contextmanager
 def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]:
-    """Start a writer, kill it shortly after `after` operations, and yield its output."""
+    """Start a writer, kill it shortly after `after` operations, and yield the lines of its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "support.hasty_writer", str(directory), str(seed)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -100,7 +100,7 @@ def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]
 
 
 def found_in(directory: Path) -> State:
-    """Open the directory as a new server does, and compare each checkpoint with the saved content."""
+    """Open the directory like a new server, check that each checkpoint is whole, and return the state."""
     state: State = {}
     with Store(directory) as store:
         for number in range(THREADS):

@@ -16,7 +16,7 @@ from tinker_sync.local.store.peft import config
 
 
 def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
-    """Names, shapes and scale give the same product as the engine."""
+    """The tensors of the files, with the scale that PEFT computes, give the same product as the engine."""
     weights = tiny_weights()
     params = busy_params(weights, LoraSettings(rank=4))
     with Store(tmp_path) as store:
