@@ -159,7 +159,7 @@ class Workers(ThreadPoolExecutor):
             self._adjust_thread_count()
 
     def reserve(self) -> None:
-        """Start a thread if the pool has none. Otherwise the first job starts it.
+        """Start a thread now if the pool has none. Without this call, the first job starts it.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.reserve()
