@@ -138,7 +138,7 @@ class Poller(PollerThread):
 
     @property
     def under_way(self) -> int:
-        """Return the number of requests that are open or wait for their turn."""
+        """The number of requests that are open or wait for their turn."""
         with self._lock:
             return self._open + len(self._backlog)
 
@@ -405,9 +405,9 @@ class Poller(PollerThread):
             return None if self._watched else timeout_s
 
     def _expire_locked(self) -> list[tuple[int, Ticket]]:
-        """Make due the timers whose time has come, and return the requests to end with their descriptors.
+        """Make due the timers whose time has come. Return the requests that must end, and their descriptors.
 
-        The requests were silent for too long, or were called off. They are not watched any more.
+        These requests were silent for too long, or were called off. They are not watched any more.
         """
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:

@@ -188,7 +188,7 @@ class RateLimiter:
     def count_sharers(self, processes: int) -> None:
         """Divide the first window by the number of processes that share it.
 
-        The part of a process is at least 1. A limiter that is closed reopens with no more than its part.
+        The part of a process is at least 1. A closed limiter reopens with a window of at most that size.
 
         >>> limiter = RateLimiter()
         >>> limiter.follow(2)
@@ -231,7 +231,7 @@ class RateLimiter:
         return self._clock.now() < self._closed_until_s + RECENT_S
 
     def opens_in_s(self) -> float:
-        """Return the seconds until a request may pass: 0 for now, inf if a permit must be given back first.
+        """Return the seconds until a request may pass: 0 for now, inf if another request must end first.
 
         >>> RateLimiter().opens_in_s()
         0.0
@@ -526,7 +526,7 @@ class Gate:
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
         """Admit turns while there is room.
 
-        Return the turn's permit (or None) and the longest time it may sleep.
+        Return the permit of `turn`, or None, and the longest time that its thread may sleep.
         """
         limiter = self.limiter
         turn.event.clear()

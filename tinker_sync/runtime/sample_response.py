@@ -11,7 +11,9 @@ from tinker_sync.types.sampling import SampledSequence, SampleRequest, SampleRes
 
 
 def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> SampleResponse:
-    """Add the sequence ids of its promise, which older servers do not send, to a new response; return it.
+    """Set the ids of the sequences in a new response, and return the response.
+
+    The ids come from its promise. Older servers send none; the response then stays as it is.
 
     Raises:
         WireError: the promise has a different number of ids.

@@ -80,7 +80,7 @@ class Ticket:
 
     @property
     def ended(self) -> bool:
-        """Return True if the ticket is done or cancelled."""
+        """True if the ticket is done or cancelled."""
         return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
