@@ -105,7 +105,7 @@ class Core:
     # -------------------------------------------------------------------------------------- the server
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Ask the server for its settings, the first time; return the parts that depend on them.
+        """Return the parts that depend on the server's settings. The first call asks the server for them.
 
         Args:
             deadline_at: the moment of the clock at which to give up.
@@ -287,7 +287,7 @@ class Core:
         self.lifecycle.observers = (*self.lifecycle.observers, observer)
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Register an object with a last call to the server, sent before the connections are closed."""
+        """Register an object whose last call to the server must be sent before the connections are closed."""
         self.lifecycle.owe(acknowledging)
 
     def tell(self, event: Event) -> None:

@@ -84,7 +84,7 @@ def remember(member: Finishable) -> None:
 
 
 def forget(member: Finishable) -> None:
-    """Remove a finished client from the set that is finished when the process ends."""
+    """Do not finish a client when the process ends, because it is finished already."""
     _open.discard(member)
 
 

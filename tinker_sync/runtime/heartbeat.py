@@ -70,8 +70,8 @@ class Heartbeat:
         upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
         always_offered: True if the server certainly offers heartbeats; if False, a 404 to the first heartbeat
             means that the server has no such call.
-        keeper: the process that sends heartbeats while this one cannot; it is started, and ends with the
-            heartbeats.
+        keeper: the process that sends heartbeats while this one cannot. It must be running already. It ends
+            with the heartbeats.
         period_s: the time between two heartbeats.
         clock: measures time.
         cpu: returns the seconds of processor time that this process has used.
@@ -130,7 +130,7 @@ class Heartbeat:
             self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats. Their thread then calls `last` and ends; without a thread, the caller calls it.
+        """End the heartbeats. Their thread then calls `last` and ends; without it, this method calls `last`.
 
         Only the first call has an effect.
         """

@@ -165,7 +165,7 @@ class Lifecycle:
     def note_change(self, future: APIFuture[Any], name: str = "") -> None:
         """Make the end of the client wait for a call that changes something at the server.
 
-        The threads that the call needs start now, because none can start when Python 3.12 ends.
+        The threads that the call needs start now: from Python 3.12 on, none can start while the process ends.
         """
         first = not self.pending.under_way()
         self.pending.add(future, name)
@@ -206,11 +206,9 @@ class Lifecycle:
         return session.end(carried(last))
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Register an object with a last call to the server, sent before the connections are closed.
+        """Register an object whose last call to the server must be sent before the connections are closed.
 
         The object is held weakly.
-
-        The part is held weakly.
         """
         with self._lock:
             self._acknowledging.add(acknowledging)

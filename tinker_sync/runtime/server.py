@@ -131,7 +131,7 @@ class Server:
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """Return the newest values of the settings that may change, or the defaults before the start."""
+        """The newest values of the settings that may change; the defaults before the start."""
         made = self.made.made
         known = self._refresher.settings
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)

@@ -96,7 +96,7 @@ class Session:
 
     @property
     def heartless(self) -> bool:
-        """Return True if the session exists and this process sends no heartbeats for it."""
+        """True if the session exists and this process sends no heartbeats for it."""
         return self._heartbeat is None and self.session_id is not None
 
     # -------------------------------------------------------------------------------------- its life
