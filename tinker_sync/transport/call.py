@@ -48,7 +48,7 @@ class _CallFields(TypedDict, total=False):
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 
-    A field that is not given is that of the class, because most calls set few of them.
+    The defaults of the fields are attributes of the class, so a call stores only the fields that it sets.
 
     >>> Call(method="POST", path="/api/v1/asample", body=b"{}")
     <Call POST /api/v1/asample, 2 bytes>
@@ -132,7 +132,7 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Return True if the status is 2xx."""
+        """True if the status is 2xx."""
         return 200 <= self.status < 300
 
 
@@ -169,7 +169,7 @@ class SendFailed(Exception):
 
     @property
     def cause(self) -> BaseException | None:
-        """Return the exception that caused the failure, or None."""
+        """The exception that caused the failure, or None."""
         return self.__cause__
 
     def __repr__(self) -> str:
