@@ -140,7 +140,11 @@ class PublishedApi:
         return found if isinstance(found, Mapping) else None
 
     def _fields(self, schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
-        """Return the fields of a body's schema; None if the schema accepts or refuses unknown fields."""
+        """Return the schemas of a body's fields, by name.
+
+        Return None if the schema lists no fields, or has `additionalProperties`, by which it states itself
+        that the server refuses or keeps unknown fields.
+        """
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if isinstance(schema.get("$ref"), str):
