@@ -166,7 +166,7 @@ class _Bulk:
         self._run: Callable[[Callable[[], object]], object]
 
     def start(self, run: Callable[[Callable[[], object]], object]) -> None:
-        """Start the workers; `run` calls the listeners."""
+        """Start the workers. `run` runs a job that calls the listener."""
         self._run = run
         if not self._total:
             self._future.resolve([])

@@ -58,9 +58,9 @@ class TransferCalls(RestBase):
         """Download the files of a checkpoint, through interruptions of the connection.
 
         An unfinished download is in a directory `<to>.partial`. The same call, also in a later process,
-        continues from there. A directory of this name that no download created is an error. The server
-        first exports a training checkpoint. `cancel()` of the future stops the download and keeps the bytes
-        that have arrived.
+        continues from there. A directory of this name that no download created is an error. Before the
+        download of a training checkpoint, the server exports it. `cancel()` of the future stops the download
+        and keeps the bytes that have arrived.
 
         Args:
             tinker_path: the path of the checkpoint.
