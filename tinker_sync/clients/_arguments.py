@@ -205,7 +205,7 @@ def check_loss_name(loss_fn: Any) -> None:
 
 
 def check_step(params: AdamParams) -> None:
-    """Check the settings of a step whose wrong values would ruin the model.
+    """Check those settings of a step that ruin the model if they are wrong.
 
     Raises:
         InvalidInputError: the learning rate is negative, or a beta is outside 0 to 1.

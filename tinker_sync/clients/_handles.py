@@ -87,7 +87,7 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
 def describe_sampler(
     core: Core, sampler: str, base_model: str | None, run_id: str
 ) -> GetSamplerResponseInternal:
-    """Ask the server for the description of a sampler; build one from known facts if it has no such call.
+    """Return the server's description of a sampler, or one of known facts if the server has no such call.
 
     Args:
         core: the core of the client.

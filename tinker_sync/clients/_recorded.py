@@ -134,7 +134,7 @@ class RecordedModel:
 
 
 def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[Any]]:
-    """Yield the futures of the accepted requests whose results had not arrived."""
+    """Yield a future for each accepted request whose result had not arrived when the earlier run ended."""
     record = _record_of(line)
     for sent in record.unread:
         future = line.core.future()
