@@ -209,8 +209,8 @@ def add_loss(
 
     Args:
         output: the output of one chunk.
-        weights: for a cross-entropy, the weights of each datum, with None for a datum whose weights are all
-            1. None for another loss; the rows of `output` must then contain `elementwise_loss`.
+        weights: for a cross-entropy, the weights of each datum; None stands for weights that are all 1. For
+            another loss, None: the rows of `output` must then contain `elementwise_loss`.
 
     >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
     >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
@@ -313,7 +313,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
 
 
 def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
-    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
+    """Return the weights of each datum of a cross-entropy, to compute its loss; None for another loss."""
     if given.loss_fn != "cross_entropy":
         return None
     return [datum.loss_fn_inputs.get("weights") for datum in given.data]

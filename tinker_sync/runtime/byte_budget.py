@@ -238,7 +238,7 @@ class ByteBudget:
         """Take `size_bytes` from the budget for the duration of a `with` block.
 
         Raises:
-            TinkerError: there is no room in time, or the failure given to `close`.
+            TinkerError: there is no room in time. If the budget is closed, the failure given to `close`.
 
         >>> budget = ByteBudget(10)
         >>> with budget.hold(4):

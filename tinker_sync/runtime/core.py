@@ -214,7 +214,7 @@ class Core:
     def end_with_this(self, future: APIFuture[Any]) -> None:
         """Fail a future when the client is closed, unless it has ended before.
 
-        Its failure is reported to the observers.
+        If the future fails, for this or another reason, the failure is reported to the observers.
         """
         self.lifecycle.end_with_client(future)
 

@@ -132,7 +132,7 @@ class Lifecycle:
     def end_with_client(self, future: APIFuture[Any]) -> None:
         """Fail a future when the client is closed, unless it has ended before.
 
-        Report its failure to the observers.
+        If the future fails, for this or another reason, report the failure to the observers.
         """
         future.when_done(self.on_ended)
         if not future.done():
@@ -189,7 +189,7 @@ class Lifecycle:
         """Begin to finish the session at the server. The returned event is set when that is done.
 
         The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
-        a host name has no limit. It also works at the end of a process, when no new thread can start.
+        a host name has no limit. This also works at the end of a process, when no new thread can start.
         """
         session = self.session
         if session is None:

@@ -89,7 +89,7 @@ class PollerThread(ABC):
 
     @abstractmethod
     def _lose_thread(self, reason: str = "the client was closed") -> None:
-        """End what waits for a thread that has died or could not start."""
+        """End the work that waits for a thread that has died or could not start."""
 
     # ------------------------------------------------------------------------- on workers and the thread
 

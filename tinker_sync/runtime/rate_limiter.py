@@ -408,7 +408,9 @@ class Gate:
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
     def lets_pass(self, permit: Permit) -> bool:
-        """Return True if the limiter has not closed since it gave this permit. Ask right before the request.
+        """Return True if the limiter has not closed since it gave this permit.
+
+        The sender of a request calls this right before it sends.
 
         >>> gate = RateLimiter().gate()
         >>> permit = gate.acquire()

@@ -238,7 +238,7 @@ class Retrieval:
         self._connection_failures = self._failures = 0
 
     def _poll_again(self, asked_at: float, now: float) -> Action:
-        """Return the next poll: at once if the server held the last one, else after a pause."""
+        """Return the action of a new poll: at once if the server held the last one, else after a pause."""
         self._healthy()
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0

@@ -35,9 +35,9 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Check a response against its request, and return it.
+    """Return a response that has been checked against its request.
 
-    If the server leaves out the entry of the first prompt token, the returned response has it.
+    If the server leaves out the score of the first prompt token, the returned response has NaN there.
 
     Raises:
         UnsupportedByServerError: a part that the request asks for is missing.
@@ -129,7 +129,7 @@ def _ignored(feature: str) -> UnsupportedByServerError:
 
 
 def _with_first_score(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Add an entry for the first token, which has no score, if the server leaves it out."""
+    """Return the response with NaN as the score of the first prompt token if the server leaves that out."""
     scored, length = response._prompt_logprobs, request.prompt.known_length()
     if scored is None and request.prompt_logprobs and length == 1:
         scored = np.empty(0, dtype=np.float32)

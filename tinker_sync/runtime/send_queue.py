@@ -247,7 +247,7 @@ class SendQueue(Generic[PartT]):
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
         """Add the requests of an operation that was queued without any.
 
-        Cancel them if it has left the queue.
+        If the operation has left the queue, cancel the requests.
         """
         assert parts, "an operation without requests"  # noqa: S101
         with self._lock:

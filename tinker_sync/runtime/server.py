@@ -265,7 +265,9 @@ class Server:
             raise
 
     def _send(self, call: Call, name: str, *, pause_billing: bool) -> Any:
-        """Make a call and return its answer, read. Wait out a 402 for as long as the server allows.
+        """Make a call and return its answer as the type of its row.
+
+        Wait out a 402 for as long as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.

@@ -171,7 +171,7 @@ class Session:
         return session_id
 
     def _go_on(self, core: Core) -> str | None:
-        """Return the session of the journal if the server still has the session and its models."""
+        """Return the id of the journal's session if the server still has the session and its models."""
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None

@@ -195,7 +195,9 @@ class Workers(ThreadPoolExecutor):
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs. Wait for those that are queued or running, or cancel the queued ones.
+        """Take no more jobs.
+
+        With `wait`, wait for those that are queued or running. With `cancel_futures`, cancel the queued ones.
 
         >>> Workers("demo", max_threads=1).shutdown()
         """
