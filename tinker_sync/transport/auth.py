@@ -140,7 +140,7 @@ class KeyRing:
     def for_exchange(self) -> str:
         """Return the long-lived credential, for the first call of a client and for the token exchange itself.
 
-        Runs the credential command if that is the source. The result is empty if the call carries none.
+        This method runs the credential command if that is the source. The result is empty if none is set.
         """
         secret = self._long_lived()
         return secret.reveal() if secret else ""

@@ -290,7 +290,10 @@ class Exchange:
             journal.sent(self._call, self._hop.headers)
 
     def _replace_or_raise(self, failed: SendFailed) -> None:
-        """Send again if an idle connection was dead and no call can be carried out twice; otherwise raise."""
+        """Send again over a new connection if an idle one was dead; otherwise raise the failure.
+
+        A call that must not be repeated is sent again only if the server certainly has not received it.
+        """
         if failed.stale and (self._repeatable or not failed.maybe_received):
             self._resent = self._resent or failed.maybe_received
             try:

@@ -1,7 +1,7 @@
 """One blocking round trip: `Http` sends a `Call` and returns a `Reply` or raises `SendFailed`.
 
 It makes one attempt; the retries are in `caller.py`. It follows redirects. It replaces a pooled connection
-that the server has closed in the meantime, if no call can be carried out twice by that.
+that the server has closed in the meantime, unless this could repeat a call that must not be repeated.
 
 A poller uses `Http.open`; `exchange.py` describes how.
 """

@@ -60,7 +60,7 @@ class UsedField(NamedTuple):
 
 
 def used_fields(call: str, request: Model) -> list[UsedField]:
-    """Return the fields with an effect in this request that a server may not know.
+    """Return the fields that have an effect in this request and that a server may not know.
 
     >>> from tinker_sync.types import SaveWeightsRequest
     >>> used_fields("save_weights", SaveWeightsRequest(model_id="m", path="a", ttl_seconds=60))
