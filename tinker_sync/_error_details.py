@@ -135,7 +135,7 @@ def find_server_message(body: Any) -> str:
 
 
 def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, bytes]:
-    """Parse the body of an error status (JSON, else text, else None), and return the bytes to keep with it.
+    """Return the parsed body of an error status (JSON, else text, else None), and the bytes to keep with it.
 
     Both results have the given secrets masked, because servers may echo them.
     """

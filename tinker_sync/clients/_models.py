@@ -149,7 +149,7 @@ class LoadedModel:
             self.load(line)
 
     def load(self, line: TrainingLine) -> str:
-        """Create the model, unrecorded in the journal. Return the id of the request that made it. Blocks."""
+        """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
         core = line.core
         line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:

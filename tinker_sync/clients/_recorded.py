@@ -95,9 +95,9 @@ class RecordedModel:
         return LoadWeightsRequest(path="", optimizer=True)
 
     def make(self, line: TrainingLine) -> None:
-        """Take the model from the journal or restore it. Blocks.
+        """Take the model that the journal records, or restore it from its last checkpoint. Blocks.
 
-        For requests without a recorded answer, also determine if they reached the server.
+        If the model still exists, also determine which requests without a recorded answer reached the server.
         """
         record = _record_of(line)
         line.core.session_id(self.deadline_at)

@@ -542,7 +542,7 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- where time goes
 
     def explain(self) -> Recording:
-        """Start and return a recording of the time that calls take. `str()` of the recording explains it.
+        """Start and return a recording of the time that calls take. `str(recording)` is an explanation.
 
         The explanation shows, for each method, the time in the queue, on the wire, at the server and in
         decoding. It also lists retries and pauses, and suggests changes. A client without a recording has
@@ -559,7 +559,7 @@ class ServiceClient:
         return self._record(None)
 
     def trace(self, path: str | os.PathLike[str]) -> Recording:
-        """Start a recording as `explain` does. It writes a trace when it is closed, or this client is.
+        """Start a recording as `explain` does. Closing the recording, or this client, writes the trace.
 
         Args:
             path: the file of the trace, for https://ui.perfetto.dev and chrome://tracing.

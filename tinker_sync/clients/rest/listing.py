@@ -128,7 +128,7 @@ class Listing(Iterator[T], Generic[T]):
     to_pandas = to_pandas
 
     def close(self) -> None:
-        """Stop. A page that arrives later is dropped."""
+        """Stop the iteration. A page that arrives later is dropped."""
         self._entries = islice(self._entries, 0)
         self._drop_ahead()
 

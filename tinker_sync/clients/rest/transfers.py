@@ -64,7 +64,7 @@ class TransferCalls(RestBase):
 
         Args:
             tinker_path: the path of the checkpoint.
-            to: the directory to create; None: a directory here, named after the path.
+            to: the directory to create; None: one in the current directory, named after the path.
             unpack: unpack an archive, if the server gives one; else `to` becomes the archive itself.
             overwrite: replace an existing `to`. Without it an existing `to` is an error.
             parts: the number of parts of a file that are fetched at a time.
