@@ -287,6 +287,8 @@ class ByteBudget:
         """Take `size_bytes` from the budget and return True.
 
         If there is no room, put `turn` (if not None) in line and return False.
+
+        If there is no room, put `turn` (if not None) in line and return False.
         """
         assert size_bytes >= 0  # noqa: S101
         with self._lock:

@@ -11,9 +11,7 @@ from tinker_sync.types.sampling import SampledSequence, SampleRequest, SampleRes
 
 
 def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> SampleResponse:
-    """Set the ids of the sequences in a new response, and return the response.
-
-    The ids come from its promise. Older servers send none; the response then stays as it is.
+    """Add the sequence ids of its promise, which older servers do not send, to a new response; return it.
 
     Raises:
         WireError: the promise has a different number of ids.
@@ -35,9 +33,9 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Return a response that has been checked against its request.
+    """Check a response against its request, and return it.
 
-    If the server leaves out the score of the first prompt token, the returned response has NaN there.
+    If the server leaves out the entry of the first prompt token, the returned response has it.
 
     Raises:
         UnsupportedByServerError: a part that the request asks for is missing.
@@ -129,7 +127,7 @@ def _ignored(feature: str) -> UnsupportedByServerError:
 
 
 def _with_first_score(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Return the response with NaN as the score of the first prompt token if the server leaves that out."""
+    """Add an entry for the first token, which has no score, if the server leaves it out."""
     scored, length = response._prompt_logprobs, request.prompt.known_length()
     if scored is None and request.prompt_logprobs and length == 1:
         scored = np.empty(0, dtype=np.float32)
