@@ -90,7 +90,7 @@ class Core:
         self.hide = connection.mask
         """Mask a secret of the user; see `Connection.mask`."""
         self.admission = Admission(self.lifecycle.tell)
-        """Asked before a pass or a sample is sent, and informed of the tokens it used."""
+        """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
         self._session = session

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
 OUTLIVE_S: Final = 600.0
-"""How long a keeper process sends heartbeats after the death of this process, unless the user sets a time."""
+"""The time for which a keeper process outlives this process, unless the user sets another."""
 _WARN_EVERY_S: Final = 60.0
 # A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0

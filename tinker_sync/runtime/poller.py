@@ -43,8 +43,8 @@ from tinker_sync.transport.call import Call, SendFailed
 
 # A connection takes this many bytes at once, without waiting for the server to read.
 QUICK_BYTES: Final = 32 * 1024
-# Requests that are over stay in the heap of expiries until there are this many more entries than twice the
-# watched requests.
+# The heap of expiries also holds requests that are over, until it has more entries than this number plus
+# twice the number of watched requests.
 _STALE_EXPIRIES: Final = 1024
 # The longest wait of `close` for the thread.
 _JOIN_S: Final = 2.0

@@ -46,7 +46,7 @@ OPEN_WINDOW: Final = 400
 # For this time after a pause, a prompt counts as several times its size in the limit on bytes.
 RECENT_S: Final = 10.0
 
-# One part in this many of the work at a refusal is left out of the bound.
+# The bound is smaller than the work at a refusal by one part in this many.
 _SPARE: Final = 32
 _SMALL_BYTES: Final = 128 * 1024
 

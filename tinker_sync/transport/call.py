@@ -56,9 +56,9 @@ class Call:
 
     method: str
     path: str
-    """Below the base URL, beginning with a slash, its segments percent-encoded."""
+    """The path below the base URL, with a slash in front and percent-encoded segments."""
     query: str = ""
-    """Encoded, without the question mark."""
+    """The encoded query, without the question mark."""
     body: bytes | PiecedBody | None = None
     headers: HeaderMap = _NONE
     """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
@@ -70,11 +70,11 @@ class Call:
     credential: Literal["usual", "exchange", "none"] = "usual"
     """The key to send: the one for ordinary calls, the one that is exchanged for a token, or none."""
     timeout: Timeout | None = None
-    """None means the configured one."""
+    """The timeout; None means the configured one."""
     read_s: float | None = None
     """Replaces the timeout's `read`, for calls that a server may hold, or that must not take long."""
     max_retries: int | None = None
-    """None means the configured number."""
+    """The most retries; None means the configured number."""
     patient: bool = False
     """True if tries in the first minutes do not count, unless the call or the user sets their number."""
     deadline_s: float | None = None

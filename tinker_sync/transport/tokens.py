@@ -41,7 +41,7 @@ _RENEW_TO: Final = 0.55
 # `get` fetches a new token if the old one has less time left: a minute, or a tenth of a short life.
 _MARGIN_S: Final = 60.0
 _MARGIN: Final = 0.1
-# Limits of the pause between two renewals ahead of time, and between two tries of one.
+# Limits of the pause between two renewals ahead of time, and between two tries of the same renewal.
 _SHORTEST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 60.0
 # The lifetime of a token that states none: an opaque token, or the output of a credential command.

@@ -27,7 +27,7 @@ from tinker_sync.types._convert import converter_for
 from tinker_sync.types._structured import refuse, short_repr
 
 _MOST_DIMENSIONS = 32
-"""The limit of all supported numpy versions."""
+"""The most dimensions of an array in all supported numpy versions."""
 
 _EXACT_IN_FLOAT64 = 2.0**53
 """From here on, neighbouring whole numbers share a float64."""
@@ -154,7 +154,7 @@ def _packed(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray:
 
 
 _CHECKED_AS = {"int64": "int64", "float32": "float64"}
-"""The dtype of an array of Python's numbers, by the dtype to send: their floats are wider than float32."""
+"""The dtype in which Python's numbers are checked, by the dtype to send: their floats exceed float32."""
 
 
 def _may_be_rounded(array: AnyArray) -> bool:

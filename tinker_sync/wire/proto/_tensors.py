@@ -48,7 +48,7 @@ They are 64 KiB of float32, or 128 KiB of int64.
 """
 
 MAX_DIMENSIONS = 32
-"""The limit of all supported numpy versions."""
+"""The most dimensions of an array in all supported numpy versions."""
 MAX_CELLS = 2**59
 """The bound on the product of nonzero sizes, also for empty arrays; numpy counts bytes in 63 bits."""
 
