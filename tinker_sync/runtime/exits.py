@@ -104,9 +104,9 @@ def how_it_ended() -> Literal["success", "errored", "interrupted"]:
 
 @atexit.register
 def finish_all() -> None:
-    """Wait for calls that change something at a server, then finish the sessions, each within a limit.
+    """Wait for calls that change something at a server, then finish all sessions.
 
-    Ctrl-C ends the wait at once.
+    The wait and the end of the sessions have a limit each. Ctrl-C ends the wait at once.
     """
     try:
         status = how_it_ended()
