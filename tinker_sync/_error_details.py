@@ -117,8 +117,8 @@ class ResponseInfo:
 def find_server_message(body: Any) -> str:
     """Return the server's message from the body of an error status.
 
-    It can read `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
-    `{"error_message": ...}`, `{"message": ...}` and plain text.
+    The body may be `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
+    `{"error_message": ...}`, `{"message": ...}` or plain text.
 
     >>> find_server_message({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})
     'body.seq_id: Field required'
@@ -135,7 +135,7 @@ def find_server_message(body: Any) -> str:
 
 
 def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, bytes]:
-    """Parse the body of an error status (JSON, else text, else None), and return the bytes to keep with it.
+    """Return the parsed body of an error status (JSON, else text, else None), and the bytes to keep with it.
 
     Both results have the given secrets masked, because servers may echo them.
     """

@@ -180,7 +180,7 @@ class HeaderMap(Mapping[str, str]):
 
     @classmethod
     def of_lines(cls, lines: Mapping[str, tuple[str, str]]) -> HeaderMap:
-        """Return the map whose `lines` these are, each pair made by `header_pair`. It keeps them.
+        """Return a map with these `lines`, without a copy. `header_pair` must have made each pair.
 
         >>> HeaderMap.of_lines({"x-api-key": header_pair("X-API-Key", "tml-example")})
         HeaderMap({'X-API-Key': '***'})
@@ -284,7 +284,7 @@ def is_secret_header(name: str) -> bool:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Return True if a query parameter of this name grants access to its address.
+    """Return True if a query parameter of this name holds a secret, such as a signature that grants access.
 
     >>> [is_secret_parameter(n) for n in ("X-Amz-Signature", "sig", "key", "page")]
     [True, True, True, False]
@@ -359,7 +359,10 @@ def _mask_tree(tree: Any, known: tuple[str, ...], depth: int) -> Any:
 
 
 def _find_echoes(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that echo a secret: reports have its name in `loc` and its value in `input`."""
+    """Return the names of the fields in which a server's report about a refused secret repeats the secret.
+
+    Such a report has the name of the refused field in `loc`, and its value in `input`.
+    """
     place = tree.get("loc")
     secret = isinstance(place, list) and any(isinstance(part, str) and is_secret_name(part) for part in place)
     return ("input", "ctx") if secret else ()
@@ -381,7 +384,10 @@ def _mask_inner_pair(match: re.Match[str]) -> str:
 
 
 def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:
-    """Return the forms of each known value (plain and percent-encoded in both ways), longest first."""
+    """Return the forms of all known values, the longest first.
+
+    Each value has three forms: plain, and percent-encoded with a blank as `%20` or as `+`.
+    """
     forms: set[str] = set()
     for secret in secrets:
         value = secret.reveal() if isinstance(secret, Secret) else secret

@@ -113,7 +113,7 @@ def check_base_model(base_model: Any, call: str) -> None:
 
 
 def check_sampler_path(path: str) -> None:
-    """Check that a path is not the name of a model or a checkpoint for training.
+    """Check that a path is neither the name of a model nor the path of a checkpoint for training.
 
     Raises:
         InvalidInputError: the path cannot be sampled from; the message names the right argument or call.
@@ -205,7 +205,7 @@ def check_loss_name(loss_fn: Any) -> None:
 
 
 def check_step(params: AdamParams) -> None:
-    """Check the settings of a step whose wrong values would ruin the model.
+    """Check those settings of a step that ruin the model if they are wrong.
 
     Raises:
         InvalidInputError: the learning rate is negative, or a beta is outside 0 to 1.

@@ -75,7 +75,7 @@ def encode_handle(
 
 
 def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
-    """Ask the server for the base model of a sampler; return "" if the server has no such call."""
+    """Return the base model of a sampler, which `ask` requests; "" if the server has no such call."""
     try:
         return ask().base_model
     except APIStatusError as error:
@@ -87,7 +87,9 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
 def describe_sampler(
     core: Core, sampler: str, base_model: str | None, run_id: str
 ) -> GetSamplerResponseInternal:
-    """Ask the server for the description of a sampler; build one from known facts if it has no such call.
+    """Return the server's description of a sampler.
+
+    If the server has no call for that, return a description made of known facts.
 
     Args:
         core: the core of the client.

@@ -46,7 +46,7 @@ class NewModel:
     """An order for a new model. It has the model's number in the session, so the request may be repeated.
 
     Attributes:
-        request: complete except for the session.
+        request: the request, complete except for the session.
         deadline_at: the time of the clock at which to give up.
     """
 
@@ -108,7 +108,7 @@ class LoadedModel:
     """An order for a model with the weights of a checkpoint.
 
     Attributes:
-        request: complete except for the session.
+        request: the request, complete except for the session.
         deadline_at: the time of the clock at which to give up.
     """
 
@@ -124,7 +124,7 @@ class LoadedModel:
 
         Args:
             core: the core of the client.
-            request: complete except for the session.
+            request: the request, complete except for the session.
             deadline_at: the time of the clock at which to give up.
             aside: True for a model that a restarted script does not ask for.
 
@@ -149,7 +149,7 @@ class LoadedModel:
             self.load(line)
 
     def load(self, line: TrainingLine) -> str:
-        """Create the model, unrecorded in the journal. Return the id of the request that made it. Blocks."""
+        """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
         core = line.core
         line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:

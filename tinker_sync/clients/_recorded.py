@@ -95,9 +95,9 @@ class RecordedModel:
         return LoadWeightsRequest(path="", optimizer=True)
 
     def make(self, line: TrainingLine) -> None:
-        """Take the model from the journal or restore it. Blocks.
+        """Take the model that the journal records, or restore it from its last checkpoint. Blocks.
 
-        For requests without a recorded answer, also determine if they reached the server.
+        If the model still exists, also determine which requests without a recorded answer reached the server.
         """
         record = _record_of(line)
         line.core.session_id(self.deadline_at)
@@ -134,7 +134,7 @@ class RecordedModel:
 
 
 def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[Any]]:
-    """Yield the futures of the accepted requests whose results had not arrived."""
+    """Yield a future for each accepted request whose result had not arrived when the earlier run ended."""
     record = _record_of(line)
     for sent in record.unread:
         future = line.core.future()

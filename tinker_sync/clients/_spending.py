@@ -65,10 +65,10 @@ class Spending:
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
-    """Yield windows of time, each no longer than one bill may cover, that cover a span of time.
+    """Yield the begin and the end of windows that together cover a span of time.
 
-    The windows begin and end at whole hours. An hour is added on both sides, because the clocks of client and
-    server differ.
+    No window is longer than one bill may cover. Windows begin and end at whole hours. An hour is added on
+    both sides of the span, because the clocks of client and server differ.
 
     >>> [(begin.hour, end.hour) for begin, end in windows(3 * 3600 + 5, 4 * 3600 + 5)]
     [(2, 6)]

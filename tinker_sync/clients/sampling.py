@@ -99,7 +99,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             base_model: a base model to sample from.
             sampling_session_id: an existing sampling session; no request is sent then.
             retry_config: settings of the retries.
-            record_stability_info: let the server keep the data of each sample that stable training needs.
+            record_stability_info: let the server keep, for each sample, the data that stable training needs.
 
         Raises:
             InvalidInputError: neither weights, a base model nor a sampling session is given, or the path is
@@ -272,8 +272,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             save_to: a file for the responses, as JSON lines.
             progress: show a bar if tqdm is installed and there is a terminal; `TINKER_PROGRESS=0` hides it.
             total: the number of prompts of a generator, to estimate the time left.
-            tokenizer: encodes texts and chats, and decodes `texts`; None loads that of the model with the
-                first text.
+            tokenizer: encodes texts and chats, and decodes `texts`; None: the tokenizer of the model, loaded
+                when it is first needed.
             include_prompt_logprobs: also score the tokens of the prompts.
             topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
             topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.

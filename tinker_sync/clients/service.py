@@ -73,7 +73,8 @@ class ServiceClient:
         default_headers_overrides: headers of every request; the older name of `default_headers`.
         default_headers: headers of every request.
         timeout: the longest silence of the server, seconds.
-        max_retries: the number of retries of a call; None: ten, or retries for five minutes if that is more.
+        max_retries: the number of retries of a call; None: ten, or as many as fit into five minutes if that
+            is more.
         session: a `requests.Session` for headers, proxies, certificates, user name and password, and cookies.
         deadline: the longest time of any call, seconds; None: hours, by kind of call.
         dialect: "auto", "proto", "json" or a `Dialect`.
@@ -86,8 +87,8 @@ class ServiceClient:
             and goes on; see `TrainingClient.steps`. None: no journal.
         keeper: start a small process that sends the heartbeats of the session while this process cannot: when
             a C library holds the interpreter lock for minutes, or this process is stopped. If this process
-            dies, it continues for ten minutes, so that `attach` finds the session alive. A number: for so
-            many seconds. It ends with this client.
+            dies, the keeper continues for ten minutes, or for the given number of seconds, so that `attach`
+            finds the session alive. The keeper ends with this client.
         pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
     """
 
@@ -249,7 +250,7 @@ class ServiceClient:
     def get_console_url(self) -> str:
         """Return the address of the web page of this session, or of all sessions before this one exists.
 
-        For servers other than the hosted service, which have no such pages, return the base URL.
+        Only the hosted service has such pages. For other servers, return the base URL.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -444,7 +445,7 @@ class ServiceClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Return a client that samples from saved weights, or from a base model, at once.
+        """Return at once a client that samples from saved weights or from a base model.
 
         `result()` and `await` wait until the server is ready.
 
@@ -452,7 +453,7 @@ class ServiceClient:
             model_path: the weights, ``tinker://…/sampler_weights/…``.
             base_model: a base model to sample from.
             retry_config: settings of the retries.
-            record_stability_info: let the server keep the data of each sample that stable training needs.
+            record_stability_info: let the server keep, for each sample, the data that stable training needs.
 
         Raises:
             InvalidInputError: neither path nor model is given, or the path is not valid.
@@ -541,7 +542,7 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- where time goes
 
     def explain(self) -> Recording:
-        """Start a recording of the time that calls take. Print the recording for an explanation.
+        """Start and return a recording of the time that calls take. `str(recording)` is an explanation.
 
         The explanation shows, for each method, the time in the queue, on the wire, at the server and in
         decoding. It also lists retries and pauses, and suggests changes. A client without a recording has
@@ -558,7 +559,7 @@ class ServiceClient:
         return self._record(None)
 
     def trace(self, path: str | os.PathLike[str]) -> Recording:
-        """Start a recording as `explain` does, and write a trace when the recording or this client is closed.
+        """Start a recording as `explain` does. Closing the recording, or this client, writes the trace.
 
         Args:
             path: the file of the trace, for https://ui.perfetto.dev and chrome://tracing.

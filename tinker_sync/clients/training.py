@@ -147,9 +147,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """The time in seconds and the loss of each `forward_backward` that has ended, as pairs.
+        """The time and the loss of each `forward_backward` that has ended, as pairs in the order of the ends.
 
-        The loss is the metric `loss:mean`, or `loss:sum` if there is no mean. The last 10,000 are kept.
+        The time is that of the end, in seconds of a monotonic clock. The loss is the metric `loss:mean`, or
+        `loss:sum` if there is no mean. The last 10,000 pairs are kept.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -524,7 +525,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Call it after an `EarlierCallFailedError`: the server may have an earlier call or not, so this client
         cannot send later ones. Repeat the steps since that state. The model of this client does not change.
 
-        With a journal, `steps` of the new client begins after the state if that was saved in a step. A
+        With a journal, if the state was saved in a step, `steps` of the new client begins after that step. A
         restarted script then continues from the last checkpoint of the new client.
 
         Args:
@@ -692,7 +693,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Args:
             name: ignored; such weights have no name.
             retry_config: settings of the retries.
-            record_stability_info: let the server keep the data of each sample that stable training needs.
+            record_stability_info: let the server keep, for each sample, the data that stable training needs.
             kind: "snapshot" always samples from the weights of this save; "inflight" switches to the weights
                 of later inflight saves of this model.
 

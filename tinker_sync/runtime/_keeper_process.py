@@ -52,7 +52,10 @@ class Watch:
         self._end_at: float | None = None  # None while the owner lives
 
     def run(self) -> None:
-        """Send heartbeats until the server drops the session, or the owner has been dead for `outlive_s`."""
+        """Send heartbeats while the owner is silent.
+
+        Return when the server has dropped the session, or the owner has been dead for `outlive_s`.
+        """
         due_at = self._now() + self._orders["silence_s"]
         while True:
             try:

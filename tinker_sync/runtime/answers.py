@@ -164,7 +164,9 @@ _LOSS: Final = "loss:sum"
 
 
 def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """Return the output of a call, merged from the outputs of its chunks: at least one, in order.
+    """Return the output of a call, merged from the outputs of its chunks.
+
+    `outputs` has at least one, in the order of the chunks.
 
     >>> first = ForwardBackwardOutput("ArrayRecord", [{}], {"loss:sum": 1.5})
     >>> second = ForwardBackwardOutput("ArrayRecord", [{}, {}], {"loss:sum": 2.0, "loss": 0.1})
@@ -207,8 +209,8 @@ def add_loss(
 
     Args:
         output: the output of one chunk.
-        weights: for a cross-entropy, the weights of each datum, with None for a datum whose weights are all
-            1. For another loss, None; its rows must contain the elements of the loss.
+        weights: for a cross-entropy, the weights of each datum; None stands for weights that are all 1. For
+            another loss, None: the rows of `output` must then contain `elementwise_loss`.
 
     >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
     >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
@@ -257,7 +259,7 @@ def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -
 
 
 def _stands_alone(metric: tuple[str, Any]) -> bool:
-    """Return True if a metric of a single chunk is that of the call."""
+    """Return True if the metric of a call's only chunk needs no reduction to be the metric of the call."""
     key, value = metric
     return type(value) is float and key.partition(":")[2] not in _NEW_FOR_ONE
 
@@ -311,7 +313,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
 
 
 def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
-    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
+    """Return the weights of each datum of a cross-entropy, to compute its loss; None for another loss."""
     if given.loss_fn != "cross_entropy":
         return None
     return [datum.loss_fn_inputs.get("weights") for datum in given.data]

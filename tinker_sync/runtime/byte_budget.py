@@ -9,8 +9,8 @@ the whole budget may enter too, once the balance is not negative, and then keeps
 
 The check and the deduction are one step under one lock. Requests that cannot enter wait in a line. Requests
 that leave let them in, in order of arrival. So no thread wakes up only to find its place taken, and a stream
-of small requests cannot starve a large one. For this, each request waits for its own event instead of a
-shared Condition, which also lets the injected clock do the waiting.
+of small requests cannot starve a large one. For this, each request waits for its own event and not for a
+shared Condition. The injected clock does the waiting for events.
 
 Threads: any. Workers that must not block use `try_acquire` or `when_free`.
 """
@@ -170,8 +170,6 @@ class ByteBudget:
 
         Return False if there is no room in time.
 
-        Return False if there is no room in time.
-
         Raises:
             TinkerError: the failure given to `close`.
 
@@ -240,7 +238,7 @@ class ByteBudget:
         """Take `size_bytes` from the budget for the duration of a `with` block.
 
         Raises:
-            TinkerError: there is no room in time, or the failure given to `close`.
+            TinkerError: there is no room in time. If the budget is closed, the failure given to `close`.
 
         >>> budget = ByteBudget(10)
         >>> with budget.hold(4):

@@ -48,7 +48,7 @@ def make_call(
         name: the name of the endpoint.
         settings: the source of the connect timeout.
         request: a model, or a mapping whose nulls are sent as nulls.
-        path: the ids in the path.
+        path: the ids to fill into the path, by the names in the row.
         query: the query parameters; None and empty ones are left out.
         headers: extra headers for this call alone.
         body: the encoded body, instead of `request`.

@@ -3,7 +3,7 @@
 The parts are the futures of the requests. A callback of each part counts the missing ones, so no thread
 waits. The worker that resolves the last part merges the results. Rules:
 
-- The first failure in time fails the combined future, "the whole", at once. The other parts go on, and their
+- The part that fails first fails the combined future, "the whole", at once. The other parts go on, and their
   results are ignored.
 - A cancel of the whole cancels the parts. It is possible until the send queue begins with the call.
 - A cancel of a single part makes the whole fail with `CancelledError`.
@@ -104,7 +104,9 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         return tuple(part.request_id for part in parts if part.request_id) if parts else self._ended_ids
 
     def status(self) -> Status:
-        """Return the status of the part that is furthest behind; paused if any part is paused.
+        """Return the status of the call: paused if any part is paused, and queued if all parts are queued.
+
+        In other cases it is sending until the server has accepted all parts, and waiting after that.
 
         >>> CombinedFuture([APIFuture()], merge=list).status().state
         <FutureState.QUEUED: 'queued'>
@@ -123,7 +125,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     @property
     def timeline(self) -> Timeline:
-        """The moments of the call: sent with its first part, accepted with its last.
+        """The moments of the call: sent when its first part is sent, accepted when its last part is accepted.
 
         >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
         True
@@ -176,7 +178,10 @@ def _end(whole: CombinedFuture[PartT, WholeT]) -> None:
 
 
 def _moments(parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
-    """Return the moments when the first part was sent, and when the last was accepted if all were."""
+    """Return the moments at which the first part was sent and the last part was accepted.
+
+    Return None in place of the first if no part was sent, and of the second if a part was not accepted.
+    """
     timelines = [part.timeline for part in parts]
     sent = [moments.sending for moments in timelines if moments.sending is not None]
     accepted = [moments.accepted for moments in timelines if moments.accepted is not None]

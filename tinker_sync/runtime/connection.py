@@ -62,7 +62,7 @@ class Connection:
         return secret.reveal()
 
     def fetch_settings(self) -> ClientDynamicConfigResponse:
-        """Ask the server for the settings that may change while a client lives.
+        """Return those settings of the server that may change while a client lives. This asks the server.
 
         Raises:
             TinkerError: the call fails.

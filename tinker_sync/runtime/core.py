@@ -90,7 +90,7 @@ class Core:
         self.hide = connection.mask
         """Mask a secret of the user; see `Connection.mask`."""
         self.admission = Admission(self.lifecycle.tell)
-        """Asked before a pass or a sample is sent, and informed of the tokens it used."""
+        """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
         self._session = session
@@ -105,7 +105,7 @@ class Core:
     # -------------------------------------------------------------------------------------- the server
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Ask the server for its settings, the first time; return the parts that depend on them.
+        """Return the parts that depend on the server's settings. The first call asks the server for them.
 
         Args:
             deadline_at: the moment of the clock at which to give up.
@@ -214,7 +214,7 @@ class Core:
     def end_with_this(self, future: APIFuture[Any]) -> None:
         """Fail a future when the client is closed, unless it has ended before.
 
-        Its failure is reported to the observers.
+        If the future fails, for this or another reason, the failure is reported to the observers.
         """
         self.lifecycle.end_with_client(future)
 
@@ -287,7 +287,7 @@ class Core:
         self.lifecycle.observers = (*self.lifecycle.observers, observer)
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Register an object with a last call to the server, sent before the connections are closed."""
+        """Register an object whose last call to the server must be sent before the connections are closed."""
         self.lifecycle.owe(acknowledging)
 
     def tell(self, event: Event) -> None:

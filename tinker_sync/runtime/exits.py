@@ -84,7 +84,7 @@ def remember(member: Finishable) -> None:
 
 
 def forget(member: Finishable) -> None:
-    """Remove a finished client from the set that is finished when the process ends."""
+    """Do not finish a client when the process ends, because it is finished already."""
     _open.discard(member)
 
 
@@ -104,9 +104,9 @@ def how_it_ended() -> Literal["success", "errored", "interrupted"]:
 
 @atexit.register
 def finish_all() -> None:
-    """Wait for calls that change something at a server, then finish the sessions, each within a limit.
+    """Wait for calls that change something at a server, then finish all sessions.
 
-    Ctrl-C ends the wait at once.
+    The wait and the end of the sessions have a limit each. Ctrl-C ends the wait at once.
     """
     try:
         status = how_it_ended()

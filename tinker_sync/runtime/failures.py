@@ -13,7 +13,7 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def fresh(failure: ErrorT) -> ErrorT:
-    """Return a copy of an exception for another future or thread, or the exception itself if it has no copy.
+    """Return a copy of an exception for another future or thread, or the exception itself if copying fails.
 
     Each raise adds frames to the traceback of the exception. The traceback of a shared exception grows with
     the frames of other threads and keeps their local variables alive.

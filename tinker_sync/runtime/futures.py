@@ -519,7 +519,9 @@ class APIFuture(Future[T]):
         return True
 
     def cancel(self) -> bool:
-        """Cancel the call if it is not being sent yet. Return True if it is cancelled, now or before.
+        """Cancel the call, if it is not being sent yet. A sample can be cancelled until it is done.
+
+        Return True if the call is cancelled, now or before.
 
         >>> future = APIFuture()
         >>> future.cancel(), future.cancelled()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
 OUTLIVE_S: Final = 600.0
-"""How long a keeper process sends heartbeats after the death of this process, unless the user sets a time."""
+"""The time for which a keeper process outlives this process, unless the user sets another."""
 _WARN_EVERY_S: Final = 60.0
 # A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0
@@ -70,8 +70,8 @@ class Heartbeat:
         upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
         always_offered: True if the server certainly offers heartbeats; if False, a 404 to the first heartbeat
             means that the server has no such call.
-        keeper: the process that sends heartbeats while this one cannot; it is started, and ends with the
-            heartbeats.
+        keeper: the process that sends heartbeats while this one cannot. It must be running already. It ends
+            with the heartbeats.
         period_s: the time between two heartbeats.
         clock: measures time.
         cpu: returns the seconds of processor time that this process has used.
@@ -130,7 +130,7 @@ class Heartbeat:
             self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats. Their thread then calls `last` and ends; without a thread, the caller calls it.
+        """End the heartbeats. Their thread then calls `last` and ends; without it, this method calls `last`.
 
         Only the first call has an effect.
         """

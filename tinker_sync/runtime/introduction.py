@@ -99,7 +99,7 @@ class Introduction:
         return ServerFacts(config, dynamic, dialect)
 
     def has_forward(self) -> bool:
-        """Return True if an older server has a separate call for forward passes.
+        """Return True if the server has a separate call for forward passes, as older servers have.
 
         The method sends a request to find out.
         """

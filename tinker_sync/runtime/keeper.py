@@ -48,8 +48,7 @@ class Keeper:
     Args:
         headers: returns the headers of a heartbeat that is sent now; None if the client is gone.
         request: the request and its route; see `transport.http.Http.describe`.
-        policy: "always_offered", and the statuses "gone", "doubtful" and "no_such_call" with
-            "certain_after_s", as `runtime.heartbeat` has them.
+        policy: the entries of `runtime.heartbeat.policy()`, and "always_offered" as in `Heartbeat`.
         period_s: the time between two heartbeats.
         outlive_s: how long the keeper continues after the death of this process.
     """

@@ -132,7 +132,7 @@ class Lifecycle:
     def end_with_client(self, future: APIFuture[Any]) -> None:
         """Fail a future when the client is closed, unless it has ended before.
 
-        Report its failure to the observers.
+        If the future fails, for this or another reason, report the failure to the observers.
         """
         future.when_done(self.on_ended)
         if not future.done():
@@ -165,7 +165,7 @@ class Lifecycle:
     def note_change(self, future: APIFuture[Any], name: str = "") -> None:
         """Make the end of the client wait for a call that changes something at the server.
 
-        The threads that the call needs start now, because none can start when Python 3.12 ends.
+        The threads that the call needs start now: from Python 3.12 on, none can start while the process ends.
         """
         first = not self.pending.under_way()
         self.pending.add(future, name)
@@ -189,7 +189,7 @@ class Lifecycle:
         """Begin to finish the session at the server. The returned event is set when that is done.
 
         The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
-        a host name has no limit. It also works at the end of a process, when no new thread can start.
+        a host name has no limit. This also works at the end of a process, when no new thread can start.
         """
         session = self.session
         if session is None:
@@ -206,11 +206,9 @@ class Lifecycle:
         return session.end(carried(last))
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Register an object with a last call to the server, sent before the connections are closed.
+        """Register an object whose last call to the server must be sent before the connections are closed.
 
         The object is held weakly.
-
-        The part is held weakly.
         """
         with self._lock:
             self._acknowledging.add(acknowledging)

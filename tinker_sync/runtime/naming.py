@@ -150,7 +150,7 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
 
 
 Asked = tuple[str, CodeType, int]
-"""The public method of a call, and the code and line of the user that called it."""
+"""The public method of a call, and the place of that call in the user's code: a code object and a line."""
 
 # These are not logged, because they follow from a reported failure, or from an action of the user.
 _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)

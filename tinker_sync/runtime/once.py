@@ -54,13 +54,13 @@ class Once(Generic[T]):
 
         Args:
             make: makes the value; must not call `get` of the same object.
-            deadline_at: the time at which to give up. This method keeps it while it waits for another thread,
-                and `make` has to keep it.
+            deadline_at: the time at which to give up. This method gives up then if it waits for another
+                thread. If this thread makes the value, `make` itself must give up then.
 
         Raises:
-            Exception: the exception of `make`, in every thread that waited for this try. If the try found
-                no answer, a thread with a later deadline makes the value itself instead.
-            DeadlineError: another thread was not done in time.
+            Exception: the exception of `make`, in every thread that waited for this try. But if the server
+                did not answer the try, a thread with a later deadline makes the value itself.
+            DeadlineError: another thread had not made the value in time.
         """
         began_at = self._now()
         while self.made is None:

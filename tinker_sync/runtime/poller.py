@@ -43,8 +43,8 @@ from tinker_sync.transport.call import Call, SendFailed
 
 # A connection takes this many bytes at once, without waiting for the server to read.
 QUICK_BYTES: Final = 32 * 1024
-# Requests that are over stay in the heap of expiries until there are this many more entries than twice the
-# watched requests.
+# The heap of expiries also holds requests that are over, until it has more entries than this number plus
+# twice the number of watched requests.
 _STALE_EXPIRIES: Final = 1024
 # The longest wait of `close` for the thread.
 _JOIN_S: Final = 2.0
@@ -138,7 +138,7 @@ class Poller(PollerThread):
 
     @property
     def under_way(self) -> int:
-        """Return the number of requests that are open or wait for their turn."""
+        """The number of requests that are open or wait for their turn."""
         with self._lock:
             return self._open + len(self._backlog)
 
@@ -405,9 +405,9 @@ class Poller(PollerThread):
             return None if self._watched else timeout_s
 
     def _expire_locked(self) -> list[tuple[int, Ticket]]:
-        """Make due the timers whose time has come, and return the requests to end with their descriptors.
+        """Make due the timers whose time has come. Return the requests that must end, and their descriptors.
 
-        The requests were silent for too long, or were called off. They are not watched any more.
+        These requests were silent for too long, or were called off. They are not watched any more.
         """
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:

@@ -5,7 +5,7 @@ are due, one after the other. After each one it takes the short steps that follo
 the request that it leads to, cost no change of threads. Workers take steps in the same way (`run_step`).
 
 A step may take long: a large answer, a renewed token, a listener, a server that has closed its connections.
-While the thread takes steps, one worker guards it, and looks at it every `_HELD_UP_S`:
+While the thread takes steps, one worker guards it, and looks at it every `HELD_UP_S`:
 
 - If one step holds the thread up, another thread takes its place, and the first one ends after its step.
 - If the thread gets on slowly although many steps are due, workers help it with them. This happens beside
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class _NextOnThisThread(threading.local):
     """The steps that the current thread takes itself after its current one: functions and their arguments."""
 
-    steps: deque[Step] | None = None  # None outside of a step; that of the poller on the poller's thread
+    steps: deque[Step] | None = None  # None outside of a step; always `_following` on the poller's thread
 
 
 class PollerThread(ABC):
@@ -89,7 +89,7 @@ class PollerThread(ABC):
 
     @abstractmethod
     def _lose_thread(self, reason: str = "the client was closed") -> None:
-        """End what waits for a thread that has died or could not start."""
+        """End the work that waits for a thread that has died or could not start."""
 
     # ------------------------------------------------------------------------- on workers and the thread
 
@@ -248,7 +248,7 @@ class PollerThread(ABC):
                 self._guarded = False
 
     def _guard(self) -> None:
-        """Watch the thread until it takes no steps. Get others to replace it or to help it."""
+        """Watch the thread until it takes no steps. Replace it if it is held up; get help if it is slow."""
         pause = threading.Lock()
         pause.acquire()
         before, due, looked_at_s = None, 0, self._clock.now()
@@ -276,9 +276,10 @@ class PollerThread(ABC):
         """Let workers help if the thread has taken few steps for the time, although more were due.
 
         Args:
-            taken: the steps that the thread has taken between two looks of the guard.
+            taken: the number of steps that the thread has taken between two looks of the guard.
             elapsed_s: the time between the looks.
-            due: the steps that were due at both looks. If there were none at one, the thread may have slept.
+            due: the smaller of the numbers of steps that were due at the two looks. If it is 0, the thread
+                may have slept.
         """
         if taken * _SLOW_STEP_S >= elapsed_s or due <= _FEW_STEPS:
             return
@@ -292,7 +293,7 @@ class PollerThread(ABC):
                     self._helping -= 1
 
     def _help(self) -> None:
-        """Take steps that are due until there are none."""
+        """Take the steps that are due until no step is left."""
         try:
             while True:
                 try:

@@ -59,5 +59,5 @@ class Timeline(NamedTuple):
 
     @property
     def duration_s(self) -> float | None:
-        """Return the time from the call to its end, or None while it goes on."""
+        """The time from the call to its end; None while it goes on."""
         return None if self.completed is None else self.completed - self.queued

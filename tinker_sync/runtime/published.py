@@ -59,7 +59,7 @@ class Published:
     def lacks_route(self, name: str, error: APIStatusError, dialect: Dialect) -> bool:
         """Return True if an error shows that the server has no route for a call.
 
-        Without a published description, a 405, a 501 and a 404 that names no object show this.
+        If the server publishes no description, a 405, a 501, or a 404 that names no object shows this.
         """
         if error.status_code not in NO_SUCH_CALL or dialect.vendor:
             return False
@@ -100,7 +100,10 @@ class Published:
             )
 
     def context_length(self, base_model: str | None) -> int | None:
-        """Return the context length of a model, or None if the server does not give it."""
+        """Return the context length of a model, or None if the server does not give it.
+
+        A `base_model` of None stands for the only model that the server lists.
+        """
         found = [model for model in self.models() if base_model in (None, model.model_name)]
         return found[0].max_context_length if len(found) == 1 else None
 

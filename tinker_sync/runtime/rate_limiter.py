@@ -46,7 +46,7 @@ OPEN_WINDOW: Final = 400
 # For this time after a pause, a prompt counts as several times its size in the limit on bytes.
 RECENT_S: Final = 10.0
 
-# One part in this many of the work at a refusal is left out of the bound.
+# The bound is smaller than the work at a refusal by one part in this many.
 _SPARE: Final = 32
 _SMALL_BYTES: Final = 128 * 1024
 
@@ -188,7 +188,7 @@ class RateLimiter:
     def count_sharers(self, processes: int) -> None:
         """Divide the first window by the number of processes that share it.
 
-        The part of a process is at least 1. A limiter that is closed reopens with no more than its part.
+        The part of a process is at least 1. A closed limiter reopens with a window of at most that size.
 
         >>> limiter = RateLimiter()
         >>> limiter.follow(2)
@@ -231,7 +231,7 @@ class RateLimiter:
         return self._clock.now() < self._closed_until_s + RECENT_S
 
     def opens_in_s(self) -> float:
-        """Return the seconds until a request may pass: 0 for now, inf if a permit must be given back first.
+        """Return the seconds until a request may pass: 0 for now, inf if another request must end first.
 
         >>> RateLimiter().opens_in_s()
         0.0
@@ -408,7 +408,9 @@ class Gate:
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
     def lets_pass(self, permit: Permit) -> bool:
-        """Return True if the limiter has not closed since it gave this permit. Ask right before the request.
+        """Return True if the limiter has not closed since it gave this permit.
+
+        The sender of a request calls this right before it sends.
 
         >>> gate = RateLimiter().gate()
         >>> permit = gate.acquire()
@@ -526,7 +528,7 @@ class Gate:
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
         """Admit turns while there is room.
 
-        Return the turn's permit (or None) and the longest time it may sleep.
+        Return the permit of `turn`, or None, and the longest time that its thread may sleep.
         """
         limiter = self.limiter
         turn.event.clear()

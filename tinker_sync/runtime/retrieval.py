@@ -125,8 +125,8 @@ class Retrieval:
         wants_proto: True if the result may come as protobuf.
         roundtrip_s: the time from the call to the receipt of the promise, sent to the server once.
         open_server: True for a server that reports a failed request by a 400 or 422.
-        allow_metadata_only: True until the server has stated the size of the result; it may then answer with
-            the size in place of the result.
+        allow_metadata_only: True if the server may answer with the size of the result in place of the
+            result; set to False once it has done so.
         may_pause_billing: returns True if a 402 is still to be waited out; called at each 402.
         on_notice: receives the server's reports on its queue.
         draw: returns the jitter, from 0 to 1.
@@ -238,7 +238,7 @@ class Retrieval:
         self._connection_failures = self._failures = 0
 
     def _poll_again(self, asked_at: float, now: float) -> Action:
-        """Return the next poll: at once if the server held the last one, else after a pause."""
+        """Return the action of a new poll: at once if the server held the last one, else after a pause."""
         self._healthy()
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0
@@ -385,7 +385,7 @@ class Retrieval:
         return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")
 
     def _reported_failure(self, reply: Reply) -> Exception:
-        """Return the failure of a request that an open server reports by a status, without a category."""
+        """Return the error for a failure that an open server reports by a status. It has no category."""
         error = self._status_error(reply)
         failed = self._request_failed(error.message, None)
         failed.__cause__ = error

@@ -7,7 +7,7 @@ The steps of a job, in order, each a method:
     admit          take places under the limits and a number, on the one thread that admits
     submit         send the request: on the poller's thread if that takes no time, else on a worker
     _on_promise    let the fetcher poll for the result, because the server has accepted the sample
-    _decode        read the result, count it and compare it with the request
+    _decode        read the result, count its tokens, and compare it with the request
     _on_done       give back the place; after a cancel, also stop the request that is under way
 
 A job keeps its number through every retry of its submit, so the server recognises a repetition. When the
@@ -214,14 +214,14 @@ class SampleJob:
 
     @property
     def over(self) -> bool:
-        """Return True if the future has ended."""
+        """True if the future has ended."""
         return self._future is not None and self._future.done()
 
     def admit(self, *, may_wait: bool = True) -> bool | None:
         """Wait for the limits and take a number. Return True if the sample is to be submitted.
 
-        Without `may_wait`, return None if a limit does not allow the sample now; the next call goes on from
-        there.
+        Without `may_wait`, return None if a limit does not allow the sample now. The sample then holds no
+        place and no bytes, so the next call begins anew.
         """
         try:
             left_s = self._left_s() if may_wait else 0.0

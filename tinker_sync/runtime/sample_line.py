@@ -135,7 +135,7 @@ class SampleLine:
     def submit(
         self, request: SampleRequest, deadline_at: float, *, may_forbid_retries: bool = False
     ) -> APIFuture[SampleResponse]:
-        """Schedule a sample, or hold it. Return its future at once.
+        """Schedule a sample, or hold it until the sampler exists. Return its future at once.
 
         Args:
             request: the sample; a client that is not ready adds the sampler later.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.workers import Workers
 
 
-# Admitting takes the thread that reads answers.
+# The most samples admitted at once on the poller's thread, which reads no answers meanwhile.
 _ADMITTED_AT_ONCE: Final = 16
 
 

@@ -69,7 +69,7 @@ class Part(Protocol):
 
     @property
     def future(self) -> APIFuture[Any]:
-        """Return the future that ends with the answer to this request."""
+        """The future that ends with the answer to this request."""
 
     def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with a sequence number. The sender calls this once, and repeats the same bytes."""
@@ -163,13 +163,13 @@ class _Sending(Generic[PartT]):
         self.refused: dict[int, BaseException] = {}  # in the order of the refusals
 
     def next_stage(self) -> Sequence[int]:
-        """Return the parts to send now, or an empty sequence if all have been sent."""
+        """Return the indices of the parts to send now; an empty sequence if all have been sent."""
         stage = self.stages.popleft() if self.stages else ()
         self.under_way = set(stage)
         return stage
 
     def holes(self) -> list[int]:
-        """Return the parts before the last accepted one that the server does not have."""
+        """Return the indices of the parts that the server has not accepted, up to the last accepted part."""
         return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
 
 
@@ -225,8 +225,8 @@ class SendQueue(Generic[PartT]):
 
         Args:
             operation: the operation, with its requests.
-            place: an operation right behind it whose requests are not known yet. Later operations wait for
-                `fill`, or until the future of the place ends.
+            place: a second operation, queued right behind the first; its requests are not known yet. Later
+                operations wait until `fill` brings its requests, or its future ends.
         """
         assert operation.parts, "an operation without requests"  # noqa: S101
         assert place is None or not place.parts, "nothing to wait for"  # noqa: S101
@@ -247,7 +247,7 @@ class SendQueue(Generic[PartT]):
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
         """Add the requests of an operation that was queued without any.
 
-        Cancel them if it has left the queue.
+        If the operation has left the queue, cancel the requests.
         """
         assert parts, "an operation without requests"  # noqa: S101
         with self._lock:
@@ -262,7 +262,7 @@ class SendQueue(Generic[PartT]):
 
     @property
     def next_number(self) -> int:
-        """Return the number of the next request that leaves the queue."""
+        """The number of the next request that leaves the queue."""
         with self._lock:
             return self._next_number
 

@@ -131,7 +131,7 @@ class Server:
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """Return the newest values of the settings that may change, or the defaults before the start."""
+        """The newest values of the settings that may change; the defaults before the start."""
         made = self.made.made
         known = self._refresher.settings
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
@@ -265,7 +265,9 @@ class Server:
             raise
 
     def _send(self, call: Call, name: str, *, pause_billing: bool) -> Any:
-        """Make a call and return its answer, read. Wait out a 402 for as long as the server allows.
+        """Make a call and return its answer as the type of its row.
+
+        Wait out a 402 for as long as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.

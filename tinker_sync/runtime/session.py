@@ -96,7 +96,7 @@ class Session:
 
     @property
     def heartless(self) -> bool:
-        """Return True if the session exists and this process sends no heartbeats for it."""
+        """True if the session exists and this process sends no heartbeats for it."""
         return self._heartbeat is None and self.session_id is not None
 
     # -------------------------------------------------------------------------------------- its life
@@ -171,7 +171,7 @@ class Session:
         return session_id
 
     def _go_on(self, core: Core) -> str | None:
-        """Return the session of the journal if the server still has the session and its models."""
+        """Return the id of the journal's session if the server still has the session and its models."""
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None

@@ -2,7 +2,7 @@
 
 A sample waits until the poll announces it, and is then fetched, once. If the server does not offer the poll,
 or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows
-whether the poll works again. The poll may announce a result before its sample waits for that. The newest such
+whether the poll works again. The poll may announce a result before the sample waits for it. The newest such
 announcements are kept, and older ones are dropped. Two samples under one request id are both fetched alone.
 
 The server may hold a poll for longer than the deadline of a sample, so a timer ends the wait of a sample

@@ -80,7 +80,7 @@ class Ticket:
 
     @property
     def ended(self) -> bool:
-        """Return True if the ticket is done or cancelled."""
+        """True if the ticket is done or cancelled."""
         return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
@@ -179,7 +179,10 @@ class Readiness(Protocol):
         """End the watch of a socket."""
 
     def wake(self) -> None:
-        """End the wait of the other thread, or its next one. The wait returns a number that no socket has."""
+        """End the wait of the thread that waits, or the next wait if no thread waits now.
+
+        The wait returns a descriptor that belongs to no watched socket.
+        """
 
     def wait(self, timeout_s: float | None) -> list[int]:
         """Wait for at most `timeout_s`; return the descriptors of the sockets that became readable."""

@@ -102,7 +102,7 @@ class TrainingLine:
         self.passed = False
         """True once a pass was made that accumulates gradients."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
-        """The moment and the loss of each such pass that has ended."""
+        """The moment and the loss of each pass that accumulates gradients and has ended."""
         self._steps = 0
         self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
@@ -114,7 +114,7 @@ class TrainingLine:
             self.last_state = LoadWeightsRequest(path=saved.result(timeout=0).path, optimizer=True)
 
     def submit(self, call: TrainingCall) -> APIFuture[Any]:
-        """Queue a call, or hold it. Return its future at once.
+        """Put a call into the send queue, or hold it until the model exists. Return its future at once.
 
         Raises:
             TinkerError: the server does not support the call, or the client is closed; nothing was sent.
@@ -138,7 +138,11 @@ class TrainingLine:
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
-        """Note the loss of a pass. Keep its failure for the next step, or log it if a step came before."""
+        """Store the loss of a pass that has ended.
+
+        Keep an unread failure until the next optimizer step, which logs it. Log it now if that step has been
+        called already.
+        """
         if not passed.cancelled() and passed.failure is None:
             metrics = passed.result(timeout=0).metrics
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
@@ -159,7 +163,7 @@ class TrainingLine:
             self._failed_passes.popleft().log()
 
     def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
-        """Queue a call now, even before the held calls. Return its future.
+        """Put a call into the send queue now, ahead of the calls that are held. Return its future.
 
         Raises:
             TinkerError: the server does not support the call, or the client is closed; nothing was sent.
@@ -222,13 +226,13 @@ class TrainingCall(ABC):
 
     @property
     def future(self) -> APIFuture[Any]:
-        """Return the user's future, which exists once the call is prepared or waits for its model."""
+        """The user's future, which exists once the call is prepared or waits for its model."""
         assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
         return self._future
 
     @property
     def lasting(self) -> bool:
-        """Return True if the call has a lasting effect, so that the end of the client waits for it."""
+        """True if the call has a lasting effect, so that the end of the client waits for it."""
         return False
 
     @abstractmethod

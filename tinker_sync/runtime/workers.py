@@ -159,7 +159,7 @@ class Workers(ThreadPoolExecutor):
             self._adjust_thread_count()
 
     def reserve(self) -> None:
-        """Start a thread if the pool has none. Otherwise the first job starts it.
+        """Start a thread now if the pool has none. Without this call, the first job starts it.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.reserve()
@@ -195,7 +195,9 @@ class Workers(ThreadPoolExecutor):
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs. Wait for those that are queued or running, or cancel the queued ones.
+        """Take no more jobs.
+
+        With `wait`, wait for those that are queued or running. With `cancel_futures`, cancel the queued ones.
 
         >>> Workers("demo", max_threads=1).shutdown()
         """

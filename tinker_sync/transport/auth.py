@@ -2,8 +2,8 @@
 
 A credential has three sources: a static key, a command that prints one, and the exchange of either for a
 short-lived token. The vendor's servers accept keys of known kinds and state whether they want tokens. Other
-servers accept any key, or none. `KeyRing` returns the text at the moment of sending; everywhere else it is a
-`Secret`.
+servers accept any key, or none. `KeyRing` returns the credential as text when a call is sent; everywhere else
+the credential is a `Secret`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class KeyRing:
     def for_exchange(self) -> str:
         """Return the long-lived credential, for the first call of a client and for the token exchange itself.
 
-        Runs the credential command if that is the source. The result is empty if the call carries none.
+        This method runs the credential command if that is the source. The result is empty if none is set.
         """
         secret = self._long_lived()
         return secret.reveal() if secret else ""
@@ -186,7 +186,7 @@ class KeyRing:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Return every value to mask in logs and errors: from the settings, the tokens and `keep`."""
+        """Every value to mask in logs and errors: from the settings, the tokens and `keep`."""
         tokens = self._tokens.known if self._tokens else ()
         with self._lock:
             kept = tuple(self._kept)
@@ -216,9 +216,10 @@ class KeyRing:
 
 
 def _printed_tokens(settings: Settings, clock: Clock) -> tokens.TokenCache | None:
-    """Return a cache of the command's output if that is itself the credential, otherwise None.
+    """Return a cache of the command's output if that output is itself the credential, otherwise None.
 
-    That is the case for servers other than the vendor's, which exchange no tokens, if no key is set.
+    It is the credential if no key is set and the server is not the vendor's, because only the vendor's server
+    exchanges it for tokens.
     """
     command = _command_of(settings)
     if command is None or settings.api_key is not None or settings.is_vendor_host:

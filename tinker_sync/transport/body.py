@@ -3,8 +3,8 @@
 A try to send the body gathers small pieces into blocks, because each piece of a system call has its cost. A
 block is dropped once it is sent, so the body never lies in memory a second time. Large arrays go to the
 socket from where they lie. A retry must send the same bytes as the first try, and a user's program may have
-changed an array in between. So the first try keeps a checksum of each block, and each later one compares.
-One thread at a time.
+changed an array in between. So the first try keeps a checksum of each block, and later tries compare theirs
+with it. One thread at a time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class PiecedBody:
 
 
 def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of the pieces of each block. A piece larger than a block is alone."""
+    """Yield, for each block, the index of its first piece and the index after its last piece.
+
+    A piece that is larger than a block is alone.
+    """
     ends = list(accumulate(sizes))
     first = before = 0
     while first < len(ends):

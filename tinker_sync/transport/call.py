@@ -48,7 +48,7 @@ class _CallFields(TypedDict, total=False):
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 
-    A field that is not given is that of the class, because most calls set few of them.
+    The defaults of the fields are attributes of the class, so a call stores only the fields that it sets.
 
     >>> Call(method="POST", path="/api/v1/asample", body=b"{}")
     <Call POST /api/v1/asample, 2 bytes>
@@ -56,9 +56,9 @@ class Call:
 
     method: str
     path: str
-    """Below the base URL, beginning with a slash, its segments percent-encoded."""
+    """The path below the base URL, with a slash in front and percent-encoded segments."""
     query: str = ""
-    """Encoded, without the question mark."""
+    """The encoded query, without the question mark."""
     body: bytes | PiecedBody | None = None
     headers: HeaderMap = _NONE
     """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
@@ -70,11 +70,11 @@ class Call:
     credential: Literal["usual", "exchange", "none"] = "usual"
     """The key to send: the one for ordinary calls, the one that is exchanged for a token, or none."""
     timeout: Timeout | None = None
-    """None means the configured one."""
+    """The timeout; None means the configured one."""
     read_s: float | None = None
     """Replaces the timeout's `read`, for calls that a server may hold, or that must not take long."""
     max_retries: int | None = None
-    """None means the configured number."""
+    """The most retries; None means the configured number."""
     patient: bool = False
     """True if tries in the first minutes do not count, unless the call or the user sets their number."""
     deadline_s: float | None = None
@@ -132,7 +132,7 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Return True if the status is 2xx."""
+        """True if the status is 2xx."""
         return 200 <= self.status < 300
 
 
@@ -169,7 +169,7 @@ class SendFailed(Exception):
 
     @property
     def cause(self) -> BaseException | None:
-        """Return the exception that caused the failure, or None."""
+        """The exception that caused the failure, or None."""
         return self.__cause__
 
     def __repr__(self) -> str:

@@ -90,7 +90,7 @@ class Caller:
 
     @property
     def judge(self) -> Judge:
-        """Return the judge that decides about retries, for code that sends the requests itself."""
+        """The judge that decides about retries, for code that sends the requests itself."""
         return self._judge
 
     def call(self, call: Call) -> Reply:
@@ -155,7 +155,7 @@ class Caller:
         self._journal.retrying(call, pause_s, reason)
 
     def close(self) -> None:
-        """Make every call that waits for its next try fail now, and every later call. May be called twice."""
+        """Fail every call that waits for its next try, and every later call. May be called twice."""
         self._closing.set()
 
     def renew_after_fork(self) -> None:

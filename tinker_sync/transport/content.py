@@ -48,7 +48,7 @@ def accepted_encodings() -> str:
 
 
 def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
-    """Undo the encodings of a `Content-Encoding` header.
+    """Return a body without the encodings that its `Content-Encoding` header names.
 
     Raises:
         MalformedMessage: The body does not fit its encoding, ends too early, or has an encoding that the

@@ -84,7 +84,7 @@ class _Run:
         ]
 
     def wait(self, time_limit_s: float, clock: Clock) -> bool:
-        """Return True if the command ends within the limit; kill it otherwise, and wait for its threads."""
+        """Wait for the command, and kill it at the limit. Return True if it ended by itself in time."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -159,9 +159,10 @@ def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
 
 
 def _keys_in(command: Secret) -> list[Secret]:
-    """Return the words of the command line that may be keys: shells and tools quote words in complaints.
+    """Return the command line, and those of its words that may be keys, to mask them in error texts.
 
-    Names of programs and files are not among them, because an error text without them would be useless.
+    Shells and tools quote such words. Names of programs and files are not among them, because an error text
+    without them would be useless.
     """
     words = re.split(r"[\s'\"=:;|&()<>]+", command.reveal())
     return [command, *(Secret(word) for word in words if _MAYBE_KEY.match(word))]

@@ -216,7 +216,7 @@ class Exchange:
 
     @property
     def _hop(self) -> Hop:
-        """Return the request that is under way. It is composed when it is first needed."""
+        """The request that is under way, composed when it is first needed."""
         if self._made_hop is None:
             self._made_hop = self._compose()
         return self._made_hop
@@ -231,7 +231,7 @@ class Exchange:
 
     @property
     def expires_at_s(self) -> float:
-        """Return the moment of the clock at which to call `step` even if nothing has arrived."""
+        """The moment of the clock at which to call `step` even if nothing has arrived."""
         return self._line.expires_at_s
 
     def step(self) -> Reply | None:
@@ -290,7 +290,10 @@ class Exchange:
             journal.sent(self._call, self._hop.headers)
 
     def _replace_or_raise(self, failed: SendFailed) -> None:
-        """Send again if an idle connection was dead and no call can be carried out twice; otherwise raise."""
+        """Send again over a new connection if an idle one was dead; otherwise raise the failure.
+
+        A call that must not be repeated is sent again only if the server certainly has not received it.
+        """
         if failed.stale and (self._repeatable or not failed.maybe_received):
             self._resent = self._resent or failed.maybe_received
             try:
@@ -331,9 +334,9 @@ class Exchange:
         return reply
 
     def _has_new_credential(self, reply: Reply) -> bool:
-        """Put a new credential into the request if the server rejected the one it carried as invalid.
+        """Put a new credential into the request if the server has rejected the credential as invalid.
 
-        Return True if the request carries a new one.
+        Return True if the request now carries a new one.
         """
         renew = self._renew
         if renew is None or not rejects_token(reply.headers.get("www-authenticate")):

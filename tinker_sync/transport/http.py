@@ -1,7 +1,7 @@
 """One blocking round trip: `Http` sends a `Call` and returns a `Reply` or raises `SendFailed`.
 
 It makes one attempt; the retries are in `caller.py`. It follows redirects. It replaces a pooled connection
-that the server has closed in the meantime, if no call can be carried out twice by that.
+that the server has closed in the meantime, unless this could repeat a call that must not be repeated.
 
 A poller uses `Http.open`; `exchange.py` describes how.
 """
@@ -158,7 +158,7 @@ class Http:
         return dict(self._compose(call, credential).headers.values())
 
     def describe(self, call: Call) -> dict[str, Any]:
-        """Return a call and its route as plain data, for another process to send. Without its headers.
+        """Return a call without its headers, and its route, as plain data for another process to send.
 
         Raises:
             ConfigurationError: A certificate file or a proxy cannot be used.
@@ -181,7 +181,7 @@ class Http:
 
     @property
     def serves_itself(self) -> bool:
-        """Return True if the calls go to the embedded server of this process."""
+        """True if the calls go to the embedded server of this process."""
         return self._embedded is not None
 
     def has_idle_connection(self) -> bool:

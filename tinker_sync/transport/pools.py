@@ -88,7 +88,7 @@ class Origin(NamedTuple):
 
     @property
     def netloc(self) -> str:
-        """Return the host, and the port unless it is the scheme's default, as in a `Host` header."""
+        """The host, and the port unless it is the scheme's default, as in a `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -112,7 +112,7 @@ class Route:
 
     @property
     def forwarded(self) -> bool:
-        """Return True if the proxy itself reads the requests."""
+        """True if the proxy itself reads the requests."""
         return self.proxy is not None and self.origin.scheme == "http"
 
 
@@ -181,7 +181,7 @@ def _has_arrived(sock: socket.socket) -> bool:
 
 
 def never_block(sock: socket.socket) -> None:
-    """Make a socket non-blocking. The check is cheaper than a second system call."""
+    """Make a socket non-blocking, unless it is already: the check is cheaper than a system call."""
     if sock.gettimeout() != 0:
         sock.settimeout(0)
 
@@ -288,8 +288,8 @@ def _reason(error: Exception) -> str:
 class Pools:
     """The open connections of each route, idle ones for reuse. Thread-safe.
 
-    A forked child starts without connections. On first use it closes its copies of the parent's, which has no
-    effect on the parent or the server.
+    A forked child starts without connections. On first use it closes its copies of the parent's connections.
+    This has no effect on the parent or the server.
     """
 
     def __init__(self, clock: Clock, *, max_idle: int = MAX_IDLE, max_idle_s: float = MAX_IDLE_S) -> None:

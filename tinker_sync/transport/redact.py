@@ -111,8 +111,8 @@ def curl(
 def _masked(content: bytes, known: tuple[str | Secret, ...]) -> str:
     """Return a body as text with its secrets masked.
 
-    JSON is masked field by field, because a field may hold another body as escaped text: some servers echo a
-    body.
+    JSON is masked field by field. Some servers repeat a whole body as text in a field, and the secrets in it
+    can be recognised only after the field is decoded.
     """
     try:
         tree = json.loads(content)

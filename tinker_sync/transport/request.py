@@ -68,13 +68,13 @@ class Hop:
 
     @property
     def target(self) -> str:
-        """Return path and query, as in a request line."""
+        """The path and the query, as in a request line."""
         path = self.url.path or "/"
         return f"{path}?{self.url.query}" if self.url.query else path
 
     @property
     def address(self) -> str:
-        """Return the whole address, as a forwarding proxy needs it."""
+        """The whole address, as a forwarding proxy needs it."""
         return f"{self.origin}{self.target}"
 
     def __repr__(self) -> str:
@@ -84,9 +84,8 @@ class Hop:
 def redirected(hop: Hop, status: int, location: str) -> Hop:
     """Return the request that follows a redirect.
 
-    307 and 308 keep method and body. So do 301 and 302 here, which browsers turn into GET for historical
-    reasons: a training step must not become a harmless-looking read because a proxy moved. 303 asks for a
-    GET.
+    307 and 308 keep method and body, and 303 asks for a GET. Browsers turn 301 and 302 into a GET too. Here
+    these two keep method and body, so that a training step does not become a read because a proxy has moved.
 
     Raises:
         RedirectRefused: The redirect leads from https to http, to another protocol, or would take a secret in
@@ -204,7 +203,7 @@ class _Written:
 class RequestHeads:
     """An encoder of the heads (request line and headers) of requests to one server. Thread-safe.
 
-    It encodes the lines that similar requests share once, and keeps them.
+    It keeps the encoded lines that similar requests share, so they are encoded once.
 
     Args:
         settings: the address and the headers of the user.

@@ -57,9 +57,10 @@ class Way(NamedTuple):
 
     @property
     def certificates(self) -> dict[str, Any]:
-        """The file or folder of trusted certificates, None if all are trusted, and the client's own files.
+        """The certificate files, with absolute paths for a process with another working directory.
 
-        The paths are absolute, for a process with another working directory.
+        `trusted` is the file or folder of the trusted certificates, or None if every certificate is trusted.
+        `cert` lists the files of the client's own certificate.
         """
         verify, cert = self.options["verify"], self.options["cert"]
         trusted = None if verify is False else verify if isinstance(verify, str) else _usual_bundle()
@@ -101,7 +102,7 @@ class SessionRules:
 
     @property
     def session(self) -> requests.Session:
-        """Return the user's session or, without one, a plain session, made when it is first needed."""
+        """The user's session or, without one, a plain session, made when it is first needed."""
         if self._given is not None:
             return self._given
         made = requests.Session()
@@ -140,7 +141,10 @@ class SessionRules:
         )
 
     def authorization(self, way: Way) -> str | None:
-        """Return `Authorization` for the configured server: from the user's session, else from netrc."""
+        """Return the `Authorization` for the configured server, or None.
+
+        The user's session takes precedence over the netrc file. Without a session, neither counts.
+        """
         if self._given is None:
             return None
         auth = self._given.auth
@@ -156,7 +160,7 @@ class SessionRules:
 
     @property
     def has_cookies(self) -> bool:
-        """Return True if a cookie may have to be sent."""
+        """True if a cookie may have to be sent."""
         jar = self._jar
         return jar is not None and len(jar) > 0
 
@@ -308,7 +312,7 @@ def _cookie_request(url: str) -> urllib.request.Request:
 
 
 def _may_have_proxies() -> bool:
-    """Return True if the environment may name a proxy, or the settings of macOS or Windows."""
+    """Return True if the environment, or the settings of macOS or Windows, may name a proxy."""
     if sys.platform in ("darwin", "win32"):
         from urllib.request import getproxies
 

@@ -41,7 +41,7 @@ _RENEW_TO: Final = 0.55
 # `get` fetches a new token if the old one has less time left: a minute, or a tenth of a short life.
 _MARGIN_S: Final = 60.0
 _MARGIN: Final = 0.1
-# Limits of the pause between two renewals ahead of time, and between two tries of one.
+# Limits of the pause between two renewals ahead of time, and between two tries of the same renewal.
 _SHORTEST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 60.0
 # The lifetime of a token that states none: an opaque token, or the output of a credential command.
@@ -188,7 +188,7 @@ class TokenCache:
 
     @property
     def known(self) -> tuple[Secret, ...]:
-        """Return the current token and the one before it."""
+        """The current token and the one before it, as far as they exist."""
         with self._lock:
             tokens = (self._held.token if self._held else None, self._before)
         return tuple(token for token in tokens if token)
@@ -218,7 +218,7 @@ class TokenCache:
             # Either the renewal succeeded, or an interrupt ended it and another thread has to renew.
 
     def renewed(self, rejected: Secret) -> Secret:
-        """Return a token that replaces the one the server rejected; the first thread that asks renews it.
+        """Return a token that replaces the one the server rejected. The first thread that asks fetches it.
 
         Raises:
             CredentialError: The renewal failed. The cache does not return the rejected token again.

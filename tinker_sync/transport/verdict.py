@@ -61,8 +61,8 @@ class Judge:
     def reply(self, reply: Reply, call: Call, stage: Stage = Stage.CALL) -> Verdict | None:
         """Return the verdict on an answer, or None if it is the one that the call asked for.
 
-        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx if training needs
-        the call to go on.
+        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx if the call is
+        `needed`, because training could not go on.
 
         Args:
             reply: the answer.

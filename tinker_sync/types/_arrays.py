@@ -27,7 +27,7 @@ from tinker_sync.types._convert import converter_for
 from tinker_sync.types._structured import refuse, short_repr
 
 _MOST_DIMENSIONS = 32
-"""The limit of all supported numpy versions."""
+"""The most dimensions of an array in all supported numpy versions."""
 
 _EXACT_IN_FLOAT64 = 2.0**53
 """From here on, neighbouring whole numbers share a float64."""
@@ -43,7 +43,10 @@ def is_torch(value: object) -> bool:
 
 
 def array_of_torch(tensor: Any, where: str) -> AnyArray:
-    """Return dense values as numpy, with shared memory if possible; types that numpy lacks become float32."""
+    """Return a torch tensor as a dense numpy array, which shares its memory if possible.
+
+    Values of a dtype that numpy lacks become float32.
+    """
     if tensor.device.type == "meta":
         raise InvalidInputError(f"{where}: a torch tensor on the meta device has no values")
     tensor = tensor.detach()
@@ -87,7 +90,7 @@ def wire_array(value: Any, where: str, dtype: Literal["int64", "float32"] | None
     """Convert numbers of any kind to an int64 or float32 array; without `dtype`, the numbers decide.
 
     Raises:
-        TypeError: the value contains no numbers, such as a mapping or a text.
+        TypeError: the value cannot contain numbers; it is a mapping or a text, for example.
         InvalidInputError: a cell is not a number or would change, or the rows differ in length.
     """
     array = array_like(value, where)
@@ -126,7 +129,7 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
 
 
 _FORMATS = {"int64": "@{}q", "float32": "@{}f", "int32": "={}i"}
-"""The quickest formats."""
+"""The formats with which `struct` packs numbers the fastest, by dtype; a count fills the braces."""
 
 
 def packed_list(numbers: list[Any], dtype: str) -> AnyArray | None:
@@ -138,7 +141,11 @@ def packed_list(numbers: list[Any], dtype: str) -> AnyArray | None:
 
 
 def _packed(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray:
-    """Convert numbers to an array, three times as fast as numpy; raise for other values."""
+    """Convert numbers to a flat array, three times as fast as numpy.
+
+    Raise `struct.error`, TypeError, ValueError or OverflowError for a value that is not a number, is not
+    finite, or does not fit the dtype.
+    """
     packed = np.empty(len(numbers), dtype)
     struct.pack_into(_FORMATS[dtype].format(len(numbers)), packed.data, 0, *numbers)
     if not is_finite(packed):  # a number may be too large for float32
@@ -147,7 +154,7 @@ def _packed(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray:
 
 
 _CHECKED_AS = {"int64": "int64", "float32": "float64"}
-"""The dtypes of numbers before they are checked: Python's floats are wider than float32."""
+"""The dtype in which Python's numbers are checked, by the dtype to send: their floats exceed float32."""
 
 
 def _may_be_rounded(array: AnyArray) -> bool:

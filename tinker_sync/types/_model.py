@@ -181,7 +181,7 @@ class Model(Structured):
         return made
 
     def _fill(self, name: str, value: Any) -> None:
-        """Set a field of a model that its maker has not passed on yet; nothing checks the value."""
+        """Set a field of a new model that only its maker refers to. The value is not checked."""
         object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -220,7 +220,10 @@ def _compared_fields(cls: Any, hashed: bool) -> tuple[tuple[str, Callable[[Any],
 
 @cache
 def _slots(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    """Return the names of a model's fields, at least two, and the function that returns their values."""
+    """Return the names of a model's fields, and the function that returns their values as a tuple.
+
+    The model must have at least two fields.
+    """
     names = tuple(field.name for field in attrs.fields(cast("Any", cls)))
     return names, attrgetter(*names)
 

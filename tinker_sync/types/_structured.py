@@ -120,7 +120,7 @@ def _short_scalar(value: Any) -> str:
 
 
 def members_of(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union besides None; any other annotation alone."""
+    """Return the members of a union except None. For any other annotation, return that as the only member."""
     if get_origin(kind) in (Union, python_types.UnionType):
         return tuple(each for each in get_args(kind) if each is not type(None))
     return (kind,)

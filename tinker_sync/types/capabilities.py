@@ -7,7 +7,9 @@ from tinker_sync.types._model import Model, model
 
 @model
 class SupportedModel(Model):
-    """A base model of the server, with its context in tokens; `trainable` and `sampleable` describe it now.
+    """A base model of the server, with its context in tokens.
+
+    `trainable` and `sampleable` are True if the server can train it, or sample from it, at present.
 
     >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
     True

@@ -1,4 +1,4 @@
-"""One request for all samples of a session that have ended."""
+"""The poll for all samples of a sampling session at once."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class CustomLossNode(Model):
         args: plain JSON values, or objects with one key for the rest: ``{"ref": name}`` for another
             node's value, ``{"tuple": [...]}``, ``{"dict": {...}}``, ``{"slice": [start, stop, step]}``,
             ``{"ellipsis": true}``, ``{"float": "inf"}``, ``{"dtype": "float32"}`` and the like.
-        kwargs: the same by name.
+        kwargs: the arguments by name, in the same form.
 
     >>> CustomLossNode(op="call_function", name="exp", target="torch.exp", args=[{"ref": "logprobs"}]).kwargs
     {}

@@ -347,7 +347,10 @@ def _has_negative_target(datum: Datum) -> bool:
 
 
 def _gather(datum: Datum, ids: list[AnyArray], checked: Mapping[str, list[AnyArray]]) -> bool:
-    """Append the arrays whose values need a check, or return False for a datum of an unusual form."""
+    """Append the arrays whose values need a check to `ids` and, by the name of the input, to `checked`.
+
+    Return False for a datum of an unusual form, or with a negative token.
+    """
     chunks = datum.model_input.chunks
     if len(chunks) != 1 or datum.model_input_spans is not None or type(chunks[0]) is not EncodedTextChunk:
         return False

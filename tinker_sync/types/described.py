@@ -22,7 +22,7 @@ class GetSamplerResponse(Model):
 
 @model
 class GetSamplerResponseInternal(GetSamplerResponse):
-    """A sampler with its tokenizer, which servers such as the embedded one send.
+    """A sampler with its tokenizer. The embedded server and some others send the tokenizer.
 
     >>> GetSamplerResponseInternal(sampler_id="s-1:sample:0", base_model="org/base").tokenizer_id is None
     True

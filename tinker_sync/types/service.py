@@ -18,7 +18,7 @@ class ClientConfigResponse(Model):
 
     Attributes:
         pjwt_auth_enabled: exchange the credential for a short-lived token.
-        credential_default_source: "credential_cmd" takes the credential for that from the user's command.
+        credential_default_source: "credential_cmd" exchanges the output of the user's command, not the key.
         sample_dispatch_bytes_semaphore_size: most bytes of sample requests in flight at once.
         inflight_response_bytes_semaphore_size: most bytes of results fetched at once.
         parallel_fwdbwd_chunks: send the chunks of one pass side by side.

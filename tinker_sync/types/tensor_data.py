@@ -233,7 +233,9 @@ class TensorData(_Unlocked):
 
     @classmethod
     def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
-        """Create CSR of a 2-D array without cells equal to `pad_value`; dense if CSR is not smaller.
+        """Create a sparse tensor (CSR) of a 2-D array, without the cells equal to `pad_value`.
+
+        The tensor is dense if CSR is not smaller, or if the array is not 2-D.
 
         >>> TensorData.from_numpy_sparse(np.diag([5] * 9)).sparse_col_indices
         [0, 1, 2, 3, 4, 5, 6, 7, 8]

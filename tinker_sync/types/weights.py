@@ -163,7 +163,7 @@ class SaveWeightsExternalResponse(Model):
 
 @model
 class SaveWeightsExternalResponseInternal(Model):
-    """The server's answer to an export, with its size."""
+    """The server's answer to an export, with the size of the export."""
 
     __response__ = True
 

@@ -137,7 +137,7 @@ def normalise_sample_request(
 
     Args:
         request: the request.
-        dialect: the protocol of the server.
+        dialect: the dialect of the server.
         context_length: returns the context of the model in tokens, or None if it is not known. Called if
             `max_tokens` is not given: a sample may then be as long as the context allows.
 

@@ -168,7 +168,7 @@ class Dialect:
         return self.vendor or self.version >= _LAST_WITH_FLAG
 
     def with_settings(self, settings: object, *, client_config: bool = True) -> Dialect:
-        """Return a dialect that the user has chosen, completed by the settings of the server."""
+        """Return this dialect, which the user has chosen, completed by the settings of the server."""
         known = self if client_config else evolve(self, client_config=False)
         flag = settings.get(_LOAD_FLAG) if isinstance(settings, Mapping) else None
         if flag is None or self.create_model_via_load_weights is not None:

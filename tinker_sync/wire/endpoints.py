@@ -328,7 +328,7 @@ def row_of(name: str) -> Endpoint:
 
 
 def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the call of an incoming request and the ids in its path, or None for an unknown request.
+    """Return the call of an incoming request and the ids in its path by name; None for an unknown request.
 
     >>> endpoint, ids = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/a")
     >>> endpoint.name, ids

@@ -119,6 +119,6 @@ class PathTemplate:
         return _SLOT.sub(lambda slot: (segments if slot[1] else segment)(ids[slot[2]]), self.text)
 
     def match(self, path: str) -> dict[str, str] | None:
-        """Return the decoded ids in a path, or None if the path does not match."""
+        """Return the decoded ids in a path by name, or None if the path does not match."""
         found = self._pattern.fullmatch(path)
         return {name: unquote(value) for name, value in found.groupdict().items()} if found else None

@@ -60,7 +60,7 @@ class UsedField(NamedTuple):
 
 
 def used_fields(call: str, request: Model) -> list[UsedField]:
-    """Return the fields with an effect in this request that a server may not know.
+    """Return the fields that have an effect in this request and that a server may not know.
 
     >>> from tinker_sync.types import SaveWeightsRequest
     >>> used_fields("save_weights", SaveWeightsRequest(model_id="m", path="a", ttl_seconds=60))
@@ -140,7 +140,11 @@ class PublishedApi:
         return found if isinstance(found, Mapping) else None
 
     def _fields(self, schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
-        """Return the fields of a body's schema; None if the schema accepts or refuses unknown fields."""
+        """Return the schemas of a body's fields, by name.
+
+        Return None if the schema lists no fields, or has `additionalProperties`, by which it states itself
+        that the server refuses or keeps unknown fields.
+        """
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if isinstance(schema.get("$ref"), str):

@@ -51,7 +51,7 @@ class RestBase:
 
     @property
     def holder(self) -> Core:
-        """Return the parts that clients of the same server and key share.
+        """The parts that clients of the same server and key share.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

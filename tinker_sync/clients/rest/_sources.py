@@ -66,7 +66,7 @@ class ExternalFiles:
         """Do nothing: the files exist."""
 
     def sign(self) -> SignedUrls:
-        """Return addresses of its files."""
+        """Return the signed addresses of the checkpoint's files."""
         found: ExternalWeightsUrlsResponse = self._core.call(
             "get_external_weights_urls",
             path={"run": self._parsed.training_run_id, "name": self._parsed.checkpoint_id.partition("/")[2]},
@@ -90,7 +90,10 @@ class ExportedFiles:
         self._files: ExternalFiles
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """Use the export of an earlier attempt if it still exists; else make one."""
+        """Use the export of an earlier attempt if it still exists; else make one.
+
+        `memory` keeps the path of the export, under "export", for later attempts.
+        """
         kept = memory.get("export")
         if isinstance(kept, str):
             self._take(kept)
@@ -105,7 +108,7 @@ class ExportedFiles:
         self._take(memory["export"])
 
     def sign(self) -> SignedUrls:
-        """Return addresses of its files, and prolong the life of the export."""
+        """Prolong the life of the export, and return the signed addresses of its files."""
         self._try("set_checkpoint_ttl", {"ttl_seconds": _EXPORT_TTL_S})
         return self._files.sign()
 

@@ -69,7 +69,7 @@ class BulkCalls(RestBase):
         Args:
             paths: the paths of checkpoints, or checkpoints from a list.
             parallel: the number of checkpoints that are deleted at a time.
-            progress: called with `BulkProgress` after each, on a worker.
+            progress: called with `BulkProgress` after each checkpoint, on a worker.
 
         The result has an outcome for each path, in the order of `paths`. Equal paths share one outcome.
 
@@ -166,7 +166,7 @@ class _Bulk:
         self._run: Callable[[Callable[[], object]], object]
 
     def start(self, run: Callable[[Callable[[], object]], object]) -> None:
-        """Start the workers; `run` calls the listeners."""
+        """Start the workers. `run` runs a job that calls the listener."""
         self._run = run
         if not self._total:
             self._future.resolve([])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @frozen
 class CheckpointArchiveUrl:
-    """The address of an archive. It is valid for a time, without a key.
+    """The address of an archive, which gives access without a key until `expires`.
 
     >>> CheckpointArchiveUrl("https://host/a.tar.gz?signature=s", datetime(2026, 1, 1)).expires.year
     2026

@@ -60,8 +60,9 @@ Fetch = Callable[[int, int], Future[Any]]
 class Listing(Iterator[T], Generic[T]):
     """An iterator over a whole list, page by page. For one thread at a time.
 
-    The first page is fetched with the first entry, and no page is fetched after the last entry that the
-    caller takes. An error of the server is raised after all entries before it, and ends the iteration.
+    The first page is fetched when the caller takes the first entry. No page is fetched after the last entry
+    that the caller takes. An error of the server is raised after all entries before it, and ends the
+    iteration.
 
     >>> from concurrent.futures import Future
     >>> def fetch(size, offset):
@@ -127,7 +128,7 @@ class Listing(Iterator[T], Generic[T]):
     to_pandas = to_pandas
 
     def close(self) -> None:
-        """Stop. A page that arrives later is dropped."""
+        """Stop the iteration. A page that arrives later is dropped."""
         self._entries = islice(self._entries, 0)
         self._drop_ahead()
 

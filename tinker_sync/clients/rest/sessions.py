@@ -149,9 +149,10 @@ class SessionCalls(RestBase):
         )
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Let the server write a session's timeline as a Perfetto trace. Return its address. Takes minutes.
+        """Let the server write the timeline of a session as a Perfetto trace. Return the trace's address.
 
-        The future fails with a TinkerError that is also a RuntimeError if the server could not write it.
+        This takes minutes. If the server could not write the trace, the future fails with a TinkerError that
+        is also a RuntimeError.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

@@ -58,13 +58,13 @@ class TransferCalls(RestBase):
         """Download the files of a checkpoint, through interruptions of the connection.
 
         An unfinished download is in a directory `<to>.partial`. The same call, also in a later process,
-        continues from there. A directory of this name that no download created is an error. The server
-        first exports a training checkpoint. `cancel()` of the future stops the download and keeps the bytes
-        that have arrived.
+        continues from there. A directory of this name that no download created is an error. Before the
+        download of a training checkpoint, the server exports it. `cancel()` of the future stops the download
+        and keeps the bytes that have arrived.
 
         Args:
             tinker_path: the path of the checkpoint.
-            to: the directory to create; None: a directory here, named after the path.
+            to: the directory to create; None: one in the current directory, named after the path.
             unpack: unpack an archive, if the server gives one; else `to` becomes the archive itself.
             overwrite: replace an existing `to`. Without it an existing `to` is an error.
             parts: the number of parts of a file that are fetched at a time.

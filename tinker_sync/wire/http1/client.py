@@ -144,7 +144,7 @@ class ReplyParser:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The lines of the head, in order."""
+        """The name and the value of each header line, in the order of the lines."""
         return [_read_line(line)[1] for line in self._lines]
 
     @property
@@ -156,7 +156,10 @@ class ReplyParser:
         return min(max(remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
     def room(self) -> memoryview | None:
-        """Return the memory for the next bytes of a large body, to be released after use; None for others."""
+        """Return the memory for the next bytes of a large body, or None if the body is not large.
+
+        The caller receives bytes into it, releases it, and calls `fill`.
+        """
         block = self._block
         if block is None:
             if self._state is not _State.LENGTH or self._remaining < _LARGE_BYTES:
@@ -171,7 +174,7 @@ class ReplyParser:
             return whole[self._size :]
 
     def fill(self, count: int) -> None:
-        """Take the bytes that were received into the room; 0 means that the other side has closed."""
+        """Take the bytes that were received into the memory of `room`; 0 means that the server has closed."""
         if not count:
             self.eof()
         self._size += count
@@ -365,7 +368,10 @@ def _read_status(line: str) -> tuple[bool, int]:
 
 
 def _read_line(line: str) -> tuple[str, tuple[str, str]]:
-    """Return the lower-case name of a header, and its name and value; the repr of a secret one is masked."""
+    """Return the lower-case name of a header, and the pair of its name and value.
+
+    The repr of a secret value is masked.
+    """
     name, colon, value = line.partition(":")
     if not colon or not TOKEN.fullmatch(name):
         raise MalformedMessage("a line of the head is no header")

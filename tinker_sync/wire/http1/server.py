@@ -21,7 +21,7 @@ class RequestHead(NamedTuple):
     headers: list[tuple[bytes, bytes]]
 
     def values(self, name: bytes) -> list[bytes]:
-        """Return the values of a header."""
+        """Return the values of a header, given its name in lower case."""
         return [value for each, value in self.headers if each == name]
 
     @property

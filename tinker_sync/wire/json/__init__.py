@@ -95,7 +95,7 @@ def _lenient_conversion() -> Converter:
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
-    """Return the JSON bytes of a model, or of a mapping, whose nulls are kept. Raises `InvalidInputError`.
+    """Return the JSON bytes of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))

@@ -132,7 +132,7 @@ def _listed(array: Any) -> list[Any]:
 
 
 def _lone_surrogates(tree: Any) -> Any:
-    """Yield an error for every text in a tree that has no UTF-8 form."""
+    """Yield an error for each text in a tree if the text has no UTF-8 form."""
     steps: list[tuple[Any, tuple[Step, ...]]] = [(tree, ())]
     while steps:
         value, path = steps.pop()

@@ -87,7 +87,10 @@ def model_of(tree: Any, cls: Any) -> Any:
 
 @cache
 def _fields_of(cls: Any) -> dict[str, Any]:
-    """Return a function for each field, which returns a fitting value as it is or raises `NotExact`."""
+    """Return, by field name, the function that accepts a value of the field.
+
+    It raises `NotExact` for a value that may need a conversion.
+    """
     plain = is_model(cls) and cls.__response__ and not cls.__open__ and attrs.has(cls)
     if not plain or any(field.name != field.alias for field in attrs.fields(cls)):
         raise NotExact

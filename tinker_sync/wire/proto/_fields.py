@@ -426,7 +426,10 @@ def repeated(number: int, name: str, kind: Scalar | Message) -> Field:
 
 
 def mapping(number: int, name: str, kind: Scalar | Message) -> Field:
-    """Return a map from text; on the wire it is a list of messages with 1 the key, 2 the value."""
+    """Return a field that maps text to values.
+
+    On the wire it is a list of messages, in which field 1 is the key and field 2 the value.
+    """
     entry = Message(f"{name} entry", plain(1, "key", STRING), present(2, "value", kind))
     return Field(number, name, entry, FieldRule.MAP)
 

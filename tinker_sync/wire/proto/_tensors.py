@@ -38,14 +38,17 @@ WIRE_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
     "float32": (tables.DTYPE_FLOAT32, FLOAT32),
     "int64": (tables.DTYPE_INT64, INT64),
 }
-"""The sent DTypes, with the memory layout of their values."""
+"""The dtypes that can be sent, by name: the number in the protocol, and the memory layout of the values."""
 LAYOUTS = {name: layout for name, (_, layout) in WIRE_DTYPES.items()}
 
 BLOCK_CELLS = 16_384
-"""The block that small arrays share, and may keep alive: 64 KiB of float32 or 128 KiB of int64."""
+"""The most values in a block that small arrays share and may keep alive.
+
+They are 64 KiB of float32, or 128 KiB of int64.
+"""
 
 MAX_DIMENSIONS = 32
-"""The limit of all supported numpy versions."""
+"""The most dimensions of an array in all supported numpy versions."""
 MAX_CELLS = 2**59
 """The bound on the product of nonzero sizes, also for empty arrays; numpy counts bytes in 63 bits."""
 
@@ -139,7 +142,10 @@ def view_array(plain: Plain, name: str, layout: np.dtype[Any]) -> AnyArray:
 
 
 def check_shape(sizes: Sequence[int], name: str, most: int = MAX_DIMENSIONS) -> list[int]:
-    """Return a shape that numpy can represent, or raise `FieldFault`; empty shapes are checked too."""
+    """Return the sizes as a shape, or raise `FieldFault` if numpy cannot represent it.
+
+    A size of 0 does not hide the other sizes from the check.
+    """
     if not sizes:
         return []
     if len(sizes) > most:

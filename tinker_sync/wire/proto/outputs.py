@@ -22,7 +22,7 @@ Record = dict[str, TensorData]
 
 MAX_EMPTY_RECORDS = 16_384
 """The most records without tensors in a message, since they cost the sender no bytes. Servers send such
-records when told to drop outputs; a request has 1024 data unless a server allows more."""
+records for requests that drop the outputs; a request has 1024 data unless a server allows more."""
 
 
 # ------------------------------------------------------------------------------------------ in

@@ -255,9 +255,9 @@ def _make_text_frame(size: int) -> bytes:
 def _make_dense_frame(
     name: str, dtype: str, shape: tuple[int, ...] | None, size: int
 ) -> tuple[bytes, bytes, int]:
-    """Return the bytes before and after `size` bytes of values in a datum's map of inputs, and the sum.
+    """Return the bytes before and after `size` bytes of values in a datum's map of inputs.
 
-    The sum is that of all three sizes. A shape of None is left out.
+    The third result is the number of bytes in all. A shape of None is left out.
     """
     after = write_plain(tables.TENSOR, {"dtype": WIRE_DTYPES[dtype][0], "shape": shape}).join()
     before = _DENSE_TAG + varint(size)
