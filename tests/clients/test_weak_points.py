@@ -239,7 +239,7 @@ def test_w09_a_blocked_account_is_reported_before_any_work(path: str) -> None:
 
 
 def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
-    """The access token of another user is in the bodies of four calls as given, not exchanged for a token."""
+    """Four calls take the access token of another user's weights, and send it unchanged in their bodies."""
     path, foreign = "tinker://run/weights/a", "tml-foreign"
     with world({"pjwt_auth_enabled": True}) as (stub, client):
         client.create_training_client_from_state(path, weights_access_token=foreign).result()

@@ -91,7 +91,7 @@ class HandPoller:
         self.next(path).end(Reply(status, {"content-type": "application/json", **named}, octets))
 
     def lose(self, **how: Any) -> None:
-        """End the oldest unanswered request with a broken connection."""
+        """Break the connection of the oldest unanswered request; `how` has fields of `SendFailed`."""
         self.next().end(SendFailed("the connection broke", **{"maybe_received": True, **how}))
 
     def pass_time(self) -> float:

@@ -157,7 +157,7 @@ class ScriptedServer:
 
     @property
     def seen(self) -> list[Seen]:
-        """Return the requests that scripts have read so far, in order."""
+        """The requests that the server has read so far, on all connections, in order."""
         with self._lock:
             return list(self._seen)
 

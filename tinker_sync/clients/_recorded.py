@@ -115,9 +115,10 @@ class RecordedModel:
             )
 
     def _settle(self, line: TrainingLine, record: TrainingRecord, number: int) -> None:
-        """Determine if a request reached the server, by a harmless request with the same number.
+        """Find out if a request reached the server, and note it in the record.
 
-        The harmless request saves weights for a sampler that stays unused. It does not change the model.
+        Send another request with the same number: the server refuses it if the first one has arrived. It
+        saves weights for a sampler that stays unused, so it does not change the model.
         """
         core = line.core
         probe = SaveWeightsForSamplerRequest(

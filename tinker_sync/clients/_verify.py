@@ -198,10 +198,10 @@ def recorded(core: Core, path: str, tolerance: float) -> Measured:
 
 
 def prove(core: Core, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
-    """Restore a copy from a checkpoint and compare it with the model at its save. Blocks.
+    """Load a checkpoint into a second model, and compare it with what was measured at the save. Blocks.
 
     Raises:
-        VerificationError: the copy has other weights, or a new optimizer.
+        VerificationError: the weights differ, or the state of the optimizer was not restored.
     """
     with_copy(core, load, deadline_at, partial(_compare, load.path, measured))
 

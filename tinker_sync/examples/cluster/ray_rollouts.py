@@ -35,7 +35,10 @@ def roll_out(sampling: tinker.SamplingClient, animal: str) -> Rollout:
 def main(
     argv: Sequence[str] | None = None, *, workers: int = WORKERS, ahead: int = 0, prompts: int = ANIMALS
 ) -> list[float]:
-    """Train on the rollouts of each step. With `ahead=1`, sample the next rollouts before the step."""
+    """Sample rollouts and train on them, step by step. Return the mean reward of each step.
+
+    With `ahead=1`, the rollouts of the next step are sampled while this step trains.
+    """
     import ray
 
     options = parse(argv, __doc__, steps=12)

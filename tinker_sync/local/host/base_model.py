@@ -50,7 +50,7 @@ class BaseModel:
 
     @property
     def tokenizer_id(self) -> str:
-        """The directory of the tokenizer, which clients on this machine can read; else the model's name."""
+        """The directory of the tokenizer, for clients on this machine; the model's name if it has none."""
         return str(self.directory) if self.has_tokenizer else self.name
 
     @property
