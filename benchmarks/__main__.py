@@ -353,7 +353,7 @@ def print_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> None
 
 
 def reference_python(given: str | None, folder: str) -> str:
-    """Return the given interpreter; if it is None, install the reference client in `folder` for one."""
+    """Return the given interpreter. Without one, install the reference client in `folder`."""
     if given:
         return given
     print(f"making an environment with {REFERENCE}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def port_that_answers(answer: bytes | None) -> Iterator[int]:
-    """Yield a port that sends `answer` when bytes arrive. If `answer` is None, it resets the connection."""
+    """Yield a port that sends `answer` when bytes arrive. Without an answer, it resets the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
