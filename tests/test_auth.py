@@ -37,7 +37,7 @@ OTHER = "http://localhost:8000"
         ({"TINKER_BASE_URL": "nonsense", "TINKER_API_KEY": "tml-e"}, "", None, False),
     ],
 )
-def test_what_is_configured(
+def test_credentials_are_found_in_the_environment_and_the_file(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], stored: str, token: str | None, has: bool
 ) -> None:
     for name, value in environ.items():
@@ -100,7 +100,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, **replace: bytes) -> list[Seen]:
         return server.seen[:-1]
 
 
-def test_a_service_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_service_gets_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-e")
     seen = ask(monkeypatch)
     assert [(s.method, s.target, s.header("x-api-key")) for s in seen] == [
@@ -161,7 +161,7 @@ def test_refusals_are_raised_at_once_and_typed(
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[]", b"", b"[" * 100_000])
-def test_a_config_that_is_none(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+def test_an_invalid_config_is_an_error(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     with pytest.raises(errors.APIResponseValidationError, match="no JSON object"):
         ask(monkeypatch, CONFIG=answer(body))
 
@@ -179,7 +179,7 @@ def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
             raise_if_tinker_not_accessible()
 
 
-def test_no_key_no_request() -> None:
+def test_without_a_key_no_request_is_sent() -> None:
     # This is the vendor's address, so a request would fail the test.
     with pytest.raises(errors.CredentialError, match="there is no API key"):
         raise_if_tinker_not_accessible()

@@ -296,6 +296,6 @@ def test_an_unknown_name_without_a_likeness_gets_no_suggestion() -> None:
     assert not hasattr(tinker_sync.types, "_HOMES_")
 
 
-def test_reload_keeps_the_door_open() -> None:
+def test_names_resolve_after_a_reload() -> None:
     code = "import importlib, tinker_sync as t; t.Datum; importlib.reload(t); print(t.Datum.__name__)"
     assert fresh(code).strip() == "Datum"

@@ -73,7 +73,7 @@ def test_billing_is_paused_for_a_shorter_time() -> None:
             training.optim_step(tinker_sync.AdamParams()).result(SOON_S)
 
 
-def test_what_no_deadline_allows_stays_forbidden() -> None:
+def test_a_deadline_is_not_scaled() -> None:
     with StubServer() as stub, service(stub) as client:
         stub.script("/asample", Answer(503, headers={"Retry-After": "100"}))
         sampling = client.create_sampling_client(base_model="stub/model").result()
@@ -95,7 +95,7 @@ def test_the_environment_sets_it() -> None:
             resolve(TINKER_PACE=wrong)
 
 
-def test_a_pace_that_is_none_is_refused() -> None:
+def test_an_invalid_pace_is_refused() -> None:
     for wrong in (0, -1.0, float("nan"), float("inf"), True, "1"):
         with pytest.raises(ConfigurationError, match="pace must be a positive factor"):
             Settings(base_url="http://localhost", pace=wrong)  # type: ignore[arg-type]

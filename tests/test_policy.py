@@ -93,6 +93,6 @@ def test_a_servers_wish_is_a_lower_bound_and_hardly_exceeded(n: int, hint_s: flo
     assert hint_s <= delay_s(n, hint_s=hint_s, draw=draw) <= hint_s + min(1.0, hint_s * 0.1) + 1e-9
 
 
-def test_no_wish_is_no_wish() -> None:
+def test_an_invalid_hint_is_ignored() -> None:
     for hint_s in (None, 0.0, -5.0, math.nan):
         assert delay_s(3, hint_s=hint_s, draw=1.0) == 2.0

@@ -18,7 +18,7 @@ NAMES = {
 PLACES = re.findall(r"^\| .+ \| `(\w+(?:/\w+)*\.py)::(test_\w+)` \|$", LIST, re.MULTILINE)
 
 
-def test_the_list_is_complete_and_in_order() -> None:
+def test_the_weak_points_are_numbered_without_gaps() -> None:
     assert [int(number) for number, _ in ROWS] == list(range(1, 69))
 
 

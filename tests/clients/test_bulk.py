@@ -64,7 +64,7 @@ def test_all_are_deleted_and_each_failure_is_reported(stub: Stub, rest: RestClie
     assert max(told, key=lambda state: state.done) == BulkProgress(done=51, failed=3, total=51)
 
 
-def test_no_more_than_so_many_are_under_way(stub: Stub, rest: RestClient) -> None:
+def test_concurrent_requests_are_limited(stub: Stub, rest: RestClient) -> None:
     gate, lock, now, most = threading.Event(), threading.Lock(), [0], [0]
 
     def watch(asked: Asked) -> Answer:
@@ -83,7 +83,7 @@ def test_no_more_than_so_many_are_under_way(stub: Stub, rest: RestClient) -> Non
     assert all(outcome.ok for outcome in future.result(120))
 
 
-def test_what_an_earlier_try_had_deleted_is_deleted(stub: Stub, rest: RestClient) -> None:
+def test_a_404_after_a_lost_answer_counts_as_deleted(stub: Stub, rest: RestClient) -> None:
     stub.script(where(0), Answer(abort="after"), Answer(404, {"detail": "no such checkpoint"}))
     (outcome,) = rest.delete_checkpoints(PATHS[:1]).result(120)
     assert outcome.ok
@@ -97,24 +97,24 @@ def test_times_to_live(stub: Stub, rest: RestClient) -> None:
     assert [json.loads(seen.body) for seen in asked] == [{"ttl_seconds": 60}] * 3 + [{"ttl_seconds": None}]
 
 
-def test_twice_the_same_is_done_once(stub: Stub, rest: RestClient) -> None:
+def test_a_path_given_twice_is_deleted_once(stub: Stub, rest: RestClient) -> None:
     outcomes = rest.delete_checkpoints([PATHS[0], PATHS[0]]).result(120)
     assert len(outcomes) == 2
     assert deleted(stub) == ["c0"]
 
 
-def test_none_at_all(stub: Stub, rest: RestClient) -> None:
+def test_an_empty_list_sends_nothing(stub: Stub, rest: RestClient) -> None:
     assert rest.delete_checkpoints([]).result(120) == []
     assert stub.log == []
 
 
 @pytest.mark.parametrize(("paths", "options"), [(PATHS[0], {}), (PATHS, {"parallel": 0})])
-def test_what_cannot_be_meant(rest: RestClient, paths: Any, options: dict[str, Any]) -> None:
+def test_wrong_arguments_are_refused(rest: RestClient, paths: Any, options: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidInputError):
         rest.delete_checkpoints(paths, **options)
 
 
-def test_closing_ends_it(stub: Stub) -> None:
+def test_closing_the_client_ends_the_deletion(stub: Stub) -> None:
     gate = threading.Event()
     with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-bulk") as service:  # type: ignore[attr-defined]
         rest = RestClient(service.holder)
@@ -129,7 +129,7 @@ def test_closing_ends_it(stub: Stub) -> None:
     assert len(deleted(stub)) <= 3
 
 
-def test_what_is_given_up_stops(stub: Stub, rest: RestClient) -> None:
+def test_a_cancelled_deletion_stops(stub: Stub, rest: RestClient) -> None:
     gate = threading.Event()
     for number in range(50):
         stub.script(where(number), Answer(usual=True, gate=gate))

@@ -169,7 +169,7 @@ class TestAtOnce:
             with pytest.raises(AttributeError, match=r"no attribute 'nope'$"):
                 client.nope  # noqa: B018
 
-    def test_values_wait_for_the_client(self) -> None:
+    def test_ids_handles_and_pickles_wait_for_the_client(self) -> None:
         with world() as (stub, service), held(stub, "/create_sampling_session") as gate:
             client = service.create_sampling_client(base_model="stub/model")
             stub.await_asked("/create_sampling_session")
@@ -454,7 +454,9 @@ class TestCheckpoints:
         ],
         ids=["flag", "no flag", "0.38", "before"],
     )
-    def test_which_way_is_gone(self, config: dict[str, Any], at_once: bool) -> None:
+    def test_a_model_from_a_checkpoint_takes_one_request_or_three(
+        self, config: dict[str, Any], at_once: bool
+    ) -> None:
         with world(config) as (stub, service):
             trainer = service.create_training_client_from_state(PATH, weights_access_token="token-of-another")
             assert trainer.model_id == "session-0:train:0"

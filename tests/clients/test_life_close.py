@@ -71,7 +71,7 @@ def test_closing_from_many_threads_is_closing_once(stub: Stub) -> None:
     assert finishes(stub) == [("success", None)]
 
 
-def test_without_a_session_there_is_nothing_to_tell(stub: Stub) -> None:
+def test_without_a_session_nothing_is_finished(stub: Stub) -> None:
     with new_service(stub):
         pass
     assert stub.paths() == []
@@ -269,7 +269,7 @@ def test_w26_with_never_hides_the_users_exception(stub: Stub, answer: Answer) ->
     assert finishes(stub) == [("errored", None)]
 
 
-def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
+def test_a_with_block_ends_soon_after_ctrl_c(stub: Stub) -> None:
     stub.script(FINISH, Answer(status=0))
     began: list[float] = []
 

@@ -154,7 +154,7 @@ def test_a_failed_start_is_not_remembered(stub: Stub, service: ServiceClient, pa
     assert len(stub.asked(path)) == 3
 
 
-def test_settings_are_worth_another_try(stub: Stub, quick: ServiceClient) -> None:
+def test_a_request_for_settings_is_tried_again(stub: Stub, quick: ServiceClient) -> None:
     stub.script("/client/dynamic_config", Answer(503), Answer(abort="before"))
     quick.get_server_capabilities()
     assert len(stub.asked("/client/dynamic_config")) == 3
@@ -451,7 +451,9 @@ def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient
     release.set()
 
 
-def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock: FakeClock) -> None:
+def test_a_sample_fails_with_the_error_of_a_token_that_cannot_be_renewed(
+    stub: Stub, clock: FakeClock
+) -> None:
     stub.behaviour.config = {**FULL, "pjwt_auth_enabled": True}
     stub.script(
         "/auth/token", Answer(body={"jwt": "token-0"}), *[Answer(403, body={"detail": "no longer"})] * 50
@@ -465,7 +467,7 @@ def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock:
 
 
 @pytest.mark.parametrize("name", ["baseurl", "apikey", "time_out", "Project_id"])
-def test_a_mistyped_parameter_is_no_parameter_of_another_time(name: str) -> None:
+def test_a_mistyped_parameter_is_told_from_one_of_another_version(name: str) -> None:
     with pytest.raises(TypeError, match=f"no parameter '{name}'; did you mean"):
         ServiceClient(**{name: "local"})
     with pytest.warns(FutureWarning, match="http2 has no meaning here"):

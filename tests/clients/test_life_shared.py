@@ -36,7 +36,7 @@ def core_of(stub: Stub) -> Core:
     return Core(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}))
 
 
-def test_one_for_each_place_in_any_order(stub: Stub) -> None:
+def test_one_core_is_made_for_each_key(stub: Stub) -> None:
     shared = SharedCores({})
     cores = together(*[lambda: shared.get("a", lambda: core_of(stub))] * 16)
     assert len({id(core) for core in cores}) == 1

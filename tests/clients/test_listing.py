@@ -74,7 +74,7 @@ def test_the_next_page_comes_while_this_one_is_used() -> None:
     assert len(server.asked_for()) == 2
 
 
-def test_who_stops_asks_for_nothing_more() -> None:
+def test_leaving_a_list_early_requests_no_more_pages() -> None:
     server = ListServer(3000)
     with client_of(server) as rest:
         assert len(list(islice(rest.iter_user_checkpoints(), 1))) == 1
@@ -124,7 +124,7 @@ def peak_of(count: int) -> int:
         tracemalloc.stop()
 
 
-def test_what_is_left_is_hinted() -> None:
+def test_length_hint_is_the_number_of_entries_left() -> None:
     server = ListServer(5)
     with client_of(server) as rest:
         listed = rest.iter_user_checkpoints()

@@ -143,7 +143,7 @@ CALLS: list[tuple[str, tuple[Any, ...], str, str, dict[str, list[str]], Any]] = 
 
 
 @pytest.mark.parametrize(("name", "arguments", "method", "path", "query", "body"), CALLS)
-def test_what_goes_out(
+def test_each_call_sends_its_request(
     stub: Stub,
     rest: RestClient,
     name: str,
@@ -341,7 +341,7 @@ def test_many_threads_get_one_set_of_connections(stub: Stub) -> None:
     assert len({id(holder) for holder in found}) == 1
 
 
-def test_a_holder_goes_without_address_and_key(rest: RestClient) -> None:
+def test_a_holder_and_an_address_exclude_each_other(rest: RestClient) -> None:
     with pytest.raises(errors.InvalidInputError, match="not both"):
         RestClient(rest.holder, base_url="http://other")
 
@@ -362,7 +362,7 @@ def test_calls_can_be_awaited(rest: RestClient) -> None:
     assert asyncio.run(main()).training_run_id == "run-1"
 
 
-def test_older_scripts_reach_into_the_holder(stub: Stub) -> None:
+def test_older_scripts_may_use_the_holder(stub: Stub) -> None:
     service = tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest")  # type: ignore[attr-defined]
     rest = service.create_rest_client()
     assert rest.list_sessions().result(120).sessions == []

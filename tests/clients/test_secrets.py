@@ -348,7 +348,7 @@ def handle_with(holder: Mapping[str, Any] | None = None, **changes: Any) -> str:
         handle_with({"default_headers_overrides": {"X-My-Token": f"{PLANTED['default header']}\n"}}),
     ],
 )
-def test_handles_that_are_none(handle: str) -> None:
+def test_invalid_handles(handle: str) -> None:
     for api_key in (None, f"{PLANTED['api_key']} and a blank"):
         error = check(lambda api_key=api_key: SamplingClient.from_sampler_handle(handle, api_key=api_key))  # type: ignore[misc]
         assert isinstance(error, (errors.InvalidInputError, errors.ConfigurationError)), repr(error)
@@ -435,7 +435,7 @@ BEGINNINGS = ("/client/config", "/client/dynamic_config", "/create_session", "/c
 
 
 @pytest.mark.parametrize("path", BEGINNINGS)
-def test_refused_beginnings(path: str) -> None:
+def test_refusals_of_the_first_requests(path: str) -> None:
     with StubServer(Parrot()) as stub:
         assert isinstance(stub, Parrot)
         with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:

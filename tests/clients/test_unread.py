@@ -68,7 +68,9 @@ def calls(service: ServiceClient) -> dict[str, Callable[[], APIFuture[Any]]]:
     }
 
 
-def test_one_that_is_collected(stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]) -> None:
+def test_an_unread_failure_is_logged_when_its_future_is_collected(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
+) -> None:
     gc.collect()  # futures of other tests are logged now
     for name, call in calls(service).items():
         before = len(logged())
@@ -96,7 +98,7 @@ async def _awaited(future: APIFuture[Any]) -> None:
     ],
     ids=["result", "exception", "callback", "await"],
 )
-def test_a_look_is_enough(
+def test_a_failure_that_was_looked_at_is_not_logged(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]], look: Callable[[Any], Any]
 ) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
@@ -108,7 +110,7 @@ def test_a_look_is_enough(
     assert logged() == []
 
 
-def test_waiting_is_looking_and_giving_up_is_not(
+def test_a_failure_after_a_wait_that_timed_out_is_logged(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
 ) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
@@ -123,7 +125,7 @@ def test_waiting_is_looking_and_giving_up_is_not(
 
 
 @pytest.mark.parametrize("pipelined", [True, False])
-def test_a_step_behind_a_failed_pass(
+def test_a_failed_pass_is_logged_when_a_step_follows_it(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]], pipelined: bool
 ) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
@@ -141,7 +143,7 @@ def test_a_step_behind_a_failed_pass(
     assert len(logged()) == 1
 
 
-def test_at_the_end_of_the_process(stub: Stub) -> None:
+def test_unread_failures_are_logged_at_the_end_of_the_process(stub: Stub) -> None:
     text = """
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 trainer = service.create_lora_training_client("stub/model").result()

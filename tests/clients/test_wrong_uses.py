@@ -207,5 +207,5 @@ def test_a_wrong_use_is_answered_at_the_call(world: World, code: str) -> None:
     assert world.sent == []
 
 
-def test_there_are_enough_of_them() -> None:
+def test_the_table_has_eighty_wrong_uses() -> None:
     assert len(WRONG_USES) >= 80

@@ -55,7 +55,7 @@ def test_names_cannot_break_the_page() -> None:
     assert "<script>" not in text
 
 
-def test_where_a_picture_goes_without_a_name(tmp_path: Path) -> None:
+def test_a_picture_without_a_path_goes_beside_the_run(tmp_path: Path) -> None:
     path = draw([run(tmp_path / "x", {"step": 0, "loss": 1})])
     assert path == tmp_path / "x" / ("plot.png" if HAS_MATPLOTLIB else "plot.html")
     assert path.stat().st_size > 500

@@ -27,7 +27,7 @@ def test_one_larger_than_the_budget_passes_and_keeps_others_out() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=60), st.integers(0, 100))
-def test_the_rule(steps: list[tuple[bool, int]], limit: int) -> None:
+def test_a_hold_is_allowed_while_the_limit_is_not_exceeded(steps: list[tuple[bool, int]], limit: int) -> None:
     budget, held = ByteBudget(limit), []
     for enters, size in steps:
         if enters:
@@ -148,7 +148,7 @@ class TestWhenFree:
         assert not budget.try_acquire(0)
         assert seen == [True]
 
-    def test_hears_of_the_close(self) -> None:
+    def test_a_close_calls_back_with_false(self) -> None:
         budget = ByteBudget(0)
         seen: list[bool] = []
         budget.acquire(5)

@@ -96,7 +96,7 @@ class TestSplit:
         assert [id(datum) for datum in chunk.data] == [id(datum) for datum in data]
         assert chunk.size_bytes == 120
 
-    def test_a_tuple_will_do(self) -> None:
+    def test_data_may_be_a_tuple(self) -> None:
         assert [len(chunk.data) for chunk in split((datum_of(4),) * 3, max_bytes=100, max_count=2)] == [2, 1]
 
     @given(
@@ -104,7 +104,9 @@ class TestSplit:
         st.integers(1, 40),
         st.integers(1, 9),
     )
-    def test_rules(self, quarters: list[int], max_quarters: int, max_count: int) -> None:
+    def test_chunks_keep_the_order_and_are_full(
+        self, quarters: list[int], max_quarters: int, max_count: int
+    ) -> None:
         data = [datum_of(4 * size) for size in quarters]
         chunks = split(data, max_bytes=4 * max_quarters, max_count=max_count)
         assert [id(datum) for chunk in chunks for datum in chunk.data] == [id(datum) for datum in data]

@@ -60,7 +60,7 @@ def test_nothing_is_due_where_the_server_has_no_such_settings() -> None:
     assert bench.refresher.settings is None
 
 
-def test_settings_are_refreshed_when_they_say() -> None:
+def test_settings_are_refreshed_after_their_interval() -> None:
     bench = Bench()
     bench.know(300)
     bench.clock.advance(299)
@@ -77,7 +77,7 @@ def test_settings_are_refreshed_when_they_say() -> None:
     assert bench.beat() == 1
 
 
-def test_not_more_often_than_is_decent() -> None:
+def test_refreshes_have_a_shortest_interval() -> None:
     bench = Bench()
     bench.know(0)
     bench.clock.advance(SHORTEST_REFRESH_S - 0.5)
@@ -101,7 +101,7 @@ def test_a_failure_keeps_what_there_is_and_is_tried_again_later() -> None:
     assert bench.refresher.settings == settings(8)
 
 
-def test_our_own_mistake_does_not_keep_the_worker_for_ever() -> None:
+def test_a_bug_in_a_refresh_does_not_stop_later_ones() -> None:
     bench = Bench()
     bench.refresher.know(settings(7))
     bench.clock.advance(60)

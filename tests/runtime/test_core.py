@@ -68,7 +68,7 @@ class Watcher:
         (None, None, None, None),
     ],
 )
-def test_whose_deadline_counts(
+def test_the_deadline_of_the_call_comes_before_that_of_the_client(
     stub: Stub,
     monkeypatch: pytest.MonkeyPatch,
     own: float | None,
@@ -130,7 +130,7 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
     assert watcher.failures == ["PermissionDeniedError", "BadRequestError", "NotFoundError"]
 
 
-def test_who_watches_harms_nothing(stub: Stub) -> None:
+def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
     core = core_of(stub)
     core.watch(Watcher(KeyError("a")))
     core.session_id()
@@ -139,7 +139,7 @@ def test_who_watches_harms_nothing(stub: Stub) -> None:
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
-def test_who_watches_is_closed_with_the_client(stub: Stub) -> None:
+def test_an_observer_is_closed_with_the_client(stub: Stub) -> None:
     core = core_of(stub)
     watcher = Watcher()
     core.watch(watcher)
@@ -245,7 +245,7 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     closing.result(120)
 
 
-def test_what_it_looks_like(stub: Stub) -> None:
+def test_the_repr_shows_the_state(stub: Stub) -> None:
     core = core_of(stub)
     assert repr(core) == f"<Core {stub.url} not started>"
     core.session_id()

@@ -80,7 +80,7 @@ def test_the_limit_leaves_time_for_the_interpreter() -> None:
     assert exits.EXIT_LIMIT_S <= 1.0  # a process must end within two seconds
 
 
-def test_what_is_gone_needs_no_finishing() -> None:
+def test_a_collected_client_is_not_finished() -> None:
     remember(Member())
     assert exits._open.all() == []
 
@@ -102,7 +102,7 @@ def test_a_child_finishes_nothing_of_its_parents() -> None:
         (ValueError(), True, "success"),
     ],
 )
-def test_how_it_ended(
+def test_the_status_of_a_process_that_ended(
     monkeypatch: pytest.MonkeyPatch, last: BaseException | None, prompt: bool, ended: str
 ) -> None:
     monkeypatch.delattr(sys, "last_value", raising=False)

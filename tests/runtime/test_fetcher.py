@@ -192,7 +192,7 @@ def test_a_question_that_cannot_be_asked_fails_the_future(
         future.result(0)
 
 
-def test_gone_is_handed_on(bench: Bench) -> None:
+def test_a_410_is_left_to_on_gone(bench: Bench) -> None:
     gone: list[Exception] = []
     future = bench.fetch(on_gone=gone.append)
     bench.poller.answer(410, {"detail": "forgotten"})

@@ -65,7 +65,7 @@ class TestNoResultYet:
         assert str(caught.value) == text
         assert (caught.value.name, caught.value.obj) == ("metrics", future)
 
-    def test_those_who_probe_find_what_there_is_and_no_more(self) -> None:
+    def test_hasattr_and_getattr_find_own_attributes_only(self) -> None:
         future = resolved(1)
         assert not hasattr(future, "metrics")
         assert getattr(future, "sequences", None) is None
@@ -75,7 +75,7 @@ class TestNoResultYet:
         with pytest.raises(TypeError, match="cannot pickle"):
             copy.deepcopy(future)
 
-    def test_an_event_loop_takes_it_for_what_it_is(self) -> None:
+    def test_asyncio_can_wrap_it(self) -> None:
         async def wrapped() -> int:
             taken: int = await asyncio.wrap_future(resolved(3))
             return taken

@@ -91,7 +91,7 @@ def test_w29_a_refusal_that_stays_is_a_loss(code: int) -> None:
     assert bench.beats == 4
 
 
-def test_a_refusal_that_passes_is_none() -> None:
+def test_one_refusal_alone_is_no_loss() -> None:
     bench = Bench(status(404), None, status(404), status(500), status(404))
     bench.steps(5)
     assert bench.said == []
@@ -158,7 +158,7 @@ def late(
     return bench.said
 
 
-def test_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_in_time_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late(Bench(), monkeypatch, now_s=14.9, wall_s=14.9, cpu_s=14.0) == []
 
 
@@ -222,7 +222,7 @@ def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
     assert bench.beats == 1
 
 
-def test_the_last_thing_the_thread_does() -> None:
+def test_the_thread_calls_the_function_passed_to_stop() -> None:
     bench = Bench()
     done: list[str] = []
     bench.heartbeat.start()

@@ -15,7 +15,7 @@ from tinker_sync.types import QueueState
 PAUSED = QueueNotice(QueueState.PAUSED_CAPACITY, None)
 
 
-def test_every_listener_hears_everything() -> None:
+def test_every_listener_gets_every_notice() -> None:
     notices, heard = Notices(FakeClock()), [[], []]  # type: ignore[var-annotated]
     stop = notices.listen(heard[0].append)
     notices.listen(heard[1].append)
@@ -94,7 +94,7 @@ def test_a_paused_training_request_is_reported_though_others_go_on(
     ]
 
 
-def test_what_is_not_paused_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_active_queue_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
         Notices(FakeClock()).publish(QueueNotice(QueueState.ACTIVE, None), "Sample", "req-1")
     assert caplog.messages == []

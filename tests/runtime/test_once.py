@@ -54,7 +54,7 @@ def fail(error: BaseException) -> Callable[[], int]:
 
 
 def never() -> int:
-    raise AssertionError("another thread was making the value")
+    raise AssertionError("somebody else was at it")
 
 
 def test_many_who_come_at_once_get_one_value() -> None:
@@ -69,7 +69,7 @@ def test_many_who_come_at_once_get_one_value() -> None:
     assert made == [1]
 
 
-def test_who_comes_meanwhile_waits() -> None:
+def test_threads_that_come_meanwhile_wait() -> None:
     once: Once[int] = Once()
     flight = Flight(once)
     waiting = [flight.wait(never) for _ in range(3)]

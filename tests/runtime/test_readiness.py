@@ -32,7 +32,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def test_a_watch_ends_with_the_news(readiness: Readiness, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_watch_ends_with_its_notification(
+    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
+) -> None:
     one, other = pair
     readiness.watch(one.fileno())
     assert readiness.wait(0) == []
@@ -43,7 +45,7 @@ def test_a_watch_ends_with_the_news(readiness: Readiness, pair: tuple[socket.soc
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
 
 
-def test_a_forgotten_socket_makes_no_news(
+def test_a_forgotten_socket_is_not_reported(
     readiness: Readiness, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = pair

@@ -92,7 +92,7 @@ def question(ask: Ask) -> Any:
 # ------------------------------------------------------------------------------------------ polls
 
 
-def test_the_first_question() -> None:
+def test_the_first_poll() -> None:
     ask = Asking(roundtrip_s=0.25).first
     assert question(ask) == {"request_id": "req-1", "allow_metadata_only": True}
     assert ask.headers == {
@@ -283,7 +283,7 @@ def test_trouble_ends_at_its_limit_and_not_before(outcome: Any, error: type[Exce
     assert action.error.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
 
 
-def test_trouble_has_words_until_there_is_a_good_answer() -> None:
+def test_trouble_is_described_until_a_good_answer() -> None:
     asking = Asking()
     assert asking.retrieval.trouble_since is None
     asking.pauses(reply(500, {"detail": "no JSON form"}), reply(502))
@@ -347,7 +347,7 @@ def test_a_server_error_does_not() -> None:
     assert isinstance(asking.fails_with(bad), BadRequestError)
 
 
-def test_an_empty_400_is_a_proxys() -> None:
+def test_an_empty_400_comes_from_a_proxy() -> None:
     asking = Asking()
     assert asking.pauses(reply(400), reply(400), reply(400), reply(400), reply(400)) == [
         1.0,

@@ -57,7 +57,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_question(bench: Bench) -> None:
+def test_the_body_of_the_first_poll(bench: Bench) -> None:
     bench.wait_for("a")
     assert bench.polls() == [
         {
@@ -72,7 +72,7 @@ def test_the_question(bench: Bench) -> None:
     ]
 
 
-def test_a_copy_asks_for_its_own() -> None:
+def test_a_copy_polls_for_its_own_samples() -> None:
     bench = Bench(clone_id=7)
     bench.wait_for("a")
     assert bench.polls()[0]["target"]["cloned_sampler_id"] == 7

@@ -204,7 +204,7 @@ class TestClose:
         held.go_on.set()
         assert pool.close(PATIENCE_S)
 
-    def test_twice_and_without_threads(self) -> None:
+    def test_may_be_repeated_and_needs_no_thread(self) -> None:
         pool = Workers("send", max_threads=1)
         assert pool.close(0)
         assert pool.close()
@@ -260,7 +260,7 @@ class TestCtrlC:
             assert seen == [1, 2]
             until(lambda: "1 threads" in repr(pool))
 
-    def test_before_a_thread_is_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_before_a_thread_is_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
@@ -284,7 +284,7 @@ class TestSystemWithoutThreads:
         assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the thread that did not start is not counted
         pool.close()
 
-    def test_those_there_are_do_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_existing_threads_do_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         held = Held()
         pool = Workers("send", max_threads=2)
         pool.run(held)

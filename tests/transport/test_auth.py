@@ -256,7 +256,7 @@ def exchanged(
         ({"arg": "sk-a", "cmd": "echo printed"}, False, "printed"),
     ],
 )
-def test_what_buys_the_token(
+def test_the_credential_exchanged_for_a_token(
     tmp_path: Path, given: dict[str, str], enforce_cmd: bool, bought_with: str
 ) -> None:
     ring, server, _ = exchanged(settings(tmp_path, **given), enforce_cmd=enforce_cmd)

@@ -125,7 +125,7 @@ def test_a_key_that_is_given_is_kept_and_reads_have_none() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 401, 402, 403, 404, 405, 410, 422, 501])
-def test_a_plain_no_is_not_asked_again(code: int) -> None:
+def test_a_final_refusal_is_not_retried(code: int) -> None:
     http = ScriptedHttp(status(code))
     with pytest.raises(APIStatusError) as caught:
         caller_for(http).call(post())
@@ -197,7 +197,7 @@ def test_a_patient_call_gives_up_after_all() -> None:
     assert CALLERS_PATIENCE_S - 60 < clock.now() - began <= CALLERS_PATIENCE_S
 
 
-def test_ten_chosen_retries_are_ten() -> None:
+def test_max_retries_of_ten_differs_from_the_default_of_ten() -> None:
     for settings in (settings_for("http://h", max_retries=10), Settings(max_retries=10)):
         chosen = pickle.loads(pickle.dumps(settings))
         http = ScriptedHttp(REFUSED)

@@ -64,7 +64,9 @@ def test_routes_do_not_mix(pools: Pools, opened: Callable[..., Connection], serv
     pools.discard(connection)
 
 
-def test_what_is_old_is_closed(pools: Pools, opened: Callable[..., Connection], clock: FakeClock) -> None:
+def test_expired_connections_are_closed(
+    pools: Pools, opened: Callable[..., Connection], clock: FakeClock
+) -> None:
     first, second = opened(), opened()
     pools.give_back(first)
     clock.advance(MAX_IDLE_S + 1)
@@ -74,7 +76,7 @@ def test_what_is_old_is_closed(pools: Pools, opened: Callable[..., Connection], 
     assert first.sock.fileno() == -1
 
 
-def test_only_a_young_one_on_demand(
+def test_a_call_may_limit_the_idle_time_of_its_connection(
     pools: Pools, opened: Callable[..., Connection], clock: FakeClock
 ) -> None:
     connection = opened()
@@ -174,7 +176,7 @@ def test_dead_peers_are_looked_for(opened: Callable[..., Connection], pools: Poo
     pools.discard(connection)
 
 
-def test_why_no_connection_came_about() -> None:
+def test_a_failed_connect_has_its_reason() -> None:
     with unused_port() as port:
         pass
     with pytest.raises(

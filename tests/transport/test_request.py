@@ -72,7 +72,7 @@ def test_the_same_origin_in_other_words(location: str) -> None:
     assert after.own
 
 
-def test_what_was_dropped_does_not_come_back() -> None:
+def test_dropped_headers_do_not_come_back_with_a_second_redirect() -> None:
     away = redirected(hop(), 307, "https://other/x")
     back = redirected(away, 307, "https://h/api/v1/x")
     assert "x-api-key" not in back.headers

@@ -87,7 +87,7 @@ def test_claims() -> None:
     "text",
     ["", "tml-key", "a.b.c", "eyJ.%%%.x", "eyJ", "a.", "ü.ü.ü", "a.WzFd.c", "a." + "W" * 7 + ".c", "." * 5],
 )
-def test_no_claims(text: str) -> None:
+def test_unreadable_tokens_have_no_claims(text: str) -> None:
     assert claims_of(Secret(text)) == {}
 
 
@@ -133,7 +133,7 @@ def test_lifetime_of_an_opaque_token() -> None:
     assert lifetime_s(Grant(Secret("opaque")), NOW_S) == 60.0
 
 
-def test_reading_the_answer() -> None:
+def test_a_grant_is_read_from_the_answer() -> None:
     token = jwt(exp=1)
     reply = Reply(
         200, {"Date": formatdate(NOW_S, usegmt=True)}, json.dumps({"jwt": token, "more": 1}).encode()

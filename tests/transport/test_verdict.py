@@ -65,7 +65,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("status", "kinds"), TABLE.items())
-def test_the_table(status: int, kinds: tuple[type, type]) -> None:
+def test_every_status_has_a_verdict(status: int, kinds: tuple[type, type]) -> None:
     assert type(judged(status)) is kinds[0]
     assert type(judged(status, repeatable=False)) is kinds[1]
 

@@ -274,7 +274,7 @@ def test_a_models_own_objections_have_a_path(backend: Backend) -> None:
 
 @both_backends
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"text"', "true"])
-def test_something_else_where_an_object_is_expected(body: str, backend: Backend) -> None:
+def test_an_answer_that_is_no_object_is_refused(body: str, backend: Backend) -> None:
     error = refusal(body, types.Cursor, backend)
     assert error.path == "$"
     assert str(error).startswith("$: expected an object, got ")
@@ -405,7 +405,7 @@ def test_whole_numbers_of_64_bits_are_exact_and_larger_ones_floats(text: str, ba
 
 @both_backends
 @pytest.mark.parametrize("text", [r'"\ud800"', r'"a\udfffb"', r'"\udc00\ud800"'])
-def test_half_a_character_is_taken_as_it_is(text: str, backend: Backend) -> None:
+def test_half_a_surrogate_pair_is_kept(text: str, backend: Backend) -> None:
     assert loads(text.encode(), backend=backend) == json.loads(text)
 
 
@@ -423,7 +423,7 @@ JSON_TEXT = st.text(alphabet='[]{}":,\\ntrue0123456789.eE+-NaN u00d8\u00e9', max
         st.binary(max_size=40), JSON_TEXT.map(str.encode), st.floats().map(lambda x: json.dumps([x]).encode())
     )
 )
-def test_both_read_the_same_or_refuse_the_same(data: bytes) -> None:
+def test_both_back_ends_agree_on_any_bytes(data: bytes) -> None:
     outcomes = set()
     for backend in BACKENDS:
         try:

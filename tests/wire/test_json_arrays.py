@@ -138,7 +138,9 @@ BAD_TENSORS: list[tuple[dict[str, Any], str, str]] = [
 
 @both_backends
 @for_each(("change", "place", "reason"), BAD_TENSORS)
-def test_tensors_that_are_none(change: dict[str, Any], place: str, reason: str, backend: Backend) -> None:
+def test_invalid_tensors_are_refused(
+    change: dict[str, Any], place: str, reason: str, backend: Backend
+) -> None:
     tensor = {"data": [0.5, 1.0], "dtype": "float32", **change}
     body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"a b": tensor}]}
     error = refusal(body, ForwardBackwardOutput, backend)
@@ -265,7 +267,9 @@ BAD_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
 
 @both_backends
 @for_each(("change", "place", "reason"), BAD_SAMPLES)
-def test_samples_that_are_none(change: dict[str, Any], place: str, reason: str, backend: Backend) -> None:
+def test_invalid_samples_are_refused(
+    change: dict[str, Any], place: str, reason: str, backend: Backend
+) -> None:
     error = refusal({"sequences": [{"stop_reason": "stop", **change}]}, SampleResponse, backend)
     assert error.path == f"$.sequences[0]{place}"
     assert reason in error.message

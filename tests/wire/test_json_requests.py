@@ -120,7 +120,7 @@ def test_bare_mappings_keep_null(backend: Backend) -> None:
 
 
 @both_backends
-def test_private_fields_stay(backend: Backend) -> None:
+def test_private_fields_are_not_encoded(backend: Backend) -> None:
     sequence = types.SampledSequence("stop", "seq-1", _tokens_list=[1, 2], _logprobs_list=[-0.5, -1.0])
     assert sequence.tokens == [1, 2]
     assert encode(sequence, backend=backend) == (
@@ -329,7 +329,9 @@ REFUSED = [
 
 @both_backends
 @for_each(("value", "reason"), REFUSED)
-def test_what_json_has_not_is_refused_with_its_place(value: Any, reason: str, backend: Backend) -> None:
+def test_values_that_json_lacks_are_refused_with_their_path(
+    value: Any, reason: str, backend: Backend
+) -> None:
     (problem,) = problems_of(session(a={"b c": [0, value]}), backend)
     assert problem.startswith(f"$.user_metadata.a['b c'][1]: {reason}")
 
@@ -424,7 +426,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_both_write_what_means_the_same(tree: Any) -> None:
+def test_both_back_ends_write_trees_that_read_back(tree: Any) -> None:
     for backend in BACKENDS:
         assert json.loads(dumps(tree, backend=backend)) == tree
 

@@ -93,7 +93,7 @@ def test_a_failed_load_is_tried_again() -> None:
     play(scenario)
 
 
-def test_what_is_dropped_is_gone_from_memory_and_from_disk() -> None:
+def test_a_dropped_adapter_leaves_memory_and_disk() -> None:
     async def scenario(adapters: Adapters, forgotten: list[LoraParams]) -> None:
         for seed in range(4):
             await adapters.put(f"a{seed}", params(seed))
@@ -110,7 +110,7 @@ def test_what_is_dropped_is_gone_from_memory_and_from_disk() -> None:
     play(scenario)
 
 
-def test_one_that_is_larger_than_all_room_is_held_all_the_same() -> None:
+def test_an_adapter_larger_than_the_limit_is_held() -> None:
     async def scenario(adapters: Adapters, forgotten: list[LoraParams]) -> None:
         for seed in range(3):
             await adapters.put(f"a{seed}", params(seed))

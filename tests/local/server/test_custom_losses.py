@@ -129,7 +129,7 @@ def test_too_large_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "at most 5" in refusal()
 
 
-def test_on_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custom_losses, "COMPUTER", "tinker_sync.local.engine.nothing_like_it")
     with running(tmp_path) as server:
         session = server.session()

@@ -157,7 +157,7 @@ def test_no_body_for_a_head() -> None:
 @pytest.mark.parametrize(
     "head", [b"GET /echo HTTP/1.0\r\n\r\n", b"GET /echo HTTP/1.1\r\nConnection: close\r\n\r\n"]
 )
-def test_connections_end_when_they_are_to(head: bytes) -> None:
+def test_connections_end_on_request_and_for_http_1_0(head: bytes) -> None:
     with serving() as (thread, _):
         answer = talk(thread, head, until=b"never")  # returns because the server closes
     assert b"connection: close" in answer
@@ -225,7 +225,7 @@ def test_a_slow_reader_is_waited_for() -> None:
     assert found > PIECES * 65536
 
 
-def test_what_stands_still_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_stalls_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "STALL_S", 0.05)
     with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
         line.sendall(b"POST /echo HTTP/1.1\r\nContent-")

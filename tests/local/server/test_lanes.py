@@ -86,7 +86,7 @@ def test_without_a_number_it_is_the_next() -> None:
     assert play(scenario) == ["made", "1", "between", "2", "3"]
 
 
-def test_what_comes_twice_is_known() -> None:
+def test_a_repeated_request_is_recognised() -> None:
     async def scenario() -> None:
         scene = Scene()
         promise = scene.add(1, digest=b"same")
@@ -145,7 +145,7 @@ def test_a_closed_lane_does_nothing_more() -> None:
     assert play(scenario) == []
 
 
-def test_only_so_much_is_remembered() -> None:
+def test_a_limited_number_of_requests_is_remembered() -> None:
     seen = Seen(limit=3)
     for number in range(5):
         seen.add(number, b"", number * 10)

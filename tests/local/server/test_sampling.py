@@ -54,7 +54,7 @@ def test_a_sampler_is_made_once(server: Running) -> None:
         ({"model_path": None}, 400, "base_model"),
     ],
 )
-def test_samplers_of_what_is_not_there(
+def test_samplers_of_unknown_sources_are_refused(
     server: Running, source: dict[str, str], status: int, says: str
 ) -> None:
     reply = server.sampler(server.session(), **source)
@@ -171,7 +171,7 @@ def test_without_a_limit_a_sample_may_fill_the_context(server: Running, sampler:
     assert [len(each) for each in tokens(server, promise)] == [most - 299 * 13]
 
 
-def test_nothing_is_sampled_from_nowhere(server: Running) -> None:
+def test_a_sample_of_an_unknown_sampler_is_refused(server: Running) -> None:
     body = {"prompt": {"chunks": []}, "sampling_params": {}, "sampling_session_id": "nobody", "seq_id": 0}
     assert server.post("/asample", body).status == 404
 

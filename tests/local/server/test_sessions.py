@@ -66,7 +66,7 @@ def test_the_first_end_counts(server: Running) -> None:
     assert server.sampler(session).status == 410
 
 
-def test_ends_that_are_none(server: Running) -> None:
+def test_invalid_ends_are_refused(server: Running) -> None:
     session = server.session()
     assert finish(server, session, "bored") == 422
     assert finish(server, "nobody", "success") == 404

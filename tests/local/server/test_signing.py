@@ -19,7 +19,7 @@ def claims(token: str) -> dict[str, object]:
     return made
 
 
-def test_a_key_and_what_is_none() -> None:
+def test_only_the_whole_key_is_accepted() -> None:
     signer = Signer(KEY, FakeClock())
     assert signer.knows(KEY)
     for wrong in ("", "tml-", KEY + "x", KEY.upper(), "eyJ.x.y", "ä", "..", "a.b"):

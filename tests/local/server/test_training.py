@@ -106,7 +106,7 @@ def test_large_results_are_announced_to_those_who_allow_it(tmp_path: Path) -> No
     assert told == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
 
 
-def test_no_such_promise(server: Running) -> None:
+def test_unknown_promises_are_refused(server: Running) -> None:
     assert server.retrieve("req-nonsense").status == 404
     assert server.retrieve("req-00000000-5").status == 410  # of another server, or of before a restart
     assert server.post("/cancel_future", {"request_id": "req-nonsense"}).status == 404
@@ -151,7 +151,7 @@ def test_models_that_cannot_be_made(server: Running, changes: dict[str, object],
     assert (reply.status, says in reply.detail) == (400, True), reply
 
 
-def test_a_model_of_no_session(server: Running) -> None:
+def test_a_model_needs_an_existing_session(server: Running) -> None:
     body = {"session_id": "nobody", "model_seq_id": 0, "base_model": BASE}
     assert server.post("/create_model", body).status == 404
 
