@@ -202,7 +202,7 @@ class Quiet:
 
 
 class Allotment:
-    """The time of the whole command, divided among its parts. A part that ends early leaves the rest more."""
+    """The time of the whole command. A part may take an equal share of the time that is left at its start."""
 
     def __init__(self, minutes: float, parts: int) -> None:
         self._ends_s = time.monotonic() + minutes * 60
@@ -288,7 +288,7 @@ def measure_growth(
 ) -> dict[str, Any]:
     """Run each size of a curve once, and return the points by subject.
 
-    The reference is not run for sizes above `most_of_reference`, nor, when no time is left, after its first
+    The reference is left out at sizes above `most_of_reference`. When no time is left, it gets only its first
     point.
     """
     curves: dict[str, list[tuple[int, float]]] = {}

@@ -121,7 +121,7 @@ def pool(_: Any, sampling: Any, count: int) -> Figures:
 def stage(ray: Any, sampling: Any, count: int) -> Figures:
     """Return the milliseconds of CPU that a sample takes in a map stage of Ray Data, and in the driver.
 
-    The first batch warms the stage up, and does not count for it.
+    The first batch warms the stage up. The figure of the stage leaves it out.
     """
     rows = [{"prompt": prompt} for prompt in make_prompts(count + WARM_UP)]
     own_s = time.process_time()
@@ -198,7 +198,10 @@ def end_of(rewards: list[float]) -> float:
 
 
 def compare_rewards(seeds: int, steps: int) -> dict[str, list[float]]:
-    """Print the rewards of one process, and of rollouts in four workers. Return those at the end, by way."""
+    """Print the rewards of one process, and of rollouts in four workers.
+
+    Return the rewards at the end, by the name of the way, one for each seed.
+    """
     from tinker_sync.examples import rewards as one_process
     from tinker_sync.examples.cluster import ray_rollouts
 

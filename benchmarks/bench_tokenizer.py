@@ -1,6 +1,6 @@
 """Measure the first `get_tokenizer()` of a process, beside the reference client in the same run.
 
-The script makes byte-level tokenizers of three sizes in a copy of the hub's cache. Fresh processes of both
+The script makes byte-level tokenizers of three sizes in a cache like that of the hub. Fresh processes of both
 clients then load each of them in turn, without a network. Two figures are measured, after the import of the
 client and as if the server had already named the model:
 
@@ -102,7 +102,7 @@ FLOORS = [
 
 
 def write_cache(root: Path) -> None:
-    """Write a copy of the hub's cache, with a repository for each size."""
+    """Write a cache in the layout of the hub's library, with a repository for each size."""
     for name, size in SIZES.items():
         repository = root / "hub" / f"models--bench--{name}"
         snapshot, absent = repository / "snapshots" / COMMIT, repository / ".no_exist" / COMMIT

@@ -15,7 +15,7 @@ from benchmarks.tiny_model.stories import Story, tell_story
 
 
 def draw_story(rng: random.Random, *, held_out: bool) -> Story:
-    """Draw a story, held out from training or not."""
+    """Draw a story from those held out from training, or from the others."""
     while True:
         found = tell_story(rng)
         if is_held_out(found.text) == held_out:

@@ -39,7 +39,7 @@ class Page:
         return self
 
     def write_random(self, text: str) -> Page:
-        """Append random text: learning to predict it would be wasted effort."""
+        """Append random text, which the model should not learn to predict."""
         self.random_spans.append((len(self.text), len(self.text) + len(text)))
         self.text += text
         return self

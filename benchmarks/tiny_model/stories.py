@@ -40,7 +40,7 @@ class _Cast:
 
     @property
     def it(self) -> str:
-        """The thing with its colour or size."""
+        """The name of the thing, with its colour or size."""
         return f"{self.rng.choice((self.colour, self.size))} {self.thing}"
 
     def opening(self) -> str:

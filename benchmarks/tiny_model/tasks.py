@@ -66,7 +66,7 @@ KINDS: Final[dict[str, Callable[[random.Random], Problem]]] = {
 
 
 def draw(kind: str, rng: random.Random, *, held_out: bool) -> Problem:
-    """Draw a problem of a kind, held out from training or not."""
+    """Draw a problem of a kind, from those held out from training, or from the others."""
     while True:
         problem = KINDS[kind](rng)
         if is_held_out(problem.prompt) == held_out:

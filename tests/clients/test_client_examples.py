@@ -38,9 +38,9 @@ def public_names(client: type) -> Iterator[tuple[str, type]]:
 
 
 def examples() -> dict[tuple[type, str], str]:
-    """Return the docstrings of the clients' public names, by the class that defines a name and the name.
+    """Return the docstrings of the clients' public names, by pairs of the defining class and the name.
 
-    Clients that inherit a name from one class have one entry for it.
+    A name that several clients inherit from one class has one entry.
     """
     return {
         (owner, name): inspect.getdoc(inspect.getattr_static(owner, name)) or ""

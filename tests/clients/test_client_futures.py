@@ -377,9 +377,9 @@ class TestFailures:
                     call()
 
     def test_a_creation_does_not_fail_with_one_that_had_less_time(self) -> None:
-        """The first creation begins the exchange with the server, and its deadline ends.
+        """Two creations wait for one exchange with the server, which the first has begun.
 
-        The second creation waits for the same exchange, and succeeds.
+        The deadline of the first creation ends. The second one has more time, and succeeds.
         """
         with world() as (stub, service):
             with held(stub, "/client/config"):

@@ -55,7 +55,7 @@ def service(stub: Stub) -> Iterator[ServiceClient]:
 
 @pytest.fixture
 def quick(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceClient]:
-    """Yield a client whose pauses are shortened to 0.002 of their length."""
+    """Yield a client whose pauses take 0.002 of their usual time."""
     monkeypatch.setenv("TINKER_PACE", "0.002")
     with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
         yield service

@@ -154,7 +154,7 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
 
 @pytest.mark.parametrize("dialect", ["auto", "json"])
 def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str) -> None:
-    """The server runs an `optim_step` before earlier passes that still wait, so it must get single calls."""
+    """The client sends one call at a time, because the server may run a step before earlier passes."""
     with StubServer(open_servers.TxLike()) as stub, service(stub, dialect=dialect) as client:
         stub.pass_s = 0.05
         trainer = client.create_lora_training_client("stub/model").result()

@@ -143,7 +143,7 @@ def _samples() -> dict[str, Any]:
 
 
 def content(message: Any) -> dict[str, Any]:
-    """Return the fields of a message as JSON, with maps in the order of the deterministic bytes."""
+    """Return the fields of a message as JSON data, with the keys of maps sorted as in its bytes."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type and field.message_type.GetOptions().map_entry:
@@ -162,13 +162,13 @@ def _json(value: Any) -> Any:
 
 
 def golden_json(message: Any) -> str:
-    """Return the text of a NAME.json."""
+    """Return the text of the file NAME.json for a message."""
     described = {"message": type(message).__name__, "content": content(message)}
     return json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def golden_hex(message: Any) -> str:
-    """Return the text of a NAME.hex."""
+    """Return the text of the file NAME.hex for a message."""
     return str(message.SerializeToString(deterministic=True).hex()) + "\n"
 
 

@@ -80,7 +80,7 @@ def thread_pool(service):
 
 
 def timeouts(service):
-    """Wait for results with a timeout, and wait again after it."""
+    """Wait for results with a timeout, and wait again when the timeout has passed."""
     client = new_client(service)
     passed = client.forward_backward(BATCH, "cross_entropy")
     while True:
@@ -91,7 +91,7 @@ def timeouts(service):
 
 
 def client_in_each_thread(service):
-    """Train a model in each thread, and compare ranks."""
+    """Train two models of different ranks, each in its own thread."""
     clients = [new_client(service, rank) for rank in (2, 4)]
     found = [None] * len(clients)
 

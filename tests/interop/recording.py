@@ -176,7 +176,7 @@ def _add_what_was_asked(response: Any, body: dict[str, Any]) -> None:
 
 
 def _add_fields(output: Any, count: int) -> None:
-    """Add to an output fields with each kind of number, and a metric with each kind of reduction."""
+    """Add fields of bfloat16 and int32 to an output, and metrics of several reductions."""
     record = output.loss_fn_outputs[0]
     elements = np.arange(2 * count, dtype="<f4")
     record.fields["elementwise_loss"].CopyFrom(

@@ -20,7 +20,7 @@ CLIENTS = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "A
 
 
 def modules(package: Any) -> dict[str, Path]:
-    """Return the public modules of a package by name, without tests."""
+    """Return the files of a package's public modules, by the modules' names. Tests are left out."""
     root = Path(package.__file__).parent
     found = {}
     for path in sorted(root.rglob("*.py")):

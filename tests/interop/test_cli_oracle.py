@@ -395,7 +395,10 @@ ADAPTER = {
 
 @contextmanager
 def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> Iterator[None]:
-    """Make the exports of the server consist of these files."""
+    """Let the server answer with addresses of these files when a client downloads an export.
+
+    `plan` has the other faults of the server.
+    """
     with FileServer({name: Given(data) for name, data in files.items()}, life_s=3600.0) as store:
         until = datetime.now(timezone.utc) + timedelta(hours=1)
         answer = {"urls": {name: store.sign(name) for name in files}, "expires": until.isoformat()}

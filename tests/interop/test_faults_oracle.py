@@ -47,7 +47,7 @@ def run(programs: Programs, land: Ground, package: str, seed: int, *, lies: bool
 
 
 def ledger_of(land: Ground, said: list[Said]) -> list[Applied]:
-    """Return the engine's work on the model of a run. The model is found by the marks, which no two share."""
+    """Return the engine's work on the model of a run, which is found by the unique marks in its calls."""
     marks = {mark for kind, marks, _, _ in said if kind != "sample" for mark in marks}
     runs = land.ledger.with_marks(marks)
     return [applied for each in runs for applied in each]

@@ -91,7 +91,7 @@ def test_every_class_of_the_reference_is_compared() -> None:
 
 
 def default_of(field: attrs.Attribute[Any]) -> Any:
-    """Return the plain default of a field, or NOTHING for a required one."""
+    """Return the default of a field as JSON data, or NOTHING for a required field."""
     default: Any = field.default
     if default is attrs.NOTHING:
         return default
@@ -296,7 +296,7 @@ ODD: list[Any] = [
 def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield a field, an odd value, and valid arguments in which the field has this value.
 
-    Before all fields and values, yield the valid arguments with the field "".
+    The first item has the field "", and arguments that are all valid.
     """
     rng, cls = seeded(name), ours(name)
     good = shared(random_arguments(rng, cls))

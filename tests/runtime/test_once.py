@@ -54,7 +54,7 @@ def fail(error: BaseException) -> Callable[[], int]:
 
 
 def never() -> int:
-    raise AssertionError("somebody else was at it")
+    raise AssertionError("another thread was making the value")
 
 
 def test_many_who_come_at_once_get_one_value() -> None:

@@ -64,7 +64,7 @@ class Held:
 
 
 def await_end_of_thread(poller: Poller) -> None:
-    """Wait for the end of all threads of pollers, each of which ends after its poller has forgotten it."""
+    """Wait until the threads of pollers have ended. A poller forgets its thread just before the end."""
     for thread in threading.enumerate():
         if thread.name == "tinker-poll":
             thread.join(PATIENCE_S)

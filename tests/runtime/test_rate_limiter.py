@@ -159,7 +159,7 @@ def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 def accept_all(gate: Gate, name: str) -> int:
-    """Let requests pass, which the server accepts, until none may pass. Return their number."""
+    """Let requests pass until the limiter admits none. The server accepts all. Return their number."""
     accepted = 0
     while permits := take_all(gate):
         for permit in permits:

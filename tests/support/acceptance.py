@@ -556,7 +556,7 @@ class Acceptance:
 
 
 def _ready(client: Any) -> Any:
-    """Return a client that is ready: wait if making it returned a future."""
+    """Return a client when it is ready. A client without `result` is ready at once."""
     return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 
@@ -568,7 +568,7 @@ def _fetch(url: str, **headers: str) -> tuple[bytes, dict[str, str]]:
 
 
 def _without_chance(tree: Any) -> Any:
-    """Replace the parts that differ from run to run: moments and the ids of requests."""
+    """Return a result with constants for the parts that differ from run to run: moments, ids of requests."""
     if isinstance(tree, dict):
         return {
             name: "some time" if name in _MOMENTS and each else _without_chance(each)

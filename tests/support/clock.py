@@ -47,7 +47,7 @@ class FakeClock:
             return list(self._waits)
 
     def advance(self, seconds: float) -> None:
-        """Advance both clocks. Threads in `wait` whose timeout is over return."""
+        """Advance both `now` and `time`. Threads in `wait` return if their timeout is over."""
         with self._changed:
             self._advance_locked(seconds)
 

@@ -73,7 +73,7 @@ class FaultProxy:
 
     Args:
         port: the port of the server.
-        seed: decides on the damages.
+        seed: the seed of the choice of damages.
         rate: the share of requests that are damaged; it may be set at any time.
         kinds: the damages to choose from.
         only: returns True for a path whose requests may be damaged.

@@ -217,7 +217,7 @@ class World:
         self.samplers.append(Sampler(client, sampler.service, is_base=sampler.is_base))
 
     def close(self, served: Served) -> None:
-        """Close a service client with all calls under way."""
+        """Close a service client, which ends its calls under way."""
         served.excused = True
         client = self._let_go(served)
         if client is not None:
@@ -319,7 +319,7 @@ class World:
     # -------------------------------------------------------------------------------------- other processes
 
     def fork(self, sampler: Sampler, model: Model | None) -> None:
-        """Fork; the child samples, and tries to train with the parent's training client."""
+        """Fork, and check that the child can sample, and that it may not use the parent's training client."""
         number = self.next_mark() % len(PROMPTS)
         mark = self.next_mark()
         sampler.client.result(_ENDED_S)

@@ -69,7 +69,7 @@ class MortalServer(OrderedProcess):
             os.kill(self._pid, signal.SIGKILL)
 
     def stop(self) -> int:
-        """Stop the server in order, and return the number of its function calls."""
+        """Stop the server with SIGTERM, and return the number of its function calls."""
         os.kill(self._pid, signal.SIGTERM)
         self.reap()
         return int((self._directory / "calls").read_text())

@@ -57,7 +57,7 @@ def _value(rng: random.Random, depth: int) -> Any:
 def newer_protobuf(
     rng: random.Random, data: bytes, table: Message = tables.FORWARD_BACKWARD_REQUEST
 ) -> bytes:
-    """Return a message with fields of unknown numbers, of any wire type, between and within its fields."""
+    """Return a copy of an encoded message, with unknown fields among its fields and in nested messages."""
     view, at, parts = memoryview(data), 0, []
     while at < len(view):
         start = at

@@ -126,7 +126,10 @@ class OpenServer(Stub):
         return model_id in self._models
 
     def refuse_proto(self, asked: Asked) -> Answer:
-        """Refuse a protobuf body like a server that reads JSON and quotes an unreadable body in its error."""
+        """Return the refusal of a protobuf body, which this server takes for JSON.
+
+        It is a 422, which quotes the body. If the body is not UTF-8, the server fails with a 500 instead.
+        """
         try:
             asked.body.decode()
         except UnicodeDecodeError:
@@ -318,7 +321,7 @@ class TxBehindSettings(TxLike):
 class SkyLike(OpenServer):
     """A server that takes JSON and protobuf, and whose settings do not show this.
 
-    It accepts one body under a number, and loads weights into a model only before any other call.
+    It accepts only one body under a sequence number, and loads weights into a model only before other calls.
     """
 
     name = "sky"
@@ -394,7 +397,10 @@ class SkyWithoutMetrics(SkyLike):
 
 
 class TuftLike(OpenServer):
-    """A server with the schema of version 0.25: protobuf only, keys, and 202 for accepted requests."""
+    """A server with the schema of version 0.25.
+
+    It takes only protobuf, needs a key, and answers 202 to accepted requests.
+    """
 
     name = "tuft"
     routes = open_routes.TUFT
@@ -430,7 +436,7 @@ class TuftLike(OpenServer):
 
 
 class OpenRlLike(OpenServer):
-    """A server of JSON only with four settings.
+    """A server that takes only JSON, and has four settings.
 
     Its ids are UUIDs, and sampler paths have one or two segments.
     """

@@ -264,7 +264,10 @@ class ScriptedServer:
 
 
 class AnsweringServer(ScriptedServer):
-    """A server that answers each request with the bytes of a function, over kept-alive connections."""
+    """A server that answers each request with the bytes that a function returns for it.
+
+    Its connections are kept alive.
+    """
 
     def __init__(self, respond: Answer, **options: Any) -> None:
         super().__init__(self._converse, **options)

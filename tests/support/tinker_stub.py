@@ -257,7 +257,7 @@ class Stub:
         return {}
 
     def count(self, name: str) -> int:
-        """Return 0, 1, 2 and so on, counted for each name."""
+        """Return the number of earlier calls with this name."""
         value = self._counters[name]
         self._counters[name] += 1
         return value
@@ -542,7 +542,7 @@ def _read_varint(octets: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(octets: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each field of a message with varints, doubles and bytes."""
+    """Yield the number and value of each field of a message whose fields are varints, doubles or bytes."""
     at = 0
     while at < len(octets):
         tag, at = _read_varint(octets, at)

@@ -396,7 +396,7 @@ PLAIN_TEMPLATE = """\
 
 
 def chat(folder: Path) -> Path:
-    """Write a tokenizer with a chat template with tools in a separate file, and a second, named template."""
+    """Write a tokenizer with two chat templates in separate files: one that knows tools, and a plain one."""
     byte_level(folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     (folder / "additional_chat_templates").mkdir(exist_ok=True)

@@ -128,7 +128,7 @@ def test_the_json_protocol_survives_faults() -> None:
 
 
 def random_plan(seed: int) -> FaultPlan:
-    """Return a plan that gives nearly half of the calls of a training faults which the client survives."""
+    """Return a plan of faults, which the client survives, for nearly half of the calls of a training."""
     chance = random.Random(seed)
     lost = faults.lost_answer()
     plan = FaultPlan(seed).on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)

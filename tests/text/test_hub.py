@@ -247,7 +247,7 @@ def test_incomplete_directory_is_explained(tmp_path: Path) -> None:
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """A handler of a hub that has the files in `files`, in one repository at one commit."""
+    """The request handler of a hub with one repository, which has the files in `files` at one commit."""
 
     files: dict[str, bytes]
     log: list[str]

@@ -197,7 +197,7 @@ def calls_of(trainer: TrainingClient, thread: int) -> list[tuple[APIFuture[Any],
 
 
 def in_order(arrivals: list[int]) -> list[int]:
-    """Return the numbers with those of two chunks swapped, because the second chunk arrives first."""
+    """Return the arrivals in the order of the calls: of two chunks, the second one arrives first."""
     made: list[int] = []
     early: int | None = None
     for number in arrivals:

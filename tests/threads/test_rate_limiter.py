@@ -33,7 +33,7 @@ def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 class Crowd:
-    """Threads that each acquire a permit of the limiter. `permits` and `order` have those that have one."""
+    """Threads that each acquire a permit. `permits` has the permits so far, and `order` their threads."""
 
     def __init__(self, size: int, gate: Gate) -> None:
         self._lock = threading.Lock()

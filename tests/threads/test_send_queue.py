@@ -264,7 +264,7 @@ class Server:
 
 
 class Caller:
-    """The calls of one thread: single and several requests, serial and parallel, some of them cancelled."""
+    """The operations that one thread appends to a queue. They have one or more parts; some are cancelled."""
 
     def __init__(self, thread: int, repetition: int, queue: SendQueue[FakePart]) -> None:
         self._draw = random.Random(repetition * THREADS + thread)
@@ -343,7 +343,7 @@ def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
 
 
 def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int]) -> str:
-    """Return the outcome of an operation, one of four words, and check that it is right in itself."""
+    """Return the outcome of an operation as a word. Check that its result or its error is a possible one."""
     if made.future.cancelled():
         assert not any(part.name in number_of for part in made.parts)
         return "cancelled"

@@ -11,7 +11,7 @@ from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 
 def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:
-    """Apply AdamW to one number, as in its paper."""
+    """Return a weight after a step of AdamW for each gradient, computed as in the paper on AdamW."""
     first = second = 0.0
     for step, grad in enumerate(grads, start=1):
         weight -= settings.learning_rate * settings.weight_decay * weight

@@ -53,7 +53,7 @@ def gone(pid: int) -> bool:
 
 
 def await_stopped(server: EmbeddedServer) -> None:
-    """Wait until a server is stopped, which another thread does after the last client is dropped."""
+    """Wait until another thread has stopped the server, because its last client was dropped."""
     never = Event()
     for _ in range(int(PATIENCE_S * 100)):
         if not server.running:
