@@ -420,7 +420,7 @@ class TestFailures:
                 sampler.sample(PROMPT, 1, ONE_TOKEN)
 
     def test_one_that_is_never_looked_at_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        gc.collect()  # clients that other tests of this file left
+        gc.collect()  # frees clients that other tests of this file left
         with world() as (stub, service), caplog.at_level(logging.WARNING, "tinker_sync.clients"):
             stub.script("/create_model", *[Answer(404, {"detail": "no such model"})] * 2)
             looked_at = service.create_lora_training_client("stub/model")

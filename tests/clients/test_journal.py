@@ -154,7 +154,7 @@ def test_a_lost_session_is_restored_from_its_last_checkpoint(
     assert script(second, until=4) == [2, 3]
     assert "weights/one; steps 2 to 3 are repeated" in caplog.text
     die(second)
-    server.restart()  # before there is another checkpoint
+    server.restart()  # the recovered client has saved no checkpoint yet
     with server.service(journal=journal) as service:
         assert script(service, until=5) == [2, 3, 4]
 

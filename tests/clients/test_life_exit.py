@@ -10,7 +10,7 @@ import pytest
 from support.scripts import Ended, Script
 from support.tinker_stub import Answer, Stub, StubServer
 
-FULL = {"custom_loss_server_side": False}  # a setting of the newest servers
+FULL = {"custom_loss_server_side": False}  # a setting by which clients recognise the newest servers
 FINISH = "/sessions/session-0/finish"
 BUSY = 60
 # The server answers in an hour, so a process that waits for an answer does not end in time.

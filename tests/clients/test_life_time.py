@@ -116,13 +116,13 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
         stub.script("/retrieve_future", Answer(gate=release, abort="before"))
         sampled = sampler.sample(PROMPT, 1, PARAMS)
         stub.await_asked("/retrieve_future")
-        clock.await_waiters()  # the heartbeats
+        clock.await_waiters()  # the thread of the heartbeats
         clock.advance(3600.0)
         stub.await_asked("/session_heartbeat")
         release.set()
         turn = threading.Event()
         while not sampled.done():
-            clock.advance(1.0)  # the pause before the next poll
+            clock.advance(1.0)  # ends the pause before the next poll
             turn.wait(0.002)
         assert sampled.result(60).sequences[0].tokens == [6, 7]
         [event] = late.events

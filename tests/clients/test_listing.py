@@ -182,7 +182,7 @@ CHANGES: dict[str, dict[int, Change]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kind", ["iter_user_checkpoints", "iter_sessions"])  # with a count and without
+@pytest.mark.parametrize("kind", ["iter_user_checkpoints", "iter_sessions"])  # with a total and without
 def test_rows_that_stay_come_once_among_changes(kind: str, change: str) -> None:
     if (kind, change) == ("iter_sessions", "one used and one gone"):
         pytest.skip("unseen without a count, as the module says")

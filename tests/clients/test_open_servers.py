@@ -518,7 +518,7 @@ def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> 
         for call in (lambda: trainer.optim_step(types.AdamParams()), trainer.unload):
             with pytest.raises(ClientClosedError, match="was unloaded"):
                 call()
-    assert len(stub.asked("/unload_model")) == 1  # closing has nothing left to free
+    assert len(stub.asked("/unload_model")) == 1  # `close` unloads no model again
 
 
 @HAVE_UNLOAD

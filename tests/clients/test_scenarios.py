@@ -251,7 +251,7 @@ def test_at_most_400_samples_are_being_submitted(monkeypatch: pytest.MonkeyPatch
         sampler = sampler_of(client)
         futures = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(450)]
         until(lambda: len(submitted) == 401)
-        until(lambda: len(submitted[0]._scheduler) == 48)  # and one is with the worker that admits
+        until(lambda: len(submitted[0]._scheduler) == 48)  # the worker that admits has one more
         for future in futures:
             future.cancel()
         assert len(submitted) == 401

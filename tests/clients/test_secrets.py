@@ -70,7 +70,7 @@ class Parrot(Stub):
     def __init__(self, flags: Mapping[str, Any] | None = None) -> None:
         config = {**FLAGS, "billing_exception_max_pause_duration_sec": 30, **(flags or {})}
         super().__init__(Behaviour(config=config))
-        self.url = ""  # set by its server
+        self.url = ""  # set by `StubServer`
         self.always: dict[str, Callable[[Asked], Answer]] = {}
         """The answer to every request of a path, until the test removes it."""
         self.discreet = False
@@ -268,7 +268,7 @@ def test_everything_clients_consist_of() -> None:
             assert_object_hidden(future)
             future.result(PATIENCE_S)
             assert_object_hidden(future)
-        assert {*found_in(stub.words)} >= {*ALWAYS_TOLD, "weights_access_token"}  # there is something to hide
+        assert {*found_in(stub.words)} >= {*ALWAYS_TOLD, "weights_access_token"}  # it has these to repeat
         for client in (service, trainer, sampler, rest, admin, service.holder):
             assert_object_hidden(client)
 

@@ -134,7 +134,7 @@ def test_an_answer_without_a_length_is_not_taken_for_whole() -> None:
 
         stub.script("/retrieve_future", unbounded)
         assert trainer.forward_backward(data(2), "cross_entropy").result(PATIENCE_S).metrics
-        assert len(stub.asked("/retrieve_future")) == 3  # the model, and the pass twice
+        assert len(stub.asked("/retrieve_future")) == 3  # one poll for the model, two for the pass
         stub.script("/retrieve_future", *[unbounded] * 3)
         with pytest.raises(APIResponseValidationError, match="states no length"):
             trainer.forward_backward(data(2), "cross_entropy").result(PATIENCE_S)

@@ -71,7 +71,7 @@ def calls(service: ServiceClient) -> dict[str, Callable[[], APIFuture[Any]]]:
 def test_an_unread_failure_is_logged_when_its_future_is_collected(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
 ) -> None:
-    gc.collect()  # futures of other tests are logged now
+    gc.collect()  # logs the unread futures of other tests now
     for name, call in calls(service).items():
         before = len(logged())
         future = end(stub, call)

@@ -73,7 +73,7 @@ def test_tokens_are_shaded_by_their_log_probability(tokenizer: Any) -> None:
     assert "↵\n" in shown
     assert shown.count("<span") == len(tokens)
     assert "rgba(239,68,68,0.00)" in shown
-    assert "rgba(239,68,68,0.60)" in shown  # no darker than that
+    assert "rgba(239,68,68,0.60)" in shown  # the darkest shade
     assert "stopped by itself" in shown
 
 

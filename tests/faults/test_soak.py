@@ -45,13 +45,13 @@ _SLACK = 0.02
 _SLOWEST = 0.75
 # A shorter run judges neither the memory nor the rate.
 _JUDGED_S = 300.0
-_ARENA_MAX = -8  # of mallopt(3)
+_ARENA_MAX = -8  # M_ARENA_MAX, see mallopt(3)
 _FILES = Path("/proc/self/fd")
 
 
 @pytest.fixture(autouse=True)
 def one_heap() -> None:
-    with suppress(AttributeError):  # another C library
+    with suppress(AttributeError):  # a C library without `mallopt`
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 

@@ -86,7 +86,7 @@ def test_the_thread_that_reads_an_answer_sends_what_follows_unless_that_may_take
     with closing(Poller(opener, workers)) as poller:
         poller.start(post(body=b"a"), follow)
         assert opener.opened == []
-        workers.do()  # opens the first; the thread reads its answer
+        workers.do()  # opens the first request, whose answer the poller's thread reads
         assert followed.wait(PATIENCE_S)
         if not itself:
             sends = [job for job in workers.jobs if job != poller._guard]
@@ -112,10 +112,10 @@ def test_another_thread_takes_over_from_one_that_is_held_up() -> None:
         poller.start(post(), hold_up)
         first = seen.get(timeout=PATIENCE_S)
         poller.start(post(), lambda _: seen.put(threading.current_thread()))
-        second = seen.get(timeout=PATIENCE_S)  # the answer behind the step that goes on
+        second = seen.get(timeout=PATIENCE_S)  # read while the first thread is held up
         assert second is not first
         go_on.set()
-        assert seen.get(timeout=PATIENCE_S) is not first  # what follows from the step is left to the others
+        assert seen.get(timeout=PATIENCE_S) is not first  # read by another thread too
         first.join(PATIENCE_S)
         assert not first.is_alive()
 
@@ -166,7 +166,7 @@ def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: in
     with closing(Poller(opener, workers)) as poller:
         poller.run_step(start_both)
         assert len(opener.opened) == (2 if alone else 1)
-        until(lambda: len(workers.jobs) >= 1)  # a job for the answers or for the other request
+        until(lambda: len(workers.jobs) >= 1)  # a job that reads answers or sends `b`
     workers.jobs.clear()
 
 
@@ -234,12 +234,12 @@ def test_workers_help_a_thread_that_gets_on_slowly_while_many_steps_are_due() ->
     for number in range(6):
         assert poller.run_soon(lambda number=number: taken.append(number))
     poller._call_helpers(taken=100, elapsed_s=0.02, due=6)
-    assert not workers.jobs  # it gets on
+    assert not workers.jobs  # the thread is fast enough
     poller._call_helpers(taken=10, elapsed_s=0.02, due=0)
-    assert not workers.jobs  # it may have slept
+    assert not workers.jobs  # no step is due, so the thread may have slept
     for _ in range(2):
         poller._call_helpers(taken=10, elapsed_s=0.02, due=6)
-    assert len(workers.jobs) == 2  # not two more at the second call
+    assert len(workers.jobs) == 2  # the second call adds no helpers
     workers.do()
     assert taken == [0, 1, 2, 3, 4, 5]
     workers.do()
@@ -313,7 +313,7 @@ def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_
             super().forget(descriptor)
 
     class Silent(Finished):
-        expires_at_s = 0.0  # has passed
+        expires_at_s = 0.0  # in the past
 
     class Transport(Immediate):
         def open(self, call: Call) -> Finished:

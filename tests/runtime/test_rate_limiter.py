@@ -175,7 +175,7 @@ class TestWork:
         assert accept_all(gate, "more") == 0
         for number in range(20):
             gate.end_work(number)
-        assert accept_all(gate, "next") == 18  # one in 32 stays free
+        assert accept_all(gate, "next") == 18  # one in 32 of the 64 places stays free
         assert limiter.state() is LimiterState.REOPENING
 
     def test_requests_accepted_after_the_first_refusal_count_until_work_ends(self) -> None:
@@ -224,7 +224,7 @@ class TestWork:
 
     def test_work_takes_no_lock_while_open(self) -> None:
         _, limiter, gate = limiter_and_gate()
-        with limiter._lock:  # would hang
+        with limiter._lock:  # a call that takes the lock would hang
             gate.begin_work(1)
             gate.end_work(1)
 
@@ -238,7 +238,7 @@ def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
     gate.throttled(first, delay_s=1)
     assert not gate.lets_pass(second)
     clock.advance(1)
-    assert not gate.lets_pass(second)  # it is not one of the few
+    assert not gate.lets_pass(second)  # only a few new permits let requests pass
     few = take_all(gate)
     assert all(map(gate.lets_pass, few))
 

@@ -327,7 +327,7 @@ class World:
             model.history.forbidden.append(mark)
         heard, said = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what it tests
+            warnings.simplefilter("ignore", DeprecationWarning)  # the program forks with threads on purpose
             pid = os.fork()
         if not pid:
             code = 99

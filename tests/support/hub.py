@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from attrs import define, field
 
-TOKEN = "hf_test_token"  # valid only here
+TOKEN = "hf_test_token"  # only this hub accepts it
 USER = "ada"
 COMMIT = "c" * 40
 

@@ -87,7 +87,7 @@ _attempts: list[Any] = []
 def is_local(address: Any) -> bool:
     """Return True for a socket address of this machine: a path, or a loopback literal or name."""
     if not isinstance(address, tuple):
-        return True  # AF_UNIX and friends
+        return True  # AF_UNIX and other families with such addresses
     host = address[0]
     if isinstance(host, bytes):
         host = host.decode("ascii", "replace")

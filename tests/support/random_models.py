@@ -71,7 +71,7 @@ _CONSTRAINED: dict[tuple[str, str], Any] = {
     ("SessionSearchCursor", "last_created_at"): lambda rng, _: random_moment(rng, aware=True),
     ("CheckpointSearchRequest", "limit"): lambda rng, _: rng.randint(1, 200),
     ("CheckpointSearchCursor", "last_created_at"): lambda rng, _: random_moment(rng, aware=True),
-    ("Checkpoint", "base_model"): lambda *_: None,  # newer than the reference
+    ("Checkpoint", "base_model"): lambda *_: None,  # the reference client lacks this field
 }
 
 

@@ -267,5 +267,5 @@ def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
         model = wire.result(wire.ok("/create_model", making)["request_id"])["model_id"]
         assert wire.optim(model, 1).status == code
         assert "metrics" in wire.result(wire.optim(model, 2).json()["request_id"])
-        assert "metrics" in wire.result(wire.optim(model, 1).json()["request_id"])  # open again
+        assert "metrics" in wire.result(wire.optim(model, 1).json()["request_id"])  # the number is free
         assert [call.status for call in server.calls_to("optim_step")] == [code, 200, 200]

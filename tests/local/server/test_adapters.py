@@ -43,7 +43,7 @@ def test_the_longest_unused_leaves_memory_and_comes_back_bit_by_bit() -> None:
         kept = {f"a{seed}": params(seed) for seed in range(5)}
         for key, one in kept.items():
             await adapters.put(key, one)
-            await adapters.get("a0")  # always in use
+            await adapters.get("a0")  # so `a0` is never the longest unused
         assert adapters.held_bytes <= 2.5 * EACH
         assert forgotten == [kept["a1"], kept["a2"], kept["a3"]]
         assert await adapters.get("a0") is kept["a0"]

@@ -575,7 +575,7 @@ def test_weights_that_were_replaced_are_let_go_with_the_session_that_sampled_fro
     key = service.samplers[sampler].adapter
     assert key in service.adapters
     service.loop.call_soon_threadsafe(service.release, session)
-    server.get("/healthz")  # behind it
+    server.get("/healthz")  # answered after the work before it
     assert key not in service.adapters
 
 
