@@ -180,7 +180,7 @@ def test_w05_an_ephemeral_save_repeats_the_same_request() -> None:
 
 
 class OddMetrics(Stub):
-    """A stub that answers each chunk of a pass with other metrics, some of unknown reductions."""
+    """A stub whose answer to each chunk of a pass has different metrics, some with unknown reductions."""
 
     def _passed(self, given: list[Any]) -> Any:
         number = self.count("odd")

@@ -61,7 +61,10 @@ def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 
 class World(NamedTuple):
-    """A client of the driver, and the function that installs a double of Ray, whose workers have another."""
+    """A client of the driver, and a function that installs a double of Ray.
+
+    The workers of the double have another client.
+    """
 
     service: tinker_sync.ServiceClient
     sampling: tinker_sync.SamplingClient

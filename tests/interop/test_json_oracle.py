@@ -103,9 +103,9 @@ def spelled(rng: random.Random, cls: type[Any], arguments: dict[str, Any]) -> di
 
 
 def optimizers(rng: random.Random, name: str, arguments: Arguments) -> tuple[Arguments, Arguments]:
-    """Return the arguments for this client and for the reference client.
+    """Return the arguments for this client, and the same arguments for the reference client.
 
-    Settings of optimizers may be instances of each client's types, under any of the names of their field.
+    In some, the settings of an optimizer are instances of each client's types, or have another valid name.
     """
     ours, other = dict(arguments), dict(arguments)
     if "optimizer_config" in arguments and rng.random() < 0.3:

@@ -72,7 +72,7 @@ def test_a_subclass_of_the_user_changes_no_name() -> None:
 def test_a_client_class_that_derives_from_another_has_names_of_its_own() -> None:
     @names_requests
     class Other(Client):
-        """A subclass of the client."""
+        """A subclass of `Client` that is a client class itself."""
 
     assert Other().inner() == "Other.inner"
 

@@ -69,9 +69,10 @@ class HastyClock(FakeClock):
 
 
 def paused(client: ServiceClient) -> list[float]:
-    """Return the lengths of a client's pauses in seconds: those of blocking calls and limiters in order.
+    """Return the lengths of a client's pauses in seconds.
 
-    Those before repeated polls and submits follow, also in order.
+    Those of blocking calls and limiters come first, then those before repeated polls and submits. Each of the
+    two groups is in order.
     """
     clock: Any = client.holder.clock
     return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *clock.timers]

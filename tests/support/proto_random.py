@@ -28,9 +28,9 @@ def random_message(rng: random.Random, table: Message) -> dict[str, Any]:
 
 
 def normal(table: Message, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in the form of the reader: with one member of each oneof, and without default values.
+    """Return a message in the form in which the reader returns messages.
 
-    A default value stays in a field with presence.
+    This form has only one member of each oneof, and default values only in fields with presence.
     """
     found: dict[str, Any] = {}
     for name, value in message.items():
