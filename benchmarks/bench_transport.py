@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 
 import requests
-import requests.adapters
 import urllib3
 
 from tinker_sync.config import Settings
@@ -38,10 +37,6 @@ class Keys:
 
     def renewed(self, rejected: object) -> None:
         """Return None, because there is no other key."""
-
-
-class OtherAdapter(requests.adapters.HTTPAdapter):
-    """An adapter of a class of its own, as a program may mount it on its session."""
 
 
 def converse(sock: socket.socket, answer: bytes) -> None:
@@ -107,7 +102,6 @@ def ways(port: int, body: bytes) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "own connections", lambda: own.send(call)
     own.close()
     with requests.Session() as session:
-        session.mount("http://", OtherAdapter())
         through = Http(Settings.resolve(base_url=url, session=session), Keys())
         yield "user's session", lambda: through.send(call)
         through.close()
