@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
-from tinker_sync.ray import board as board_module
+from tinker_sync.ray import sharing
 from tinker_sync.ray.sharing import Board
 
 PATIENCE_S = 60.0
@@ -40,5 +40,5 @@ def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatc
     for process in ("a", "b"):
         board.follow("server", process, version=0, hold_s=0)
     assert board.follow("server", "b", version=0, hold_s=0).processes == 2
-    monkeypatch.setattr(board_module, "_FORGET_S", 0.0)
+    monkeypatch.setattr(sharing, "_FORGET_S", 0.0)
     assert board.follow("server", "b", version=0, hold_s=0).processes == 1
