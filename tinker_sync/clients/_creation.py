@@ -19,6 +19,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from tinker_sync.clients._shared import CoreClient
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
@@ -65,7 +66,7 @@ def check_path(core: Core, path: object, call: str) -> None:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
-class ClientFuture(APIFuture[T]):
+class ClientFuture(APIFuture[T], CoreClient):
     """A client that is also the future of its own creation. Thread-safe.
 
     Args:
@@ -138,29 +139,6 @@ class ClientFuture(APIFuture[T]):
             return super().exception(timeout)
         finally:
             self._note_read()
-
-    def get_telemetry(self) -> Any:
-        """Return the telemetry reporter of the service client, or None if telemetry is off.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     training.get_telemetry() is service.get_telemetry()
-        True
-        """
-        return self._core.companion
-
-    @property
-    def holder(self) -> Core:
-        """The core that this client shares with the other clients of its service client.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     training.holder is service.holder
-        True
-        """
-        return self._core
 
     def __repr__(self) -> str:
         if self._held.open:

@@ -1,12 +1,46 @@
-"""Cores that several clients of one process share, by a key such as the address of the server."""
+"""Cores that several clients of one process share, and what each client shows of its core."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping
+from typing import Any
 
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.once import Shared
+
+
+class CoreClient:
+    """The base of all clients, each of which has a core."""
+
+    _core: Core
+
+    def get_telemetry(self) -> Any:
+        """Return the telemetry reporter of the service client, or None if telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.get_telemetry() is service.get_telemetry()
+        True
+        """
+        return self._core.companion
+
+    @property
+    def holder(self) -> Core:
+        """The core that this client shares with those of its service client, or of its server and key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = tinker_sync.RestClient(service.holder)
+        ...     rest.holder is service.holder
+        True
+        """
+        return self._core
+
+    def __repr__(self) -> str:
+        core = getattr(self, "_core", None)  # None if the constructor has failed
+        return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
 
 
 class SharedCores:

@@ -16,6 +16,7 @@ from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_service
+from tinker_sync.clients._shared import CoreClient
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.sampling import SamplingClient
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @names_requests
-class ServiceClient:
+class ServiceClient(CoreClient):
     """The client of the service. It makes training and sampling clients, and owns their session.
 
     It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
@@ -765,28 +766,6 @@ class ServiceClient:
             self._core.lifecycle.pending.give_up()
             raise
 
-    def get_telemetry(self) -> Any:
-        """Return the telemetry reporter, or None if telemetry is off.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.get_telemetry() is None
-        True
-        """
-        return self._core.companion
-
-    @property
-    def holder(self) -> Core:
-        """The core that all clients made here share.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     rest = tinker_sync.RestClient(service.holder)
-        ...     rest.holder is service.holder
-        True
-        """
-        return self._core
-
     def result(self, timeout: float | None = None) -> Self:
         """Return this client at once. For scripts that wait for each client as for a future.
 
@@ -803,10 +782,6 @@ class ServiceClient:
             "a ServiceClient belongs to its process and cannot be pickled or copied; "
             "make one in the other process, or send a SamplingClient, which can be pickled"
         )
-
-    def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # None if the constructor failed
-        return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:
         return self._core.give_up_at(deadline, _deadlines.CREATE_S)

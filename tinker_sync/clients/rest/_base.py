@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients._shared import CoreClient, SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
 from tinker_sync.runtime.core import Core
@@ -27,7 +27,7 @@ _SCOPES: Final = ("owned", "accessible")
 _BARE_PATH: Final = re.compile(r"tinker://([^/]+)/([^/]+)")
 
 
-class RestBase:
+class RestBase(CoreClient):
     """A client of calls that need no session."""
 
     def __init__(
@@ -38,31 +38,6 @@ class RestBase:
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
             )
         self._core = _holder if _holder is not None else shared_core(base_url, api_key)
-
-    def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_rest_client().get_telemetry() is None
-        True
-        """
-        return self._core.companion
-
-    @property
-    def holder(self) -> Core:
-        """The parts that clients of the same server and key share.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_rest_client().holder is service.holder
-        True
-        """
-        return self._core
-
-    def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # None if the constructor has failed
-        return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
 
     def _call(
         self,
