@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -91,12 +92,7 @@ class NewModel:
 
     def make(self, line: TrainingLine) -> None:
         """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
-        if line.record is not None:
-            from tinker_sync.clients._recorded import make_recorded
-
-            make_recorded(line, self, self._create)
-        else:
-            self._create(line)
+        _make(line, self, self._create)
 
     def _create(self, line: TrainingLine) -> str:
         line.model_id, request_id = create_model(line.core, self.request, self.deadline_at)
@@ -141,12 +137,7 @@ class LoadedModel:
 
     def make(self, line: TrainingLine) -> None:
         """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
-        if line.record is not None:
-            from tinker_sync.clients._recorded import make_recorded
-
-            make_recorded(line, self, self.load)
-        else:
-            self.load(line)
+        _make(line, self, self.load)
 
     def load(self, line: TrainingLine) -> str:
         """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
@@ -215,6 +206,15 @@ class LoadedModel:
             return info
         finally:
             foreign.close("success")
+
+
+def _make(line: TrainingLine, asked: NewModel | LoadedModel, create: Callable[[TrainingLine], str]) -> None:
+    if line.record is None:
+        create(line)
+        return
+    from tinker_sync.clients._recorded import make_recorded
+
+    make_recorded(line, asked, create)
 
 
 def refuse_unsendable(request: Any) -> None:

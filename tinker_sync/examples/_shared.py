@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import tinker_sync as tinker
 from tinker_sync.demo.screen import Screen
@@ -36,11 +35,9 @@ def parse(argv: Sequence[str] | None, description: str | None, *, steps: int) ->
     return parser.parse_args(argv, namespace=Options())
 
 
-@contextmanager
-def connect(options: Options) -> Iterator[tinker.ServiceClient]:
-    """Yield a client for the server of the options."""
-    with tinker.ServiceClient(base_url=options.base_url) as service:
-        yield service
+def connect(options: Options) -> tinker.ServiceClient:
+    """Return a client for the server of the options."""
+    return tinker.ServiceClient(base_url=options.base_url)
 
 
 def write(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -153,11 +153,11 @@ class CheckpointCalls(RestBase):
         ...     list(rest.iter_checkpoints(training.model_id))
         []
         """
-        return self._on_checkpoint(
-            "delete_checkpoint",
-            checked_id("training_run_id", training_run_id),
-            checked_id("checkpoint_id", checkpoint_id),
-        )
+        path = {
+            "run": checked_id("training_run_id", training_run_id),
+            "checkpoint": checked_id("checkpoint_id", checkpoint_id),
+        }
+        return self._call("delete_checkpoint", path=path)
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Delete a checkpoint permanently.
@@ -216,12 +216,7 @@ class CheckpointCalls(RestBase):
         ...     [each.expires_at is None for each in rest.iter_checkpoints(training.model_id)]
         [False]
         """
-        parsed = parse_path(self._core, tinker_path)
-        return self._call(
-            "set_checkpoint_ttl",
-            {"ttl_seconds": ttl_seconds},
-            path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
-        )
+        return self._on_path("set_checkpoint_ttl", tinker_path, {"ttl_seconds": ttl_seconds})
 
     def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
         """Return addresses of the files of an exported checkpoint. They are valid for a time.
@@ -408,12 +403,10 @@ class CheckpointCalls(RestBase):
 
     # ---------------------------------------------------------------------------------- one line of work
 
-    def _on_path(self, name: str, tinker_path: str) -> APIFuture[None]:
+    def _on_path(self, name: str, tinker_path: str, request: Any = None) -> APIFuture[None]:
         parsed = parse_path(self._core, tinker_path)
-        return self._on_checkpoint(name, parsed.training_run_id, parsed.checkpoint_id)
-
-    def _on_checkpoint(self, name: str, run: str, checkpoint: str) -> APIFuture[None]:
-        return self._call(name, path={"run": run, "checkpoint": checkpoint})
+        path = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
+        return self._call(name, request, path=path)
 
     list_checkpoints_async = result_twin(list_checkpoints)
     list_user_checkpoints_async = result_twin(list_user_checkpoints)
