@@ -10,7 +10,7 @@ weights are float64, and equal seeds give equal numbers. One thread at a time us
     custom_graph     losses that users upload
     optim, training  AdamW; one adapter with its gradients
     sample_spec      requests and results of the sampler; sampler: all requests together, token by token
-    prefill, prefix  prompts, and a cache of earlier prompts; kv_cache: the sequences being continued
+    prefill          prompts, and a cache of earlier prompts; kv_cache: the sequences being continued
     choose           the choice of tokens from logits
 """
 

@@ -22,8 +22,7 @@ from tinker_sync.local.engine.decoder import hidden_states
 from tinker_sync.local.engine.kv_cache import KVCache, Seat
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.prefill import Prefilled, Prompt, group_by_adapter, prefill
-from tinker_sync.local.engine.prefix import PrefixStore
+from tinker_sync.local.engine.prefill import Prefilled, PrefixStore, Prompt, group_by_adapter, prefill
 from tinker_sync.local.engine.sample_spec import (
     Sampled,
     SampleResult,
