@@ -21,9 +21,6 @@ _HOMES = {
     "tinker_sync.types.checkpoint": """
         Checkpoint CheckpointsListResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
     """,
-    "tinker_sync.types.checkpoint_search": """
-        CheckpointSearchCursor CheckpointSearchRequest CheckpointSearchResponse
-    """,
     "tinker_sync.types.completion": """
         FutureCompletion FutureFailed FutureFinished FuturesRetrieveRequest FuturesRetrieveResponse
         SamplingSessionFuturesTarget
@@ -36,7 +33,8 @@ _HOMES = {
         Datum LossFnInputs LossFnOutput PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
     """,
     "tinker_sync.types.described": """
-        GetSamplerResponse GetSamplerResponseInternal GetSessionResponse ListSessionsResponse
+        GetSamplerResponse GetSamplerResponseInternal GetSessionResponse ListSessionsResponse TrainingRun
+        TrainingRunsResponse
     """,
     "tinker_sync.types.events": """
         GenericEvent SessionEndEvent SessionStartEvent TelemetryBatch TelemetryEvent TelemetryResponse
@@ -57,7 +55,6 @@ _HOMES = {
         OptimStepRequest OptimStepResponse OptimizerConfig OptimizerConfigBase
     """,
     "tinker_sync.types.result": "FutureRetrieveResponse",
-    "tinker_sync.types.run": "TrainingRun TrainingRunsResponse",
     "tinker_sync.types.sampler": """
         CreateSamplingSessionRequest CreateSamplingSessionResponse JoinSamplingSessionRequest
         JoinSamplingSessionResponse
@@ -70,13 +67,14 @@ _HOMES = {
         RequestID Severity StopReason TensorDtype
     """,
     "tinker_sync.types.search": """
-        AccessibleSearchOwner ActiveSessionStatusQuery CancelledSessionStatusQuery
-        ClientFinishedSessionStatusQuery ClientSessionFinishErrored ClientSessionFinishInterrupted
-        ClientSessionFinishReason ClientSessionFinishSuccess ClientSessionFinished
-        FailedSessionStatusQuery OwnSearchOwner SearchOwner SessionActive SessionCancelled SessionFailed
-        SessionFailedReason SessionFailedRequestReason SessionFailedSamplingSessionReason
-        SessionFailedTrainingRunReason SessionSearchCursor SessionSearchRequest SessionSearchResponse
-        SessionStatus SessionStatusQuery SessionSummary UserSearchOwner
+        AccessibleSearchOwner ActiveSessionStatusQuery CancelledSessionStatusQuery CheckpointSearchCursor
+        CheckpointSearchRequest CheckpointSearchResponse ClientFinishedSessionStatusQuery
+        ClientSessionFinishErrored ClientSessionFinishInterrupted ClientSessionFinishReason
+        ClientSessionFinishSuccess ClientSessionFinished FailedSessionStatusQuery OwnSearchOwner SearchOwner
+        SessionActive SessionCancelled SessionFailed SessionFailedReason SessionFailedRequestReason
+        SessionFailedSamplingSessionReason SessionFailedTrainingRunReason SessionSearchCursor
+        SessionSearchRequest SessionSearchResponse SessionStatus SessionStatusQuery SessionSummary
+        UserSearchOwner
     """,
     "tinker_sync.types.service": "ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse",
     "tinker_sync.types.session": """
@@ -86,12 +84,10 @@ _HOMES = {
     "tinker_sync.types.training": """
         ForwardBackwardInput ForwardBackwardOutput ForwardBackwardRequest ForwardRequest
     """,
-    "tinker_sync.types.upload": """
-        ExternalWeightsUploadFinishRequest ExternalWeightsUploadFinishResult
-        ExternalWeightsUploadStartRequest ExternalWeightsUploadStartResult
-    """,
     "tinker_sync.types.weights": """
-        CopyWeightsRequest CopyWeightsResponse LoadWeightsRequest LoadWeightsResponse SamplingClientKind
+        CopyWeightsRequest CopyWeightsResponse ExternalWeightsUploadFinishRequest
+        ExternalWeightsUploadFinishResult ExternalWeightsUploadStartRequest ExternalWeightsUploadStartResult
+        LoadWeightsRequest LoadWeightsResponse SamplingClientKind
         SaveWeightsExternalRequest SaveWeightsExternalResponse SaveWeightsExternalResponseInternal
         SaveWeightsForSamplerRequest SaveWeightsForSamplerResponse SaveWeightsForSamplerResponseInternal
         SaveWeightsRequest SaveWeightsResponse WeightsInfoResponse

@@ -28,9 +28,6 @@ from tinker_sync.types.checkpoint import CheckpointsListResponse as CheckpointsL
 from tinker_sync.types.checkpoint import Cursor as Cursor
 from tinker_sync.types.checkpoint import ExternalWeightsUrlsResponse as ExternalWeightsUrlsResponse
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
-from tinker_sync.types.checkpoint_search import CheckpointSearchCursor as CheckpointSearchCursor
-from tinker_sync.types.checkpoint_search import CheckpointSearchRequest as CheckpointSearchRequest
-from tinker_sync.types.checkpoint_search import CheckpointSearchResponse as CheckpointSearchResponse
 from tinker_sync.types.completion import FutureCompletion as FutureCompletion
 from tinker_sync.types.completion import FutureFailed as FutureFailed
 from tinker_sync.types.completion import FutureFinished as FutureFinished
@@ -53,6 +50,8 @@ from tinker_sync.types.described import GetSamplerResponse as GetSamplerResponse
 from tinker_sync.types.described import GetSamplerResponseInternal as GetSamplerResponseInternal
 from tinker_sync.types.described import GetSessionResponse as GetSessionResponse
 from tinker_sync.types.described import ListSessionsResponse as ListSessionsResponse
+from tinker_sync.types.described import TrainingRun as TrainingRun
+from tinker_sync.types.described import TrainingRunsResponse as TrainingRunsResponse
 from tinker_sync.types.events import GenericEvent as GenericEvent
 from tinker_sync.types.events import SessionEndEvent as SessionEndEvent
 from tinker_sync.types.events import SessionStartEvent as SessionStartEvent
@@ -91,8 +90,6 @@ from tinker_sync.types.optim import OptimParamsBase as OptimParamsBase
 from tinker_sync.types.optim import OptimStepRequest as OptimStepRequest
 from tinker_sync.types.optim import OptimStepResponse as OptimStepResponse
 from tinker_sync.types.result import FutureRetrieveResponse as FutureRetrieveResponse
-from tinker_sync.types.run import TrainingRun as TrainingRun
-from tinker_sync.types.run import TrainingRunsResponse as TrainingRunsResponse
 from tinker_sync.types.sampler import CreateSamplingSessionRequest as CreateSamplingSessionRequest
 from tinker_sync.types.sampler import CreateSamplingSessionResponse as CreateSamplingSessionResponse
 from tinker_sync.types.sampler import JoinSamplingSessionRequest as JoinSamplingSessionRequest
@@ -116,6 +113,9 @@ from tinker_sync.types.scalars import TensorDtype as TensorDtype
 from tinker_sync.types.search import AccessibleSearchOwner as AccessibleSearchOwner
 from tinker_sync.types.search import ActiveSessionStatusQuery as ActiveSessionStatusQuery
 from tinker_sync.types.search import CancelledSessionStatusQuery as CancelledSessionStatusQuery
+from tinker_sync.types.search import CheckpointSearchCursor as CheckpointSearchCursor
+from tinker_sync.types.search import CheckpointSearchRequest as CheckpointSearchRequest
+from tinker_sync.types.search import CheckpointSearchResponse as CheckpointSearchResponse
 from tinker_sync.types.search import ClientFinishedSessionStatusQuery as ClientFinishedSessionStatusQuery
 from tinker_sync.types.search import ClientSessionFinished as ClientSessionFinished
 from tinker_sync.types.search import ClientSessionFinishErrored as ClientSessionFinishErrored
@@ -151,12 +151,12 @@ from tinker_sync.types.training import ForwardBackwardInput as ForwardBackwardIn
 from tinker_sync.types.training import ForwardBackwardOutput as ForwardBackwardOutput
 from tinker_sync.types.training import ForwardBackwardRequest as ForwardBackwardRequest
 from tinker_sync.types.training import ForwardRequest as ForwardRequest
-from tinker_sync.types.upload import ExternalWeightsUploadFinishRequest as ExternalWeightsUploadFinishRequest
-from tinker_sync.types.upload import ExternalWeightsUploadFinishResult as ExternalWeightsUploadFinishResult
-from tinker_sync.types.upload import ExternalWeightsUploadStartRequest as ExternalWeightsUploadStartRequest
-from tinker_sync.types.upload import ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult
 from tinker_sync.types.weights import CopyWeightsRequest as CopyWeightsRequest
 from tinker_sync.types.weights import CopyWeightsResponse as CopyWeightsResponse
+from tinker_sync.types.weights import ExternalWeightsUploadFinishRequest as ExternalWeightsUploadFinishRequest
+from tinker_sync.types.weights import ExternalWeightsUploadFinishResult as ExternalWeightsUploadFinishResult
+from tinker_sync.types.weights import ExternalWeightsUploadStartRequest as ExternalWeightsUploadStartRequest
+from tinker_sync.types.weights import ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult
 from tinker_sync.types.weights import LoadWeightsRequest as LoadWeightsRequest
 from tinker_sync.types.weights import LoadWeightsResponse as LoadWeightsResponse
 from tinker_sync.types.weights import SamplingClientKind as SamplingClientKind

@@ -12,12 +12,12 @@ from tinker_sync.local.server.signing import USER
 from tinker_sync.local.server.weights import about, checked_ttl
 from tinker_sync.local.store.rows import FOLDERS
 from tinker_sync.types.checkpoint import Checkpoint, CheckpointsListResponse, Cursor
-from tinker_sync.types.checkpoint_search import (
+from tinker_sync.types.described import TrainingRun, TrainingRunsResponse
+from tinker_sync.types.search import (
     CheckpointSearchCursor,
     CheckpointSearchRequest,
     CheckpointSearchResponse,
 )
-from tinker_sync.types.run import TrainingRun, TrainingRunsResponse
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask

@@ -23,7 +23,7 @@ from tinker_sync.local.server.weights import about, info_of
 from tinker_sync.local.store import peft, safetensors
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.rows import Lora
-from tinker_sync.types.upload import (
+from tinker_sync.types.weights import (
     ExternalWeightsUploadFinishRequest,
     ExternalWeightsUploadFinishResult,
     ExternalWeightsUploadStartRequest,
