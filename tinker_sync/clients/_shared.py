@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.once import Shared
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
 
 
 class CoreClient:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,8 @@ class LossHandle:
     @property
     def key(self) -> str:
         """A digest of the computation and its inputs."""
+        import hashlib  # loads OpenSSL
+
         digest = hashlib.sha256(self.graph.code.encode())
         digest.update(repr(self.inputs).encode())
         return digest.hexdigest()

@@ -17,16 +17,17 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.runtime.admission import length_of
-from tinker_sync.types.datum import Datum
-from tinker_sync.types.model_input import ModelInput
-from tinker_sync.types.sampling import SamplingParams
 from tinker_sync.usage.meter import KINDS, Kind, TokenCounts
+
+if TYPE_CHECKING:
+    from tinker_sync.types.datum import Datum
+    from tinker_sync.types.model_input import ModelInput
+    from tinker_sync.types.sampling import SamplingParams
 
 PER_TOKENS: Final = 1_000_000
 # The built-in models run on the user's own machine.
@@ -176,11 +177,14 @@ def estimate(
         epochs: the number of passes.
         prices: the price table; None calls `PriceTable.load`.
 
+    >>> from tinker_sync.types import Datum, ModelInput
     >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
     >>> table = PriceTable.of({"org/base": {"trained": 2.0}})
     >>> print(estimate([datum] * 1000, "org/base", epochs=2, prices=table))
     6,000 tokens (6,000 trained), $0.0120
     """
+    from tinker_sync.runtime.admission import length_of  # a table of prices alone needs no inputs of models
+
     trained = sum(length_of(datum.model_input) for datum in data) * epochs
     return price_tokens(TokenCounts(trained=trained), base_model, prices)
 
@@ -202,10 +206,13 @@ def estimate_samples(
         num_samples: the samples of each prompt.
         prices: the price table; None calls `PriceTable.load`.
 
+    >>> from tinker_sync.types import ModelInput, SamplingParams
     >>> prompts = [ModelInput.from_ints([1, 2])] * 10
     >>> estimate_samples(prompts, SamplingParams(max_tokens=5), num_samples=4, prices=PriceTable()).tokens
     TokenCounts(trained=0, prompt=20, cached=0, sampled=200)
     """
+    from tinker_sync.runtime.admission import length_of
+
     lengths = [length_of(prompt) for prompt in prompts]
     sampled = len(lengths) * num_samples * (sampling_params.max_tokens or 0)
     return price_tokens(TokenCounts(prompt=sum(lengths), sampled=sampled), base_model, prices)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from tinker_sync._secret import mask_text
 from tinker_sync.cli.commands.checkpoint import check_paths
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_flag, format_size
@@ -239,6 +238,8 @@ def _translate_errors() -> Iterator[None]:
 
 def _summarize(error: Exception) -> str:
     """Return the text of an error in one line, without the queries of addresses, which hold signatures."""
+    from tinker_sync._secret import mask_text
+
     text = " ".join(str(error).split())
     return mask_text(re.sub(r"(?<=\S)\?\S+", "", text)) or type(error).__name__
 
