@@ -1,4 +1,4 @@
-"""Clocks: the present time, and waits for an event with a timeout.
+"""Clocks and waits: the present time, waits for an event with a timeout, and the condition of futures.
 
 Code that waits or measures takes a `Clock`, so tests can pass one that never sleeps. Each wait is for an
 event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM_CLOCK`.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Final, Protocol
+from _thread import RLock, allocate_lock
+from typing import Any, Final, Protocol
 
 # The longest uninterrupted wait of the main thread and of others; all systems support a day.
 _SLICE_S: Final = 0.5
@@ -69,3 +70,45 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class SafeCondition(RLock):  # type: ignore[misc]  # final in the published types alone
+    """The part of a `threading.Condition` that futures use, which Ctrl-C cannot leave locked. Thread-safe.
+
+    `with` on a `threading.Condition` calls a Python method that takes the lock. Ctrl-C may interrupt that
+    method after it has taken the lock, and then the main thread holds the lock for ever. Here the method that
+    takes the lock is that of the lock itself, which no signal interrupts.
+
+    >>> with SafeCondition() as held:
+    ...     held
+    True
+    """
+
+    # Guarded by the lock itself; replaced, never changed. No thread waits for most futures, and an empty
+    # deque for each of them would take 760 bytes.
+    _waiters: tuple[Any, ...] = ()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Release the lock until `notify_all` is called. Return False if the time is over before that.
+
+        Args:
+            timeout: the longest wait in seconds; None for no limit.
+        """
+        waiter = allocate_lock()
+        waiter.acquire()
+        self._waiters = (*self._waiters, waiter)
+        saved = self._release_save()  # type: ignore[attr-defined]  # not in the published types
+        woken = False
+        try:
+            woken = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
+        finally:
+            self._acquire_restore(saved)  # type: ignore[attr-defined]
+            if not woken:
+                self._waiters = tuple(other for other in self._waiters if other is not waiter)
+        return woken
+
+    def notify_all(self) -> None:
+        """Wake the threads that wait."""
+        waiters, self._waiters = self._waiters, ()
+        for waiter in waiters:
+            waiter.release()

@@ -28,12 +28,11 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds, slice_of
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, in_seconds, slice_of
 from tinker_sync._display import repr_html
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
-from tinker_sync.runtime.safe_condition import SafeCondition
 
 T = TypeVar("T")
 

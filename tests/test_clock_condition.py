@@ -10,8 +10,8 @@ import pytest
 from support.clock import PATIENCE_S
 from support.crowd import start, until
 
+from tinker_sync._clock import SafeCondition
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.safe_condition import SafeCondition
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_wait_gives_the_lock_back_when_it_is_interrupted(monkeypatch: pytest.M
                 raise KeyboardInterrupt
             return True
 
-    monkeypatch.setattr("tinker_sync.runtime.safe_condition.allocate_lock", Broken)
+    monkeypatch.setattr("tinker_sync._clock.allocate_lock", Broken)
     condition = SafeCondition()
     with pytest.raises(KeyboardInterrupt), condition:
         condition.wait()
