@@ -9,7 +9,6 @@ import pytest
 
 from tinker_sync.errors import UnsupportedByServerError, WireError
 from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
-from tinker_sync.runtime.sample_response import check_response, named
 from tinker_sync.types import (
     Datum,
     ForwardBackwardOutput,
@@ -23,6 +22,7 @@ from tinker_sync.types import (
     TensorData,
     TopkLogprobs,
 )
+from tinker_sync.wire.adapt import check_response, name_sequences
 
 
 def datum(*tokens: int) -> Datum:
@@ -200,6 +200,6 @@ class TestSamples:
 
     def test_ids_for_other_sequences(self) -> None:
         for none in (None, []):
-            assert named(sampled(), none).sequences[0].sequence_id is None
+            assert name_sequences(sampled(), none).sequences[0].sequence_id is None
         with pytest.raises(WireError, match="2 ids for 1 sequences"):
-            named(sampled(), ["a", "b"])
+            name_sequences(sampled(), ["a", "b"])

@@ -251,7 +251,8 @@ class Fetch(Generic[T]):
             return
         try:
             action = self._retrieval.on(outcome, asked_at=self._asked_at, now=now)
-            self._show_trouble(action, now)
+            if self._trouble is not None or self._retrieval.trouble_since is not None:
+                self._show_trouble(action, now)
             self._act(action, now)
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(error)

@@ -26,11 +26,10 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
-from tinker_sync.runtime import sample_response
 from tinker_sync.runtime.admission import Limiter, Plan, length_of
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes
 from tinker_sync.runtime.calls import read_promise
-from tinker_sync.runtime.fetcher import Promise, decode_with
+from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import asked_here, carried, current, named
 from tinker_sync.runtime.rate_limiter import OPEN_WINDOW
@@ -38,7 +37,12 @@ from tinker_sync.runtime.sample_scheduler import Refused, Throttled
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.adapt import normalise_sample_request, refuse_unsupported
+from tinker_sync.wire.adapt import (
+    check_response,
+    name_sequences,
+    normalise_sample_request,
+    refuse_unsupported,
+)
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
@@ -59,10 +63,6 @@ _WEIGHT_AFTER_REFUSAL: Final = 20
 _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
 _log = logging.getLogger(__name__)
-
-_read_response: Final = decode_with(
-    decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
-)
 
 
 class Abandonable(Protocol):
@@ -419,18 +419,23 @@ class SampleJob:
 
     def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
         """Read the response, and count its tokens before the user gets it."""
-        response = _read_response(reply, tree)
-        request = self._request
+        if tree is None:
+            response = decode_sample_response(reply.body)
+        else:
+            response = wire_json.from_plain(tree, SampleResponse)
+        request, sampled = self._request, 0
+        for sequence in response.sequences:
+            sampled += sequence.length
         length = length_of(request.prompt)
         cached = min(response.prompt_cache_hit_tokens, length)
         used = TokensUsed(
             model=self._line.sampling_session_id,
             prompt=length - cached,
             cached=cached,
-            sampled=sum([sequence.length for sequence in response.sequences]),
+            sampled=sampled,
         )
         self._pledge.settle(used)  # even if the check fails, because the server has computed it
-        return sample_response.named(sample_response.check_response(request, response), self._sequence_ids)
+        return name_sequences(check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:
         """Fail the sample with `error`, and give its place in the limits back."""

@@ -16,7 +16,7 @@ from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.pools import Connection, Pools, never_block
 from tinker_sync.transport.scheme import with_tls
-from tinker_sync.wire.http1.client import ReplyParser, SpeaksTls
+from tinker_sync.wire.http1.client import RECEIVE_BYTES, ReplyParser, SpeaksTls
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # A socket's timeout covers one whole `sendall`. Sending in pieces limits each piece, not the whole upload.
@@ -169,12 +169,12 @@ class SocketLine:
     def _take_from(self, sock: socket.socket) -> None:
         """Receive once, and take what comes."""
         parser = self._parser
-        room = parser.room()
+        room = parser.room() if parser.started else None
         if room is not None:
             with room:
                 count = sock.recv_into(room)
             parser.fill(count)
-        elif data := sock.recv(parser.wants):
+        elif data := sock.recv(parser.wants if parser.started else RECEIVE_BYTES):
             parser.feed(data)
         else:
             parser.eof()

@@ -424,13 +424,12 @@ class SampleRequest(Model):
         length = self.prompt.known_length()
         for problem in self.prompt._problems():
             yield f"prompt{problem}"
-        yield from self._last_n_problems(length)
-        yield from self._target_problems(length)
+        if self.prompt_logprobs_last_n is not None:
+            yield from self._last_n_problems(self.prompt_logprobs_last_n, length)
+        if self.target_prompt_logprobs is not None:
+            yield from self._target_problems(self.target_prompt_logprobs, length)
 
-    def _last_n_problems(self, length: int | None) -> Iterator[str]:
-        last_n = self.prompt_logprobs_last_n
-        if last_n is None:
-            return
+    def _last_n_problems(self, last_n: int, length: int | None) -> Iterator[str]:
         if last_n < 1:
             yield f"prompt_logprobs_last_n: expected 1 or more, got {last_n}"
         elif length is not None and last_n > length - 1:
@@ -439,10 +438,7 @@ class SampleRequest(Model):
         if not self.prompt_logprobs:
             yield "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True"
 
-    def _target_problems(self, length: int | None) -> Iterator[str]:
-        targets = self.target_prompt_logprobs
-        if targets is None:
-            return
+    def _target_problems(self, targets: TensorData, length: int | None) -> Iterator[str]:
         shape = targets.shape if targets.shape is not None else list(targets._numpy.shape)
         if targets.dtype != "int64":
             yield f"target_prompt_logprobs: expected int64 token ids, got {targets.dtype}"

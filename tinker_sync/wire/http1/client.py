@@ -22,7 +22,7 @@ from tinker_sync.wire.http1.framing import (
 
 # Interim answers (1xx) are rare; a server that sends a hundred is not going to answer.
 _MAX_INTERIM: Final = 100
-_RECEIVE_BYTES: Final = 64 * 1024
+RECEIVE_BYTES: Final = 64 * 1024
 _USUAL_LINE: Final = 48
 _MAX_RECEIVE_BYTES: Final = 1024 * 1024
 # A body of this size is received into one block of memory, without a copy. A server may announce more than it
@@ -151,9 +151,9 @@ class ReplyParser:
     def wants(self) -> int:
         """The number of bytes to request from the socket."""
         if self._state is _State.HEAD:
-            return _RECEIVE_BYTES
+            return RECEIVE_BYTES
         remaining = self._remaining if self._chunks is None else self._chunks.remaining
-        return min(max(remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
+        return min(max(remaining, RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
     def room(self) -> memoryview | None:
         """Return the memory for the next bytes of a large body, or None if the body is not large.

@@ -16,6 +16,7 @@ from tinker_sync.types.sampling import (
     SampledSequence,
     SampleResponse,
     TopkLogprobs,
+    _Views,
 )
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding
@@ -33,6 +34,12 @@ _STOP_REASONS: dict[int, StopReason] = {tables.STOP_REASON_STOP: "stop", tables.
 _STOP_NUMBERS = {name: number for number, name in _STOP_REASONS.items()}
 
 # ------------------------------------------------------------------------------------------ samples in
+
+# Decoded values fit their fields. So each result is a copy of one of these with its own values, and no
+# converter runs.
+_SEQUENCE, _RESPONSE = SampledSequence("stop"), SampleResponse([])
+_USUAL = {"sequences", "prompt_cache_hit_tokens"}
+"""The fields of most responses."""
 
 
 def decode_sample_response(data: Readable) -> SampleResponse:
@@ -57,14 +64,22 @@ def decode_sample_response(data: Readable) -> SampleResponse:
                 sequences.append(_read_sequence(sequence))  # noqa: PERF401 -- the except clause uses its length
         except FieldFault as fault:
             raise fault.under(f"sequences[{len(sequences)}]") from None
-        return SampleResponse(
-            sequences,
-            _read_packed(plain, "prompt_logprobs", "f"),
-            _read_topk(plain, "topk_prompt_logprobs"),
-            _read_tensor(plain, "target_prompt_logprobs"),
-            plain.get("prompt_cache_hit_tokens", 0),
-            _read_alternatives(plain),
+        return _RESPONSE._with(
+            sequences=sequences,
+            prompt_cache_hit_tokens=plain.get("prompt_cache_hit_tokens", 0),
+            _views=_Views(),
+            **(_read_scores(plain) if not plain.keys() <= _USUAL else {}),
         )
+
+
+def _read_scores(plain: Plain) -> Plain:
+    """Return the fields of a response with scores of the prompt."""
+    return {
+        "_prompt_logprobs": _read_packed(plain, "prompt_logprobs", "f"),
+        "topk_prompt_logprobs_np": _read_topk(plain, "topk_prompt_logprobs"),
+        "target_prompt_logprobs": _read_tensor(plain, "target_prompt_logprobs"),
+        "prompt_alt_tokens": _read_alternatives(plain),
+    }
 
 
 def _read_sequence(plain: Plain) -> SampledSequence:
@@ -76,7 +91,10 @@ def _read_sequence(plain: Plain) -> SampledSequence:
     logprobs = _read_packed(plain, "logprobs", "f")
     if logprobs and len(logprobs) != len(tokens):
         raise FieldFault(f"{len(logprobs)} values for {len(tokens)} tokens", "logprobs")
-    return SampledSequence(reason, None, tokens, logprobs, _read_topk(plain, "topk_sampled_logprobs"))
+    topk = _read_topk(plain, "topk_sampled_logprobs") if "topk_sampled_logprobs" in plain else None
+    return _SEQUENCE._with(
+        stop_reason=reason, _tokens=tokens, _logprobs=logprobs, topk_logprobs_np=topk, _views=_Views()
+    )
 
 
 def _read_packed(plain: Plain, name: str, code: str) -> Any:
