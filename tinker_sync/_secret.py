@@ -166,14 +166,15 @@ class HeaderMap(Mapping[str, str]):
     ('*/*', HeaderMap({'X-API-Key': '***', 'Accept': '*/*'}))
     """
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("lines",)
 
-    _pairs: Mapping[str, tuple[str, str]]
+    lines: Mapping[str, tuple[str, str]]
+    """The original names with their values, by lower-case name. Never changed."""
 
     def __init__(self, headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         # The check for dict first is faster than the one for Mapping.
         items = headers.items() if isinstance(headers, (dict, Mapping)) else headers
-        self._pairs = {
+        self.lines = {
             name.lower(): (name, _Revealed(value) if is_secret_header(name) else value)
             for name, value in items
         }
@@ -186,20 +187,11 @@ class HeaderMap(Mapping[str, str]):
         HeaderMap({'X-API-Key': '***'})
         """
         made = object.__new__(cls)
-        made._pairs = lines
+        made.lines = lines
         return made
 
-    @property
-    def lines(self) -> Mapping[str, tuple[str, str]]:
-        """The original names with their values, by lower-case name.
-
-        >>> HeaderMap({"Accept": "*/*"}).lines
-        {'accept': ('Accept', '*/*')}
-        """
-        return self._pairs
-
     def __getitem__(self, name: str) -> str:
-        return self._pairs[name.lower()][1]
+        return self.lines[name.lower()][1]
 
     @overload
     def get(self, name: str, default: None = None, /) -> str | None: ...
@@ -207,17 +199,17 @@ class HeaderMap(Mapping[str, str]):
     def get(self, name: str, default: T, /) -> str | T: ...
     def get(self, name: str, default: Any = None, /) -> Any:
         """Return the value of a header, or the default. An exception for a missing one would be slow."""
-        pair = self._pairs.get(name.lower())
+        pair = self.lines.get(name.lower())
         return default if pair is None else pair[1]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._pairs.values())
+        return (name for name, _ in self.lines.values())
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.lines)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._pairs
+        return isinstance(name, str) and name.lower() in self.lines
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
@@ -225,7 +217,7 @@ class HeaderMap(Mapping[str, str]):
         return {n.lower(): v for n, v in self.items()} == {str(n).lower(): v for n, v in other.items()}
 
     def __hash__(self) -> int:
-        return hash(frozenset((name, value) for name, (_, value) in self._pairs.items()))
+        return hash(frozenset((name, value) for name, (_, value) in self.lines.items()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({mask_headers(self)!r})"

@@ -197,7 +197,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         >>> tokenizer.decode(sampled.sequences[0].tokens), len(sampled.sequences[0].logprobs)
         ('68', 2)
         """
-        self._goes_ahead()
+        if not self._held.open:
+            self._goes_ahead()
         check_sample(prompt, num_samples, sampling_params)
         asked = (
             self._line.sampling_session_id,

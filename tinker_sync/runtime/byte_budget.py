@@ -73,7 +73,10 @@ def estimate_prompt_bytes(prompt: ModelInput) -> int:
     >>> estimate_prompt_bytes(ModelInput.from_ints([1, 2, 3]))
     30
     """
-    return sum(_chunk_bytes(chunk, _SAMPLING_TOKEN_BYTES) for chunk in prompt.chunks)
+    size_bytes = 0
+    for chunk in prompt.chunks:
+        size_bytes += _chunk_bytes(chunk, _SAMPLING_TOKEN_BYTES)
+    return size_bytes
 
 
 def _chunk_bytes(chunk: ModelInputChunk, token_bytes: int) -> int:
@@ -146,13 +149,30 @@ class ByteBudget:
         self._failure: Exception | None = None  # guarded by _lock; set once, final
         _fork.renew_in_child(self)
 
-    def try_acquire(self, size_bytes: int) -> bool:
+    def try_acquire(self, size_bytes: int, turn: _PlaceInLine | None = None) -> bool:
         """Take `size_bytes` from the budget and return True, or return False if there is no room now.
+
+        Args:
+            size_bytes: the size of the request.
+            turn: put in line if there is no room; for the methods of this class.
+
+        Raises:
+            TinkerError: the failure given to `close`.
 
         >>> ByteBudget(10).try_acquire(4)
         True
         """
-        return self._enter(size_bytes, None)
+        assert size_bytes >= 0  # noqa: S101
+        with self._lock:
+            failure = self._failure
+            entered = failure is None and self._balance_bytes >= 0
+            if entered:
+                self._balance_bytes -= size_bytes
+            elif turn is not None and failure is None:
+                self._line.append(turn)
+        if failure is not None:
+            raise fresh(failure)
+        return entered
 
     @property
     def has_room(self) -> bool:
@@ -176,11 +196,11 @@ class ByteBudget:
         >>> ByteBudget(10).acquire(4, timeout=1)
         True
         """
-        if self._enter(size_bytes, None):
+        if self.try_acquire(size_bytes):
             return True
         arrived = threading.Event()
         turn = _PlaceInLine(size_bytes, lambda _: arrived.set())
-        if self._enter(size_bytes, turn):
+        if self.try_acquire(size_bytes, turn):
             return True
         try:
             self._clock.wait(arrived, math.inf if timeout is None else timeout)
@@ -209,7 +229,7 @@ class ByteBudget:
         >>> budget.release(5)
         b True
         """
-        if self._enter(size_bytes, _PlaceInLine(size_bytes, then)):
+        if self.try_acquire(size_bytes, _PlaceInLine(size_bytes, then)):
             then(True)
 
     def release(self, size_bytes: int) -> None:
@@ -282,25 +302,6 @@ class ByteBudget:
             closed = ", closed" if self._failure is not None else ""
             free = f"{self._balance_bytes} of {self.limit_bytes} bytes free"
             return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
-
-    def _enter(self, size_bytes: int, turn: _PlaceInLine | None) -> bool:
-        """Take `size_bytes` from the budget and return True.
-
-        If there is no room, put `turn` (if not None) in line and return False.
-
-        If there is no room, put `turn` (if not None) in line and return False.
-        """
-        assert size_bytes >= 0  # noqa: S101
-        with self._lock:
-            failure = self._failure
-            entered = failure is None and self._balance_bytes >= 0
-            if entered:
-                self._balance_bytes -= size_bytes
-            elif turn is not None and failure is None:
-                self._line.append(turn)
-        if failure is not None:
-            raise fresh(failure)
-        return entered
 
     def _leave_line(self, turn: _PlaceInLine) -> bool:
         """Remove a request from the line. Return True if it has already got its bytes."""

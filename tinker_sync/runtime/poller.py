@@ -132,7 +132,7 @@ class Poller(PollerThread):
                 return ticket
             heapq.heappush(self._timers, (at, next(self._sequence), ticket))
             start = self._wanted_locked()
-            wake = self._wakes_locked(at)
+            wake = self._sleeps_until > at
         self._start_or_wake(start, wake=wake)
         return ticket
 
@@ -222,10 +222,10 @@ class Poller(PollerThread):
                 readiness = self._readiness
                 if readiness is None or not readiness.takes_effect_at_once:
                     self._arrivals.append(ticket)
-                    start, wake, readiness = self._wanted_locked(), self._wakes_locked(-math.inf), None
+                    start, wake, readiness = self._wanted_locked(), self._sleeps_until > -math.inf, None
                 else:
                     self._keep_locked(ticket, descriptor, expires_at_s)
-                    wake = self._wakes_locked(expires_at_s)
+                    wake = self._sleeps_until > expires_at_s
         if closed:
             self._conclude(ticket, abort(ticket))
             return
@@ -233,7 +233,8 @@ class Poller(PollerThread):
             self._begin_watch(readiness, ticket, descriptor)
             if not ticket.reaction:  # cancelled meanwhile
                 self.forget(ticket)
-        self._start_or_wake(start, wake=wake)
+        if wake or start is not None:
+            self._start_or_wake(start, wake=wake)
 
     def _keep_locked(self, ticket: Ticket, descriptor: int, expires_at_s: float) -> None:
         self._watched[descriptor] = ticket

@@ -74,7 +74,8 @@ class PollerThread(ABC):
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._closed = False  # guarded by _lock; final
         self._readiness: Readiness | None = None  # written under _lock; the thread sleeps in it
-        self._sleeps_until = -math.inf  # guarded by _lock; -inf while the thread does not sleep
+        # Guarded by _lock; -inf while the thread does not sleep. Who adds work for an earlier time wakes it.
+        self._sleeps_until = -math.inf
         # The steps to take now; a thread takes the first one atomically.
         self._due: deque[Step] = deque()
         self._following: deque[Step] = deque()  # those that follow from the step that was taken last
@@ -194,10 +195,6 @@ class PollerThread(ABC):
         self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
         return self._thread
 
-    def _wakes_locked(self, at: float) -> bool:
-        """Return True if the thread sleeps beyond `at`, so that the caller must wake it."""
-        return self._sleeps_until > at
-
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
             self._start(start)
@@ -218,7 +215,7 @@ class PollerThread(ABC):
 
     def _wake(self) -> None:
         with self._lock:
-            wake = self._wakes_locked(-math.inf)
+            wake = self._sleeps_until > -math.inf
         if wake:
             self._write_wake()
 

@@ -83,7 +83,8 @@ class SampleScheduler:
         self._queue: deque[SampleJob] = deque()  # guarded by _lock
         self._admitting = False  # guarded by _lock
         self._failure: Exception | None = None  # guarded by _lock; final
-        self._keys = _unique_keys()
+        self.next_key = _unique_keys().__next__
+        """Returns a key that no other submit has, so that the server recognises a repetition."""
 
     def put(self, job: SampleJob, *, first: bool = False) -> None:
         """Queue a sample: behind the others, or before them if `first` is true."""
@@ -124,10 +125,6 @@ class SampleScheduler:
         self._begin()
         self._failure = failure
 
-    def next_key(self) -> str:
-        """Return a key that no other submit has, so that the server recognises a repetition."""
-        return next(self._keys)
-
     def __len__(self) -> int:
         """Return the number of samples that wait for admission."""
         with self._lock:
@@ -161,8 +158,10 @@ class SampleScheduler:
                     self._queue.appendleft(job)
                 self._admit_patiently()
                 return
-            if admitted:
-                self._submit(job)
+            if admitted and self._is_quick(job):
+                job.submit()  # here, because this runs within a step of the poller
+            elif admitted:
+                self._submit_elsewhere(job)
         self._start_admitting()  # after the answers that have arrived meanwhile
 
     def _admit(self) -> None:
@@ -177,13 +176,17 @@ class SampleScheduler:
             if self._leave():
                 self.poller.run_step(job.submit)
                 return
-            self._submit(job)
+            if self._is_quick(job):
+                self.poller.run_step(job.submit)
+            else:
+                self._submit_elsewhere(job)
 
-    def _submit(self, job: SampleJob) -> None:
-        """Submit a sample on this thread if it can be sent without waiting, else on a worker."""
-        if job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection():
-            self.poller.run_step(job.submit)
-            return
+    def _is_quick(self, job: SampleJob) -> bool:
+        """Return True if the sample can probably be sent without waiting."""
+        return job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection()
+
+    def _submit_elsewhere(self, job: SampleJob) -> None:
+        """Submit a sample on a worker."""
         try:
             self._workers.run(partial(self.poller.run_step, job.submit))
         except RuntimeError as error:

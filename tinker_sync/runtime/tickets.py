@@ -15,6 +15,7 @@ import select
 import selectors
 from collections.abc import Callable
 from contextlib import suppress
+from operator import itemgetter
 from typing import Final, Protocol
 
 from tinker_sync.errors import TinkerError
@@ -25,6 +26,8 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 _SHARE_OF_FILES: Final = 0.5
 _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
+
+_descriptor_in: Final = itemgetter(0)  # of an event of epoll
 
 Outcome = Reply | SendFailed
 """An answer, or the failure to get one.
@@ -220,7 +223,7 @@ class EpollReadiness:
             os.eventfd_write(self._bell, 1)
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        return [descriptor for descriptor, _ in self._epoll.poll(timeout_s)]
+        return list(map(_descriptor_in, self._epoll.poll(timeout_s)))
 
     def close(self) -> None:
         bell, self._bell = self._bell, -1

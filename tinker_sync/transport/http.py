@@ -73,6 +73,7 @@ class Http:
             settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
         )
         self._pools = Pools(clock, max_idle=max_idle)
+        self.has_idle_connection = self._pools.has_idle
         self._launcher = Launcher(self._rules, self._pools, clock, self.start_server)
         # Set by any thread once the server has answered or its port was probed for TLS; never reset.
         self._heard = False
@@ -102,7 +103,10 @@ class Http:
             CredentialError: The call needs a key and none is usable.
         """
         keys = self._keys
-        credential = self._credential(call, keys) if keys is not None else ""
+        if keys is None or call.credential != "usual":
+            credential = self._credential(call, keys)
+        else:
+            credential = keys.credential()
         return Exchange(
             call,
             partial(self._compose, call, credential),
@@ -153,9 +157,7 @@ class Http:
         Raises:
             CredentialError: The call needs a key and none is usable.
         """
-        keys = self._keys
-        credential = self._credential(call, keys) if keys is not None else ""
-        return dict(self._compose(call, credential).headers.values())
+        return dict(self._compose(call, self._credential(call, self._keys)).headers.values())
 
     def describe(self, call: Call) -> dict[str, Any]:
         """Return a call without its headers, and its route, as plain data for another process to send.
@@ -183,10 +185,6 @@ class Http:
     def serves_itself(self) -> bool:
         """True if the calls go to the embedded server of this process."""
         return self._embedded is not None
-
-    def has_idle_connection(self) -> bool:
-        """Return True if the next request can probably use an idle connection."""
-        return self._pools.has_idle()
 
     def forget_idle(self) -> None:
         """Close the idle connections, so that the next requests use new ones."""
@@ -218,8 +216,10 @@ class Http:
         return self._heads.hop(call, credential, self._rules.headers())
 
     @staticmethod
-    def _credential(call: Call, keys: Credentials) -> str:
+    def _credential(call: Call, keys: Credentials | None) -> str:
         """Return the text of the call's credential, empty if the call carries none."""
+        if keys is None:
+            return ""
         if call.credential == "usual":
             return keys.credential()
         return keys.for_exchange() if call.credential == "exchange" else ""

@@ -330,7 +330,10 @@ class Pools:
             self.discard(connection)
 
     def has_idle(self) -> bool:
-        """Return True if connections are idle. This takes no lock, so the answer may lag by a moment."""
+        """Return True if the next request can probably use an idle connection.
+
+        This takes no lock, so the answer may lag by a moment.
+        """
         return self._idle_count > 0
 
     def adopt(self, connection: Connection) -> bool:

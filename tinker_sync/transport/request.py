@@ -44,6 +44,7 @@ _DIFFERING: Final = frozenset(
 )
 _MOST_WRITTEN: Final = 256
 _LINE_END: Final = "\r\n"
+_LINE: Final = "%s: %s".__mod__
 _NONE: Final = HeaderMap()
 
 Headers = Mapping[str, tuple[str, str]]
@@ -237,7 +238,7 @@ class RequestHeads:
         own = call.headers.lines
         if written is None or not written.names.isdisjoint(own):
             return None
-        lines = [f"{name}: {value}" for name, value in own.values()]
+        lines = list(map(_LINE, own.values()))
         if call.idempotency_key:
             lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
         joined = "".join(lines)

@@ -103,25 +103,22 @@ class Meter:
     def observe(self, event: Event) -> None:
         """Record the tokens of a result, or the name of a model."""
         if isinstance(event, TokensUsed):
-            self._add(event)
+            now_s = self._clock.time()
+            with self._lock:
+                counts = self._counts.get(event.model)
+                if counts is None:
+                    counts = self._counts[event.model] = [0, 0, 0, 0]
+                counts[0] += event.trained
+                counts[1] += event.prompt
+                counts[2] += event.cached
+                counts[3] += event.sampled
+                self._first_s = min(self._first_s, now_s)
+                self._last_s = now_s
         elif isinstance(event, ModelNamed):
             with self._lock:
                 name = event.base_model or self._names.get(event.like or "")
                 if name is not None:
                     self._names[event.model] = name
-
-    def _add(self, used: TokensUsed) -> None:
-        now_s = self._clock.time()
-        with self._lock:
-            counts = self._counts.get(used.model)
-            if counts is None:
-                counts = self._counts[used.model] = [0, 0, 0, 0]
-            counts[0] += used.trained
-            counts[1] += used.prompt
-            counts[2] += used.cached
-            counts[3] += used.sampled
-            self._first_s = min(self._first_s, now_s)
-            self._last_s = now_s
 
     @property
     def span(self) -> UsageSpan | None:
