@@ -140,12 +140,26 @@ class TestClosed:
         assert not limiter.recently_closed()
 
 
-def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
-    """Return a clock, a limiter and its gate after a refusal and its pause.
+def refused_at_work(
+    count: int, *, ended: int = 0, named: bool = True, passed_s: float = 1.0
+) -> tuple[FakeClock, RateLimiter, Gate]:
+    """Return a clock, a limiter and its gate some time after a refusal.
 
     The server refused while it worked on `count` requests, and still works on them.
+
+    Args:
+        count: the number of requests that the server works on.
+        ended: the number of requests whose work has ended before the refusal.
+        named: whether the server has named the length of the pause, one second.
+        passed_s: the time since the refusal.
     """
     clock, limiter, gate = limiter_and_gate()
+    for number in range(ended):
+        gate.begin_work(("ended", number))
+    if ended:
+        gate.begin_work(0)
+    for number in range(ended):
+        gate.end_work(("ended", number))
     permits = [gate.acquire() for _ in range(count + 1)]
     for number, permit in enumerate(permits):
         assert permit is not None
@@ -153,8 +167,8 @@ def refused_at_work(count: int) -> tuple[FakeClock, RateLimiter, Gate]:
             gate.begin_work(number)
             gate.succeeded(permit)
         else:
-            gate.throttled(permit, delay_s=1)
-    clock.advance(1)
+            gate.throttled(permit, delay_s=1, named=named)
+    clock.advance(passed_s)
     return clock, limiter, gate
 
 
@@ -175,6 +189,14 @@ class TestWork:
         assert accept_all(gate, "more") == 0
         for number in range(20):
             gate.end_work(number)
+        assert accept_all(gate, "next") == 20
+        assert limiter.state() is LimiterState.REOPENING
+
+    def test_some_room_stays_free_if_the_server_may_have_ended_work_before_it_refused(self) -> None:
+        _, limiter, gate = refused_at_work(64, ended=3)
+        assert accept_all(gate, "more") == 0
+        for number in range(20):
+            gate.end_work(number)
         assert accept_all(gate, "next") == 18  # one in 32 of the 64 places stays free
         assert limiter.state() is LimiterState.REOPENING
 
@@ -192,7 +214,7 @@ class TestWork:
         assert accept_all(gate, "more") == 0
         for number in range(1, 65):
             gate.end_work(number)
-        assert accept_all(gate, "next") == 62
+        assert accept_all(gate, "next") == 64
 
     def test_a_server_with_little_work_has_another_reason(self) -> None:
         _, limiter, gate = refused_at_work(FIRST_WINDOW - 1)
@@ -221,6 +243,76 @@ class TestWork:
         waiting.join(60)
         assert len(permits) == 1
         assert permits[0] is not None
+
+    @pytest.mark.parametrize(("named", "early"), [(False, True), (True, False)])
+    def test_a_pause_without_a_time_of_the_server_ends_with_half_of_the_work(
+        self, named: bool, early: bool
+    ) -> None:
+        _, limiter, gate = refused_at_work(64, named=named, passed_s=0.5)
+        for number in range(31):
+            gate.end_work(number)
+        assert limiter.state() is LimiterState.CLOSED
+        assert take_all(gate) == []
+        gate.end_work(31)
+        assert (limiter.state() is LimiterState.REOPENING) is early
+        assert len(take_all(gate)) == (FIRST_WINDOW if early else 0)
+
+    def test_the_next_pause_is_whole_if_the_server_refuses_the_few(self) -> None:
+        clock, limiter, gate = refused_at_work(64, named=False, passed_s=0.5)
+        for number in range(32):
+            gate.end_work(number)
+        few = take_all(gate)
+        for permit in few[1:]:
+            gate.failed(permit)
+        gate.throttled(few[0], delay_s=1, named=False)
+        for number in range(32, 64):
+            gate.end_work(number)
+        assert limiter.state() is LimiterState.CLOSED
+        assert limiter.opens_in_s() == 1.0
+        clock.advance(1)
+        assert len(take_all(gate)) == FIRST_WINDOW // 2
+
+    def test_a_pause_that_processes_share_is_whole(self) -> None:
+        clock = FakeClock(now_s=0.0)
+        limiter = RateLimiter(clock=clock)
+        gate, heard = limiter.gate(), []
+        limiter.share(heard.append)
+        permits = [gate.acquire() for _ in range(65)]
+        for number, permit in enumerate(permits[1:]):
+            assert permit is not None
+            gate.begin_work(number)
+            gate.succeeded(permit)
+        assert permits[0] is not None
+        gate.throttled(permits[0], delay_s=1, named=False)
+        for number in range(64):
+            gate.end_work(number)
+        assert heard == [1]
+        assert limiter.opens_in_s() == 1.0
+
+    def test_a_pause_of_the_queue_is_whole(self) -> None:
+        _, limiter, gate = refused_at_work(64, named=False, passed_s=0.5)
+        limiter.close_for(2)
+        for number in range(64):
+            gate.end_work(number)
+        assert limiter.opens_in_s() == 2.0
+
+    def test_a_late_refusal_does_not_lower_the_bound(self) -> None:
+        clock, _, gate = limiter_and_gate()
+        permits = [gate.acquire() for _ in range(66)]
+        for number, permit in enumerate(permits[2:]):
+            assert permit is not None
+            gate.begin_work(number)
+            gate.succeeded(permit)
+        first, last = permits[:2]
+        assert first is not None
+        assert last is not None
+        gate.throttled(first, delay_s=1, named=False)
+        for number in range(40):
+            gate.end_work(number)
+        gate.throttled(last, delay_s=1, named=False)
+        assert take_all(gate) == []
+        clock.advance(1)
+        assert accept_all(gate, "next") == 40
 
     def test_work_takes_no_lock_while_open(self) -> None:
         _, limiter, gate = limiter_and_gate()

@@ -265,7 +265,7 @@ def decide(outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, **o
 
 @pytest.mark.parametrize(("size", "pause_s"), [(10, 1.0), (10**6, 5.0)])
 def test_a_429_closes_the_limiter_for_a_time_that_grows_with_the_prompt(size: int, pause_s: float) -> None:
-    assert decide(Reply(429, {}), size=size) == Throttled(pause_s)
+    assert decide(Reply(429, {}), size=size) == Throttled(pause_s, named=False)
 
 
 def test_a_429_with_a_wish() -> None:

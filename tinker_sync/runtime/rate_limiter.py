@@ -19,6 +19,11 @@ the requests that the server has accepted and not finished. The bound is the wor
 refused. While it lasts, a request passes when another one ends, and the server refuses no more. After
 `RECENT_S` the bound ends, and a small window finds out what the server holds by then.
 
+A refusal that names no time closes the limiter for a time of our own. When half of that work has ended, the
+server has room, so the limiter reopens for its small window without waiting for the rest of the time. A
+server that refuses the first requests after that had another reason, and the next pause is whole. A limiter
+that shares its pauses with other processes always waits for their end.
+
 The requests that wait form one line. The thread of the first one watches the time while the limiter is
 closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
 may use all of this. The limiter does not see the requests themselves.
@@ -132,6 +137,8 @@ class RateLimiter:
         self._work: set[object] = set()  # what the server works on; one operation at a time, without _lock
         self._most_work = math.inf  # guarded by _lock; the bound
         self._may_hold_more = False  # guarded by _lock; no work has ended since the refusal
+        self._ends_with_work = False  # guarded by _lock; the pause may end before its time
+        self._has_ended = False  # some work has ended since there was none; written without _lock
         self._first_window = FIRST_WINDOW  # written under _lock
         self._announce: Callable[[float], None] | None = None  # written once
         _fork.renew_in_child(self)
@@ -166,6 +173,7 @@ class RateLimiter:
             if self._free is not None:
                 self._epoch += 1
             self._window = min(self._window, self._first_window)
+            self._ends_with_work = False
             watch = self._close_locked(delay_s)
         if watch is not None:
             watch.event.set()
@@ -218,6 +226,7 @@ class RateLimiter:
             elif self._clock.now() >= self._closed_until_s:
                 self._epoch += 1
                 self._window = max(1, self._window // 2)
+            self._ends_with_work = False
             watch = self._close_locked(delay_s)
         if watch is not None:
             watch.event.set()
@@ -259,11 +268,16 @@ class RateLimiter:
 
     # ---------------------------------------------------- for gates
 
-    def _close_locked(self, delay_s: float) -> _Turn | None:
-        """Close for `delay_s`. Return the turn whose thread must be woken to watch the time, or None."""
+    def _close_locked(self, delay_s: float, *, late: bool = False) -> _Turn | None:
+        """Close for `delay_s`. Return the turn whose thread must be woken to watch the time, or None.
+
+        Args:
+            delay_s: the length of the pause.
+            late: True for the refusal of a request that was sent before the last pause began.
+        """
         self._free = None
         # The refusals of one storm arrive one after the other, while work ends. The first one counts.
-        if self._clock.now() >= self._closed_until_s:
+        if not late and self._clock.now() >= self._closed_until_s:
             self._may_hold_more = True
             self._most_work = math.inf
         self._bound_work_locked()
@@ -291,14 +305,21 @@ class RateLimiter:
         return self._clock.now() >= self._closed_until_s
 
     def _bound_work_locked(self) -> None:
-        """Bound the work by a little less than the server holds.
+        """Bound the work by what the server holds, as far as this client knows.
 
-        The server ends work some time before this client has the result. A server that refuses while it works
-        on few requests has another reason.
+        The server ends work some time before this client has the result. So once some work has ended, the
+        bound is a little less. A server that refuses while it works on few requests has another reason.
         """
         work = len(self._work)
         if self._may_hold_more and work >= FIRST_WINDOW:
-            self._most_work = work - work // _SPARE
+            self._most_work = work - work // _SPARE if self._has_ended else work
+
+    def _end_work_locked(self) -> None:
+        """Take note that the server has room for more, and end a pause that waits for that alone."""
+        self._may_hold_more = False
+        if self._ends_with_work and 2 * len(self._work) <= self._most_work < math.inf:
+            self._ends_with_work = False
+            self._closed_until_s = min(self._closed_until_s, self._clock.now())
 
     def _count_locked(self) -> Permit:
         self._in_flight += 1
@@ -350,16 +371,19 @@ class RateLimiter:
         for turn in admitted:
             turn.event.set()
 
-    def _refused(self, permit: Permit, delay_s: float) -> None:
+    def _refused(self, permit: Permit, delay_s: float, *, named: bool) -> None:
         with self._lock:
             if permit.counted:
                 self._in_flight -= 1
             # The server refuses the requests that are under way together; this counts as one refusal.
             first = permit.epoch == self._epoch
             if first:
+                accepted = not permit.counted or self._window > self._first_window
+                self._ends_with_work = accepted and self._announce is None
                 self._epoch += 1
                 self._window = max(1, self._window // 2) if permit.counted else self._first_window
-            watch = self._close_locked(delay_s)
+            self._ends_with_work = self._ends_with_work and not named
+            watch = self._close_locked(delay_s, late=not first)
         if watch is not None:
             watch.event.set()
         if first and self._announce is not None:
@@ -450,6 +474,8 @@ class Gate:
         >>> gate.end_work("sample 1")
         """
         limiter = self.limiter
+        if not limiter._work:
+            limiter._has_ended = False
         limiter._work.add(work)
         if limiter._free is None:
             with limiter._lock:
@@ -460,22 +486,29 @@ class Gate:
         """Note that the server has finished a request, or that its result is not needed any more."""
         limiter = self.limiter
         limiter._work.discard(work)
+        limiter._has_ended = True
         if limiter._free is None:
             with limiter._lock:
-                limiter._may_hold_more = False
+                limiter._end_work_locked()
                 admitted = limiter._admit_locked()
             for turn in admitted:
                 turn.event.set()
 
-    def throttled(self, permit: Permit, delay_s: float) -> None:
+    def throttled(self, permit: Permit, delay_s: float, *, named: bool = True) -> None:
         """Give the permit back and close the limiter for `delay_s`: the server asks for fewer requests.
+
+        Args:
+            permit: the permit of the refused request.
+            delay_s: the length of the pause.
+            named: True if the pause must be kept to its end: the server has named its length, or waits for
+                something else than the end of work.
 
         >>> gate = RateLimiter().gate()
         >>> gate.throttled(gate.acquire(), default_delay_s(1000))
         >>> gate.limiter
         <RateLimiter closed, window 10, 0 in flight, 0 in line>
         """
-        self.limiter._refused(permit, delay_s)
+        self.limiter._refused(permit, delay_s, named=named)
 
     def close(self, failure: Exception) -> None:
         """Close the gate: waiting and later calls of `acquire` raise `failure`.

@@ -343,7 +343,7 @@ class SampleJob:
             self._attempt -= 1
             permit: Permit | None = self._held.pop("permit", None)
             if permit is not None:
-                scheduler.gate.throttled(permit, decision.delay_s)
+                scheduler.gate.throttled(permit, decision.delay_s, named=decision.named)
             self._give_back_bytes()
             self._future.mark_paused(self._last_words)
             self._queue_again()

@@ -229,6 +229,8 @@ class Throttled(NamedTuple):
     """The decision to close the limiter for a time, as the server asks, and then to submit again."""
 
     delay_s: float
+    named: bool = True
+    """False if the server has named no time and only wants fewer requests."""
 
 
 class Refused(NamedTuple):
@@ -275,7 +277,9 @@ class SubmitPolicy:
         if found is None or isinstance(found, verdict.Fatal):
             return Refused(_error_of(found, call))
         if meaning is Meaning.THROTTLED:
-            return Throttled(default_delay_s(estimate_bytes) if found.after_s is None else found.after_s)
+            if found.after_s is None:
+                return Throttled(default_delay_s(estimate_bytes), named=False)
+            return Throttled(found.after_s)
         if call.attempt >= (max_attempts if found.limit is None else min(max_attempts, found.limit + 1)):
             return Refused(found.error)
         return Resubmit(delay_s(call.attempt, hint_s=found.after_s, draw=self._draw()))
