@@ -299,7 +299,7 @@ def test_retrieved_samples_are_acknowledged_before_the_client_closes() -> None:
     with world({"sample_use_retrieve_futures": True}, latency_s=3600.0) as (stub, client):
         sampler = sampler_of(client)
         pending = sampler.sample(PROMPT, 1, ONE_TOKEN)
-        stub.await_asked("/asample")
+        stub.await_asked("/retrieve_futures")  # so the stub has read the time that the sample takes
         stub.behaviour.latency_s = 0.0
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         stub.await_asked("/retrieve_futures", 2)
