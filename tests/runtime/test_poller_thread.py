@@ -7,6 +7,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -62,10 +63,12 @@ class Immediate:
         return self._idle
 
 
-def do_when_there(workers: HandWorkers) -> None:
-    """Wait until the poller's thread has submitted a job, and run it."""
-    until(lambda: workers.jobs)
-    workers.do()
+def do_until(workers: HandWorkers, over: Callable[[], bool]) -> None:
+    """Run the jobs that the poller's thread submits, as they come, until `over()` is true."""
+    while not over():
+        until(lambda: workers.jobs or over())
+        if workers.jobs:
+            workers.do()
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,57 @@ def test_another_thread_takes_over_from_one_that_is_held_up() -> None:
         assert not first.is_alive()
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda poller, job: poller.run_soon(job),
+        lambda poller, job: poller.after(0.0, job),
+        lambda poller, job: poller.start(post(), lambda _: job()),
+    ],
+    ids=["a job", "a timer", "a request"],
+)
+def test_work_that_comes_while_a_step_goes_on_does_not_wait_for_it(
+    add: Callable[[Poller, Callable[[], object]], object],
+) -> None:
+    opener, go_on = Immediate(idle=True), threading.Event()
+    with closing(Workers("fetch", 2)) as workers, closing(Poller(opener, workers)) as poller:
+        held_up, done = threading.Event(), threading.Event()
+
+        def hold_up(_: Outcome) -> None:
+            held_up.set()
+            assert go_on.wait(PATIENCE_S)
+
+        poller.start(post(), hold_up)
+        assert held_up.wait(PATIENCE_S)
+        assert not poller._guarded  # nothing waits yet
+        add(poller, done.set)
+        assert done.wait(PATIENCE_S)
+        go_on.set()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_step_that_follows_is_guarded_if_other_work_waits_behind_it(waits: bool) -> None:
+    opener, workers = Immediate(idle=True), HandWorkers()
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def follow(_: Outcome) -> None:
+        poller.start(post(), outcomes.put)
+        if waits:
+            poller.start(post(), outcomes.put)
+
+    with closing(Poller(opener, workers)) as poller:
+        poller.start(post(), follow)
+        workers.do()
+        for _ in range(2 if waits else 1):
+            assert isinstance(outcomes.get(timeout=PATIENCE_S), Reply)
+        assert [job == poller._guard for job in workers.jobs] == ([True] if waits else [])
+    workers.jobs.clear()
+
+
 def test_the_guard_ends_when_nothing_is_read_and_begins_again() -> None:
     opener = Immediate(idle=True)
     with closing(Workers("fetch", 2)) as workers, closing(Poller(opener, workers)) as poller:
+        poller.after(10 * PATIENCE_S, lambda: None)  # it waits behind every step
         for _ in range(2):
             outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
             poller.start(post(), outcomes.put)
@@ -166,7 +217,8 @@ def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: in
     with closing(Poller(opener, workers)) as poller:
         poller.run_step(start_both)
         assert len(opener.opened) == (2 if alone else 1)
-        until(lambda: len(workers.jobs) >= 1)  # a job that reads answers or sends `b`
+        if not alone:
+            until(lambda: len(workers.jobs) >= 1)  # a job that sends `b`
     workers.jobs.clear()
 
 
@@ -194,8 +246,7 @@ def test_a_long_chain_of_answers_does_not_lie_on_one_stack() -> None:
 
     with closing(Poller(Immediate(), workers)) as poller:
         poller.start(post(), follow)
-        while len(depths) < 20:
-            do_when_there(workers)
+        do_until(workers, lambda: len(depths) == 20)
     assert len(set(depths)) == 1
 
 
@@ -211,8 +262,7 @@ def test_a_request_that_a_worker_can_no_longer_send_is_sent_by_another() -> None
         with pytest.raises(SystemExit):
             poller.run_step(stop)
         assert opener.opened == []
-        while not outcomes:
-            do_when_there(workers)
+        do_until(workers, lambda: bool(outcomes))
     assert len(opener.opened) == len(outcomes) == 1
 
 

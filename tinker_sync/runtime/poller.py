@@ -133,7 +133,8 @@ class Poller(PollerThread):
             heapq.heappush(self._timers, (at, next(self._sequence), ticket))
             start = self._wanted_locked()
             wake = self._sleeps_until > at
-        self._start_or_wake(start, wake=wake)
+            guard = self._needs_guard_locked()
+        self._start_or_wake(start, wake=wake, guard=guard)
         return ticket
 
     @property
@@ -148,6 +149,9 @@ class Poller(PollerThread):
             self._closed = True
             doomed, self._backlog = list(self._backlog), deque()
             self._timers.clear()
+            guard = self._needs_guard_locked()
+        if guard:
+            self._begin_guard()
         failure = SendFailed(
             "the client was closed while the request waited", maybe_received=False, final=True
         )
@@ -181,9 +185,10 @@ class Poller(PollerThread):
     # ------------------------------------------------------------------------- on workers and the thread
 
     def _schedule_send(self, ticket: Ticket) -> None:
-        steps = self._next.steps
+        steps, body = self._next.steps, ticket.call and ticket.call.body
+        quick = (not body or len(body) <= QUICK_BYTES) and self._http.has_idle_connection()
         # A worker may also open a connection, for the first request that follows.
-        if steps is not None and ((not steps and steps is not self._following) or self._is_quick(ticket)):
+        if steps is not None and (quick or (not steps and steps is not self._following)):
             steps.append((self._send, ticket))
             return
         try:
@@ -191,11 +196,6 @@ class Poller(PollerThread):
         except RuntimeError as error:
             # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
-
-    def _is_quick(self, ticket: Ticket) -> bool:
-        """Return True if the request can probably be sent without waiting."""
-        body = None if ticket.call is None else ticket.call.body
-        return (body is None or len(body) <= QUICK_BYTES) and self._http.has_idle_connection()
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
@@ -215,10 +215,11 @@ class Poller(PollerThread):
     def _watch(self, ticket: Ticket, request: OpenRequest) -> None:
         descriptor, expires_at_s = request.fileno(), request.expires_at_s
         start = readiness = None
-        wake = False
+        wake = guard = False
         with self._lock:
             closed = self._closed
             if not closed:
+                guard = self._in_step and not self._guarded and self._needs_guard_locked()
                 readiness = self._readiness
                 if readiness is None or not readiness.takes_effect_at_once:
                     self._arrivals.append(ticket)
@@ -233,8 +234,8 @@ class Poller(PollerThread):
             self._begin_watch(readiness, ticket, descriptor)
             if not ticket.reaction:  # cancelled meanwhile
                 self.forget(ticket)
-        if wake or start is not None:
-            self._start_or_wake(start, wake=wake)
+        if wake or guard or start is not None:
+            self._start_or_wake(start, wake=wake, guard=guard)
 
     def _keep_locked(self, ticket: Ticket, descriptor: int, expires_at_s: float) -> None:
         self._watched[descriptor] = ticket
@@ -349,7 +350,8 @@ class Poller(PollerThread):
                     due.append((self._read, ticket))
             over = self._expire_locked() if self._called_off or self._clock.now() >= self._look_at else ()
             self._in_step = acts = bool(due or over)
-            guard = acts and not self._guarded
+            # A step that holds up no other work needs no guard.
+            guard = acts and not self._guarded and (len(due) + len(over) > 1 or self._has_more())
             if guard:
                 self._guarded = True
         for descriptor, ticket in over:
@@ -370,12 +372,18 @@ class Poller(PollerThread):
             self._take_step(self._due)
             # At once, so that the server works on what follows from an answer while the next one is read.
             while self._following:
+                if not self._guarded and (len(self._following) > 1 or self._has_more()):
+                    self._guard_rest()
                 self._take_step(self._following)
             if self._thread is not leader:  # held up
                 return False
         with self._lock:
             self._in_step = False  # from here on, no other thread takes over
             return self._thread is leader
+
+    def _has_more(self) -> bool:
+        """Return True if the thread has requests or timers to look after, beside the steps that are due."""
+        return bool(self._watched or self._timers or self._arrivals)
 
     def _take_arrivals(self, readiness: Readiness) -> None:
         with self._lock:

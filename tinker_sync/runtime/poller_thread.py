@@ -5,7 +5,8 @@ are due, one after the other. After each one it takes the short steps that follo
 the request that it leads to, cost no change of threads. Workers take steps in the same way (`run_step`).
 
 A step may take long: a large answer, a renewed token, a listener, a server that has closed its connections.
-While the thread takes steps, one worker guards it, and looks at it every `HELD_UP_S`:
+While the thread takes steps and other work waits behind them, one worker guards it, and looks at it every
+`HELD_UP_S`:
 
 - If one step holds the thread up, another thread takes its place, and the first one ends after its step.
 - If the thread gets on slowly although many steps are due, workers help it with them. This happens beside
@@ -81,7 +82,7 @@ class PollerThread(ABC):
         self._following: deque[Step] = deque()  # those that follow from the step that was taken last
         self._taken = 0  # the number of steps that the thread has taken; written by the thread alone
         self._in_step = False  # guarded by _lock; True while the thread takes steps
-        self._guarded = False  # guarded by _lock; True while a worker guards the thread
+        self._guarded = False  # written under _lock; True while a worker guards the thread
         self._helping = 0  # guarded by _lock; the number of workers that help
 
     @abstractmethod
@@ -105,8 +106,11 @@ class PollerThread(ABC):
             if ready:
                 self._due.append((job,))
             wake = ready and self._sleeps_until > -math.inf
+            guard = ready and self._in_step and self._needs_guard_locked()
         if wake:
             self._write_wake()
+        if guard:
+            self._begin_guard()
         return ready
 
     def run_step(self, step: Callable[..., object], *given: Any) -> None:
@@ -195,11 +199,13 @@ class PollerThread(ABC):
         self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
         return self._thread
 
-    def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
+    def _start_or_wake(self, start: threading.Thread | None, *, wake: bool, guard: bool = False) -> None:
         if start is not None:
             self._start(start)
         elif wake:
             self._write_wake()
+        if guard:
+            self._begin_guard()
 
     def _start(self, thread: threading.Thread) -> None:
         try:
@@ -236,6 +242,23 @@ class PollerThread(ABC):
             raise
 
     # -------------------------------------------------------------------------------------- the guard
+
+    def _needs_guard_locked(self) -> bool:
+        """Return True if the thread takes a step without a guard, and this work waits behind it.
+
+        The caller then begins the guard, after it has released the lock.
+        """
+        if self._guarded or not self._in_step or self._thread is threading.current_thread():
+            return False
+        self._guarded = True
+        return True
+
+    def _guard_rest(self) -> None:
+        """Begin the guard on the thread itself, because work waits behind the next step."""
+        with self._lock:
+            begin, self._guarded = not self._guarded, True
+        if begin:
+            self._begin_guard()
 
     def _begin_guard(self) -> None:
         try:
