@@ -381,7 +381,7 @@ def _settle(pledge: Pledge, plan: Plan, ended: Future[SampleResponse]) -> None:
         pledge.settle(
             TokensUsed(model=plan.model, prompt=plan.prompt - cached, cached=cached, sampled=sampled)
         )
-    pledge._release()
+    pledge.release()
 
 
 def _resolve(future: Future[SampleResponse], outcome: SampleResponse | Exception) -> None:

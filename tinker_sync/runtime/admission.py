@@ -73,9 +73,10 @@ class Pledge:
     def follow(self, future: APIFuture[Any]) -> None:
         """Release the reservations when `future` ends."""
         if self._held:
-            future.when_done(self._release)
+            future.when_done(self.release)
 
-    def _release(self, _: object = None) -> None:
+    def release(self, _: object = None) -> None:
+        """Release the reservations, because the call has ended or was not made."""
         for limiter, key in self._held:
             limiter.release(key)
 
@@ -84,7 +85,7 @@ class Pledge:
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None:
-            self._release()
+            self.release()
 
 
 class Admission:

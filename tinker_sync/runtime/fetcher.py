@@ -138,7 +138,11 @@ class Fetcher:
             on_gone: called instead of failing the future if the server has forgotten the promise.
         """
         fetch = Fetch(self, promise, future, decode, deadline_at, on_gone)
-        fetch.begin()
+        size = promise.announced_bytes
+        if size:
+            fetch._take_bytes(size)
+        else:
+            fetch._ask(fetch._retrieval.ask())
         return fetch
 
 
@@ -197,14 +201,6 @@ class Fetch(Generic[T]):
             on_notice=partial(_pass_on, fetcher, promise, future),
             secrets=fetcher.secrets,
         )
-
-    def begin(self) -> None:
-        """Send the first poll."""
-        size = self._promise.announced_bytes
-        if size:
-            self._take_bytes(size)
-        else:
-            self._ask(self._retrieval.ask())
 
     def abandon(self) -> None:
         """Stop polling, because the result is no longer wanted."""

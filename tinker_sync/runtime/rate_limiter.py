@@ -404,8 +404,11 @@ class Gate:
             None  # written under the limiter's lock, read without; set once, final
         )
 
-    def try_acquire(self) -> Permit | None:
+    def try_acquire(self, turn: _Turn | None = None) -> Permit | None:
         """Return a permit if there is one now, else None.
+
+        Args:
+            turn: put into the line if there is no permit; for the methods of this class.
 
         Raises:
             Exception: the failure given to `close`.
@@ -413,7 +416,15 @@ class Gate:
         >>> RateLimiter().gate().try_acquire() is None
         False
         """
-        return self._acquire(None)
+        limiter = self.limiter
+        free = limiter._free
+        if free is not None and self._failure is None:
+            return free
+        with limiter._lock:
+            permit = limiter._enter_locked(self, turn)
+        if permit is None and self._failure is not None:
+            raise fresh(self._failure)
+        return permit
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
         """Wait for a permit and return it, or None if no permit comes within `timeout` seconds.
@@ -424,11 +435,11 @@ class Gate:
         >>> RateLimiter().gate().acquire(timeout=1) is None
         False
         """
-        permit = self._acquire(None)
+        permit = self.try_acquire()
         if permit is not None:
             return permit
         turn = _Turn(self)
-        permit = self._acquire(turn)
+        permit = self.try_acquire(turn)
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
     def lets_pass(self, permit: Permit) -> bool:
@@ -530,17 +541,6 @@ class Gate:
             watch = limiter._leave_locked(own)
         for turn in own if watch is None else [*own, watch]:
             turn.event.set()
-
-    def _acquire(self, turn: _Turn | None) -> Permit | None:
-        limiter = self.limiter
-        free = limiter._free
-        if free is not None and self._failure is None:
-            return free
-        with limiter._lock:
-            permit = limiter._enter_locked(self, turn)
-        if permit is None and self._failure is not None:
-            raise fresh(self._failure)
-        return permit
 
     def _wait(self, turn: _Turn, timeout_s: float) -> Permit | None:
         clock = self.limiter._clock

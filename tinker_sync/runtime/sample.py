@@ -163,7 +163,8 @@ class SampleJob:
         refuse_unsupported(request, dialect)
         context = partial(core.server.published.context_length, self._line.base_model)
         self._wire_request = normalise_sample_request(request, dialect, context)
-        with core.admission.admitted(self._plan, self.limiters) as self._pledge:
+        self._pledge = core.admission.admitted(self._plan, self.limiters)
+        try:
             future = self._future or self.make_future()
             self._pledge.follow(future)
             self._began_at = core.clock.now()
@@ -171,6 +172,9 @@ class SampleJob:
                 self._scheduler.put(self)
             else:
                 core.send_pool.run(carried(self._put_numbered))
+        except BaseException:
+            self._pledge.release()
+            raise
         return future
 
     def make_future(self) -> APIFuture[SampleResponse]:

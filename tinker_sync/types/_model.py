@@ -224,7 +224,7 @@ def _slots(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]
 
     The model must have at least two fields.
     """
-    names = tuple(field.name for field in attrs.fields(cast("Any", cls)))
+    names = tuple(map(attrgetter("name"), attrs.fields(cast("Any", cls))))
     return names, attrgetter(*names)
 
 
