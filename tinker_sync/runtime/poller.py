@@ -366,21 +366,6 @@ class Poller(PollerThread):
             return False
         return self._go_on(idle=idle) if idle or self._closed else True
 
-    def _take_due(self, leader: threading.Thread | None) -> bool:
-        """Take the steps that are due. Return False if another thread has taken over meanwhile."""
-        for _ in range(len(self._due)):
-            self._take_step(self._due)
-            # At once, so that the server works on what follows from an answer while the next one is read.
-            while self._following:
-                if not self._guarded and (len(self._following) > 1 or self._has_more()):
-                    self._guard_rest()
-                self._take_step(self._following)
-            if self._thread is not leader:  # held up
-                return False
-        with self._lock:
-            self._in_step = False  # from here on, no other thread takes over
-            return self._thread is leader
-
     def _has_more(self) -> bool:
         """Return True if the thread has requests or timers to look after, beside the steps that are due."""
         return bool(self._watched or self._timers or self._arrivals)

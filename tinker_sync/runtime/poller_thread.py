@@ -90,6 +90,10 @@ class PollerThread(ABC):
         """Sleep until steps are due, and take them. Return False if the calling thread must end."""
 
     @abstractmethod
+    def _has_more(self) -> bool:
+        """Return True if the thread has more to look after than the steps that are due."""
+
+    @abstractmethod
     def _lose_thread(self, reason: str = "the client was closed") -> None:
         """End the work that waits for a thread that has died or could not start."""
 
@@ -142,6 +146,21 @@ class PollerThread(ABC):
         if steps is not None:
             steps.append((job,))
         return steps is not None
+
+    def _take_due(self, leader: threading.Thread | None) -> bool:
+        """Take the steps that are due. Return False if another thread has taken over meanwhile."""
+        for _ in range(len(self._due)):
+            self._take_step(self._due)
+            # At once, so that the server works on what follows from an answer while the next one is read.
+            while self._following:
+                if not self._guarded and (len(self._following) > 1 or self._has_more()):
+                    self._guard_rest()
+                self._take_step(self._following)
+            if self._thread is not leader:  # held up
+                return False
+        with self._lock:
+            self._in_step = False  # from here on, no other thread takes over
+            return self._thread is leader
 
     def _take_step(self, steps: deque[Step]) -> None:
         self._taken += 1

@@ -32,8 +32,7 @@ from tinker_sync.runtime.calls import read_promise
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import asked_here, carried, current, named
-from tinker_sync.runtime.rate_limiter import OPEN_WINDOW
-from tinker_sync.runtime.sample_scheduler import Refused, Throttled
+from tinker_sync.runtime.sample_scheduler import Holdings, Refused, Throttled
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -47,7 +46,6 @@ from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.admission import Pledge
-    from tinker_sync.runtime.rate_limiter import Permit
     from tinker_sync.runtime.sample_line import SampleLine
     from tinker_sync.runtime.sample_scheduler import SampleScheduler
     from tinker_sync.runtime.server import Machinery
@@ -58,8 +56,6 @@ REQUEST_TYPE: Final = "Sample"
 MAX_ATTEMPTS: Final = 10
 """The most tries of one submit, and the most submissions of a sample that the server forgets."""
 
-# For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
-_WEIGHT_AFTER_REFUSAL: Final = 20
 _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
 _log = logging.getLogger(__name__)
@@ -135,9 +131,7 @@ class SampleJob:
         self._began_at = 0.0
         self._sequence_ids: Sequence[str] | None = None
         self._last_words = ""
-        # The resources that the job holds, by kind. Any thread may cancel while a worker is in a step. A pop
-        # is one operation of the interpreter, and the thread that pops an entry gives the resource back.
-        self._held: dict[str, Any] = {}
+        self._held = Holdings()
         self._ticket: Ticket | None = None
         self._fetch: Abandonable | None = None
 
@@ -153,7 +147,7 @@ class SampleJob:
         line, request = self._line, self._request
         core = line.core
         self._machinery = machinery = core.ready(self.deadline_at)
-        self._scheduler = machinery.scheduler
+        self._scheduler = self._held.scheduler = machinery.scheduler
         if request.sampling_session_id != line.sampling_session_id:
             request = request.model_copy(update={"sampling_session_id": line.sampling_session_id})
             self._request = request
@@ -229,14 +223,13 @@ class SampleJob:
         """
         try:
             left_s = self._left_s() if may_wait else 0.0
-            admitted = self._take_place(left_s) and self._take_bytes(left_s) and self._take_permit(left_s)
+            admitted = self._held.take(self.estimate_bytes, left_s)
             if self._is_called_off():
                 return False
             if not admitted:
                 if not may_wait:
-                    self._give_back_bytes()
                     # A sample that is sent again may go before this one, and needs a place too.
-                    self._give_back_place()
+                    self._held.give_back()
                     return None
                 self.fail(self._deadline_error())
             elif self._number is None:
@@ -250,56 +243,22 @@ class SampleJob:
     def submit(self) -> None:
         """Send the request."""
         try:
-            permit: Permit | None = self._held.get("permit")
+            may_pass = self._held.may_pass()
             if self._is_called_off():
                 return
-            if permit is None or self._scheduler.gate.lets_pass(permit):
+            if may_pass:
                 self._submit()
             else:
-                self._give_back_permit(success=False)
-                self._give_back_bytes()
                 self._queue_again()
         except Exception as error:  # noqa: BLE001  # the sample must end in any case
             self.fail(error)
 
     def _is_called_off(self) -> bool:
-        """Return True if the sample has ended. In this case, also give its resources back."""
+        """Return True if the sample has ended. In this case, also give its places back."""
         over = self.over
         if over:
-            self._give_back_permit(success=False)
-            self._give_back_bytes()
-            self._give_back_place()
+            self._held.give_back()
         return over
-
-    def _take_place(self, left_s: float | None) -> bool:
-        if "place" in self._held:
-            return True
-        places = self._scheduler.places
-        if not (places.try_acquire(1) or places.acquire(1, left_s)):
-            return False
-        self._held["place"] = True
-        return True
-
-    def _take_bytes(self, left_s: float | None) -> bool:
-        if "bytes" in self._held:
-            return True
-        weight = self.estimate_bytes
-        if self._scheduler.gate.limiter.recently_closed():
-            weight *= _WEIGHT_AFTER_REFUSAL
-        budget = self._scheduler.sending_bytes
-        weight = max(weight, budget.limit_bytes // OPEN_WINDOW)
-        if not (budget.try_acquire(weight) or budget.acquire(weight, left_s)):
-            return False
-        self._held["bytes"] = weight
-        return True
-
-    def _take_permit(self, left_s: float | None) -> bool:
-        gate = self._scheduler.gate
-        permit = gate.try_acquire() or gate.acquire(left_s)
-        if permit is None:
-            return False
-        self._held["permit"] = permit
-        return True
 
     def _left_s(self) -> float | None:
         left_s = self.deadline_at - self._scheduler.clock.now()
@@ -345,15 +304,11 @@ class SampleJob:
         if isinstance(decision, Throttled):
             # This does not count as an attempt: the server asks for fewer requests of all kinds.
             self._attempt -= 1
-            permit: Permit | None = self._held.pop("permit", None)
-            if permit is not None:
-                scheduler.gate.throttled(permit, decision.delay_s, named=decision.named)
-            self._give_back_bytes()
+            self._held.end_sending(refused=decision)
             self._future.mark_paused(self._last_words)
             self._queue_again()
             return
-        self._give_back_permit(success=False)
-        self._give_back_bytes()
+        self._held.end_sending()
         if isinstance(decision, Refused):
             self.fail(decision.error)
         elif self._left_s() is not None and decision.delay_s >= (self._left_s() or 0.0):
@@ -363,14 +318,11 @@ class SampleJob:
 
     def _queue_again(self) -> None:
         # The one thread that admits may wait for a place, and cannot admit this sample before it has one.
-        self._give_back_place()
+        self._held.give_back()
         self._scheduler.put(self, first=True)
 
     def _on_promise(self, reply: Reply) -> None:
-        self._held["work"] = True
-        self._scheduler.gate.begin_work(self)
-        self._give_back_permit(success=True)
-        self._give_back_bytes()
+        self._held.begin_work()
         line, scheduler, future = self._line, self._scheduler, self._future
         assert future is not None  # noqa: S101  # it was submitted
         try:
@@ -383,7 +335,7 @@ class SampleJob:
                 self.fail(error)
             return
         if future.done():
-            self._end_work()
+            self._held.end_work()
             line.core.server.abandon(request_id)
             return
         future.mark_accepted(request_id)
@@ -407,7 +359,7 @@ class SampleJob:
 
     def _on_gone(self, error: Exception) -> None:
         """Submit the request as a new sample, because the server has forgotten the promise."""
-        self._end_work()
+        self._held.end_work()
         self._resubmits += 1
         if self._resubmits >= self._max_submissions:
             self.fail(error)
@@ -443,8 +395,7 @@ class SampleJob:
 
     def fail(self, error: Exception) -> None:
         """Fail the sample with `error`, and give its place in the limits back."""
-        self._give_back_permit(success=False)
-        self._give_back_bytes()
+        self._held.end_sending()
         self._fail_future(error)
 
     def _fail_future(self, error: Exception) -> None:
@@ -458,33 +409,14 @@ class SampleJob:
             if fetch is not None:
                 fetch.abandon()
             elif ticket is not None and ticket.cancel():
-                self._give_back_permit(success=False)
-                self._give_back_bytes()
+                self._held.end_sending()
             if future.request_id is not None:
                 self._line.core.server.abandon(future.request_id)
         # The fetch and the ticket refer to this job. The cycle would keep the client alive until a garbage
         # collection.
         self._fetch = self._ticket = None
-        self._end_work()
-        self._give_back_place()
-
-    def _give_back_permit(self, *, success: bool) -> None:
-        permit: Permit | None = self._held.pop("permit", None)
-        if permit is not None:
-            (self._scheduler.gate.succeeded if success else self._scheduler.gate.failed)(permit)
-
-    def _give_back_bytes(self) -> None:
-        weight = self._held.pop("bytes", None)
-        if weight is not None:
-            self._scheduler.sending_bytes.release(weight)
-
-    def _end_work(self) -> None:
-        if self._held.pop("work", None):
-            self._scheduler.gate.end_work(self)
-
-    def _give_back_place(self) -> None:
-        if self._held.pop("place", None):
-            self._scheduler.places.release(1)
+        self._held.end_work()
+        self._held.give_back_place()
 
     def _deadline_error(self) -> Exception:
         return DeadlineError(

@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -24,7 +24,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.poller import QUICK_BYTES
-from tinker_sync.runtime.rate_limiter import Gate, default_delay_s
+from tinker_sync.runtime.rate_limiter import OPEN_WINDOW, Gate, default_delay_s
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -32,10 +32,13 @@ from tinker_sync.transport.verdict import Judge
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
+    from tinker_sync.runtime.rate_limiter import Permit
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
 
 
+# For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
+_WEIGHT_AFTER_REFUSAL: Final = 20
 # The most samples admitted at once on the poller's thread, which reads no answers meanwhile.
 _ADMITTED_AT_ONCE: Final = 16
 
@@ -206,6 +209,87 @@ class SampleScheduler:
                     return job
             self._admitting = False
             return None
+
+
+class Holdings:
+    """The places that one sample holds under the limits of its scheduler.
+
+    Any thread may cancel the sample while another one is in a step of it. To pop an entry is one operation of
+    the interpreter, and the thread that pops it gives the place back.
+    """
+
+    __slots__ = ("_held", "scheduler")
+
+    scheduler: SampleScheduler
+    """Set before the first place is taken."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}  # by kind: "place", "bytes", "permit", "work"
+
+    def take(self, estimate_bytes: int, left_s: float | None) -> bool:
+        """Take the places that are missing. Return False if one of them is not free within `left_s`."""
+        held, scheduler = self._held, self.scheduler
+        if "place" not in held:
+            if not (scheduler.places.try_acquire(1) or scheduler.places.acquire(1, left_s)):
+                return False
+            held["place"] = 1
+        if "bytes" not in held:
+            budget = scheduler.sending_bytes
+            if scheduler.gate.limiter.recently_closed():
+                estimate_bytes *= _WEIGHT_AFTER_REFUSAL
+            weight = max(estimate_bytes, budget.limit_bytes // OPEN_WINDOW)
+            if not (budget.try_acquire(weight) or budget.acquire(weight, left_s)):
+                return False
+            held["bytes"] = weight
+        permit = scheduler.gate.try_acquire() or scheduler.gate.acquire(left_s)
+        if permit is None:
+            return False
+        held["permit"] = permit
+        return True
+
+    def may_pass(self) -> bool:
+        """Return True if the limiter has not closed since the permit was given. Ask right before sending."""
+        permit: Permit | None = self._held.get("permit")
+        return permit is None or self.scheduler.gate.lets_pass(permit)
+
+    def begin_work(self) -> None:
+        """Take note that the server has accepted the sample and works on it; the send phase is over."""
+        self._held["work"] = True
+        self.scheduler.gate.begin_work(self)
+        self.end_sending(accepted=True)
+
+    def end_work(self) -> None:
+        """Take note that the server works on the sample no more, or never did."""
+        if self._held.pop("work", None):
+            self.scheduler.gate.end_work(self)
+
+    def end_sending(self, *, accepted: bool = False, refused: Throttled | None = None) -> None:
+        """Give back the permit and the bytes of the send phase.
+
+        Args:
+            accepted: True if the server has accepted the sample.
+            refused: the decision, if the server has asked for fewer requests.
+        """
+        permit: Permit | None = self._held.pop("permit", None)
+        if permit is not None:
+            gate = self.scheduler.gate
+            if refused is not None:
+                gate.throttled(permit, refused.delay_s, named=refused.named)
+            else:
+                (gate.succeeded if accepted else gate.failed)(permit)
+        weight = self._held.pop("bytes", None)
+        if weight is not None:
+            self.scheduler.sending_bytes.release(weight)
+
+    def give_back_place(self) -> None:
+        """Give back the place among the samples under way."""
+        if self._held.pop("place", None):
+            self.scheduler.places.release(1)
+
+    def give_back(self) -> None:
+        """Give back all places of a sample that is not at the server."""
+        self.end_sending()
+        self.give_back_place()
 
 
 def _unique_keys() -> Iterator[str]:
