@@ -35,7 +35,8 @@ The modules and their contents:
     keeper                 the process that keeps it alive while this one is stuck or dead
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
-    sample_scheduler       the queue of a client's samples, and the policy for submits the server refuses
+    sample_scheduler       the queue of a client's samples, their places under the limits, and the policy for
+                           submits the server refuses
     poller, tickets        the requests under way and the timers; the sockets that the thread watches
     poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
                            answers, admits samples and sends small requests
