@@ -222,6 +222,26 @@ def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: in
     workers.jobs.clear()
 
 
+def test_a_job_is_not_lost_if_neither_the_thread_nor_a_worker_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoWorkers:
+        def run(self, job: Callable[[], object]) -> None:
+            raise RuntimeError("can't start new thread")
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    poller, done = Poller(Immediate(), NoWorkers()), threading.Event()
+    with poller._lock:
+        thread = poller._wanted_locked()
+    assert thread is not None
+    assert poller.run_soon(done.set)  # before the other call finds that the thread cannot start
+    monkeypatch.setattr(thread, "start", refuse)
+    poller._start(thread)
+    assert done.is_set()
+
+
 def test_a_job_follows_the_step_of_a_worker() -> None:
     done: list[str] = []
 

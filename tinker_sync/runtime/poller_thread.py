@@ -183,8 +183,10 @@ class PollerThread(ABC):
         for step in (*steps, *more):
             try:
                 self._workers.run(partial(self.run_step, *step))
-            except RuntimeError:
-                _log.debug("a step came after the workers had gone")
+            except (
+                RuntimeError
+            ):  # they are closed, or the system gives no thread; a sample may wait for the step
+                self._take_step(deque([(self.run_step, *step)]))
 
     # -------------------------------------------------------------------------------------- the thread
 
