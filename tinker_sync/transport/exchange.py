@@ -195,7 +195,7 @@ class Exchange:
         self._renew = renew  # None after its first call: a second rejection is final
         self._call = call
         self._compose = compose
-        self._head = head  # None once another request replaces the first
+        self._head = head  # None once the request was sent
         self._origin = origin
         self._made_hop: Hop | None = None
         self._limits = limits
@@ -223,7 +223,7 @@ class Exchange:
 
     @_hop.setter
     def _hop(self, hop: Hop) -> None:
-        self._made_hop, self._head = hop, None
+        self._made_hop = hop
 
     def fileno(self) -> int:
         """Return the socket to wait for, or -1 once the exchange is over."""
@@ -279,8 +279,9 @@ class Exchange:
 
     def _send(self, *, fresh: bool) -> None:
         line = None
-        if self._head is not None:
-            line = self._launcher.launch_head(self._origin, self._call, self._head, self._limits, fresh=fresh)
+        head, self._head = self._head, None  # thousands may wait for their answers, and few are sent again
+        if head is not None:
+            line = self._launcher.launch_head(self._origin, self._call, head, self._limits, fresh=fresh)
         if line is None:
             line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
         self._line = line
