@@ -151,6 +151,19 @@ def test_work_that_comes_while_a_step_goes_on_does_not_wait_for_it(
         go_on.set()
 
 
+def test_ctrl_c_leaves_no_mark_of_a_guard_that_does_not_exist() -> None:
+    class Interrupted(HandWorkers):
+        def run(self, job: Callable[[], object]) -> None:
+            raise KeyboardInterrupt
+
+    poller = Poller(Immediate(), Interrupted())
+    poller._thread, poller._in_step = threading.Thread(), True
+    with pytest.raises(KeyboardInterrupt):
+        poller.run_soon(lambda: None)
+    assert not poller._guarded
+    poller._thread = None
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_step_that_follows_is_guarded_if_other_work_waits_behind_it(waits: bool) -> None:
     opener, workers = Immediate(idle=True), HandWorkers()

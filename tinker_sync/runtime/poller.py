@@ -151,7 +151,7 @@ class Poller(PollerThread):
             self._timers.clear()
             guard = self._needs_guard_locked()
         if guard:
-            self._begin_guard()
+            self._ask_for_guard()
         failure = SendFailed(
             "the client was closed while the request waited", maybe_received=False, final=True
         )

@@ -114,7 +114,7 @@ class PollerThread(ABC):
         if wake:
             self._write_wake()
         if guard:
-            self._begin_guard()
+            self._ask_for_guard()
         return ready
 
     def run_step(self, step: Callable[..., object], *given: Any) -> None:
@@ -226,7 +226,7 @@ class PollerThread(ABC):
         elif wake:
             self._write_wake()
         if guard:
-            self._begin_guard()
+            self._ask_for_guard()
 
     def _start(self, thread: threading.Thread) -> None:
         try:
@@ -267,12 +267,21 @@ class PollerThread(ABC):
     def _needs_guard_locked(self) -> bool:
         """Return True if the thread takes a step without a guard, and this work waits behind it.
 
-        The caller then begins the guard, after it has released the lock.
+        The caller then asks for a guard, after it has released the lock.
         """
-        if self._guarded or not self._in_step or self._thread is threading.current_thread():
-            return False
-        self._guarded = True
-        return True
+        alone = self._in_step and not self._guarded
+        return alone and self._thread is not threading.current_thread()
+
+    def _ask_for_guard(self) -> None:
+        """Begin the guard on a thread that Ctrl-C may interrupt; so only the worker notes that it guards."""
+        with suppress(RuntimeError):  # the workers are closed, or the system gives no thread
+            self._workers.run(self._guard_unless_guarded)
+
+    def _guard_unless_guarded(self) -> None:
+        with self._lock:
+            begin, self._guarded = not self._guarded, True
+        if begin:
+            self._guard()
 
     def _guard_rest(self) -> None:
         """Begin the guard on the thread itself, because work waits behind the next step."""
