@@ -10,7 +10,9 @@ import math
 import struct
 import sys
 from array import array as c_array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 from tinker_sync._numpy import (
@@ -383,8 +385,7 @@ def is_finite(numbers: AnyArray) -> bool:
     return cast("bool", finite.item(finite.argmin()))  # argmin is faster than all and count_nonzero
 
 
-_FEW_ARRAYS = 64
-_FEW_CELLS = 65_536
+_BLOCK_BYTES = 256 * 1024  # the processor's cache holds a block from its copy to its check
 
 
 def join_small(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
@@ -395,12 +396,12 @@ def join_small(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
     >>> [joined.tolist() for joined in join_small([np.array([1, 2]), np.array([3])])]
     [[1, 2, 3]]
     """
-    for first in range(0, len(arrays), _FEW_ARRAYS):
-        group = arrays[first : first + _FEW_ARRAYS]
-        if sum(map(len, group)) <= _FEW_CELLS:
-            yield np.concatenate(group)
-        else:
-            yield from group
+    ends = list(accumulate([array.nbytes for array in arrays]))
+    first = before = 0
+    while first < len(ends):
+        last = max(first + 1, bisect_right(ends, before + _BLOCK_BYTES))
+        yield arrays[first] if last == first + 1 else np.concatenate(arrays[first:last])
+        first, before = last, ends[last - 1]
 
 
 def packed_int32(tokens: Sequence[Any]) -> bytes | None:
