@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from tinker_sync._secret import HeaderMap, header_pair
 from tinker_sync.errors import InvalidInputError
@@ -139,7 +138,7 @@ class ReplyParser:
         self._remaining = 0  # of a body of known length
         self._size = 0
         self._pieces: list[bytes] = []
-        self._block: io.BytesIO | None = None  # a large body
+        self._block: bytearray | None = None  # a large body
         self._step: Any = ReplyParser._take_head
 
     @property
@@ -164,13 +163,11 @@ class ReplyParser:
         if block is None:
             if self._state is not _State.LENGTH or self._remaining < _LARGE_BYTES:
                 return None
-            self._block = block = io.BytesIO()
-            block.write(b"".join(self._pieces))
-        if self._size == block.tell():
-            ends = min(max(2 * self._size, _FIRST_BLOCK_BYTES), self._size + self._remaining)
-            block.seek(ends - 1)
-            block.write(b"\0")
-        with block.getbuffer() as whole:
+            self._block = block = bytearray(min(_FIRST_BLOCK_BYTES, self._size + self._remaining))
+            block[: self._size] = b"".join(self._pieces)
+        elif self._size == len(block):
+            block += bytes(min(self._size, self._remaining))
+        with memoryview(block) as whole:
             return whole[self._size :]
 
     def fill(self, count: int) -> None:
@@ -183,9 +180,12 @@ class ReplyParser:
             self._enter(_State.DONE)
 
     def body(self) -> bytes:
-        """Return the body as received, with its content encoding still in place."""
+        """Return the body as received, with its content encoding still in place.
+
+        A large body is a `bytearray`, so that arrays of its message can use its memory.
+        """
         if self._block is not None:
-            return self._block.getvalue()
+            return cast("bytes", self._block)  # it has the methods of bytes
         pieces = self._pieces if self._chunks is None else self._chunks.pieces
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
