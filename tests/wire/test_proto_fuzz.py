@@ -167,6 +167,26 @@ def test_damaged_bytes_raise_wire_errors_only(name: str, first: int) -> None:
     assert rounds // 50 < accepted < rounds  # both outcomes occur
 
 
+def test_arrays_in_the_memory_of_damaged_messages_are_those_of_copies() -> None:
+    table, _, make_seeds = DECODERS["outputs"]
+    rng, seeds = random.Random("shared"), make_seeds()
+    plain_seeds = [_owned(read_message(table, seed)) for seed in seeds]
+    outcomes = []
+    for _ in range(min(ROUNDS, BATCH)):
+        data = _input(rng, table, seeds, plain_seeds, seeds)
+        try:
+            copied: object = decode_forward_backward_output(data)
+        except WireError as error:
+            copied = str(error)
+        try:
+            kept: object = decode_forward_backward_output(bytearray(data))
+        except WireError as error:
+            kept = str(error)
+        assert kept == copied, data.hex()
+        outcomes.append(isinstance(copied, str))
+    assert set(outcomes) == {True, False}
+
+
 def _owned(value: Any) -> Any:
     """Return a copy of a plain message, with bytes in place of views."""
     if isinstance(value, dict):

@@ -13,7 +13,7 @@ from tinker_sync.errors import WireError
 from tinker_sync.types import ForwardBackwardOutput, TensorData
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._tensors import BLOCK_CELLS
+from tinker_sync.wire.proto._tensors import BLOCK_CELLS, MOST_SHARED_BYTES
 from tinker_sync.wire.proto._writer import write_message
 from tinker_sync.wire.proto.outputs import (
     MAX_EMPTY_RECORDS,
@@ -32,9 +32,16 @@ def column(
     return {"data": data, "offsets": offsets, "dtype": dtype, "trailing_shape": trailing}
 
 
-def decoded(*batches: dict[str, Any], kind: str = "m:ArrayRecord") -> ForwardBackwardOutput:
+def message(*batches: dict[str, Any], kind: str = "m:ArrayRecord") -> bytes:
     plain = {"loss_fn_output_type": kind, "loss_fn_outputs": batches}
-    return decode_forward_backward_output(write_message(tables.FORWARD_BACKWARD_OUTPUT, plain).join())
+    return write_message(tables.FORWARD_BACKWARD_OUTPUT, plain).join()
+
+
+def decoded(*batches: dict[str, Any], kind: str = "m:ArrayRecord") -> ForwardBackwardOutput:
+    body = message(*batches, kind=kind)
+    output = decode_forward_backward_output(body)
+    assert decode_forward_backward_output(bytearray(body)) == output  # maybe in the memory of the message
+    return output
 
 
 def batch(num_datums: int = 0, **fields: Any) -> dict[str, Any]:
@@ -43,7 +50,10 @@ def batch(num_datums: int = 0, **fields: Any) -> dict[str, Any]:
 
 def fault(*batches: dict[str, Any]) -> WireError:
     with pytest.raises(WireError) as caught:
+        decode_forward_backward_output(bytearray(message(*batches)))
+    with pytest.raises(WireError) as again:
         decoded(*batches)
+    assert str(caught.value) == str(again.value)
     return caught.value
 
 
@@ -122,6 +132,42 @@ def test_arrays_are_writable_aligned_and_small(dtype: int) -> None:
         assert not any(np.shares_memory(array, other._numpy) for other in tensors[:index])
     (together,) = decoded(batch(x=column(data, int64s(0, len(data)), dtype))).loss_fn_outputs
     assert b"".join(tensor._numpy.tobytes() for tensor in tensors) == together["x"]._numpy.tobytes()
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_arrays_keep_the_memory_of_their_message(padding: int) -> None:
+    floats = np.arange(30_000, dtype="<f4")
+    whole = np.arange(500, dtype="<i8")
+    ends = [0, 1, 1, 20_000, 30_000]
+    x = column(floats.tobytes(), int64s(*(4 * end for end in ends)))
+    y = column(whole.tobytes(), int64s(0, 8, 16, 24, 4000), tables.DTYPE_INT64)
+    body = bytearray(message(batch(4, x=x, y=y), kind="k" * padding))  # so the arrays begin anywhere
+    records = decode_forward_backward_output(body).loss_fn_outputs
+    arrays = [record[name]._numpy for name in "xy" for record in records]
+    assert np.array_equal(np.concatenate(arrays[:4]), floats)
+    assert np.array_equal(np.concatenate(arrays[4:]), whole)
+    assert all(array.flags.writeable and array.flags.aligned for array in arrays)
+    memory = np.frombuffer(body, np.uint8)
+    assert all(np.shares_memory(array, memory) for array in arrays[:4] if array.size)
+    for index, array in enumerate(arrays):
+        assert not any(np.shares_memory(array, other) for other in arrays[:index])
+
+
+def share(sizes: list[int], padding_bytes: int = 0, dtype: int = tables.DTYPE_FLOAT32) -> bool:
+    """Return True if the first array of an answer uses the memory of the answer."""
+    offsets = int64s(*(4 * np.cumsum([0, *sizes])))
+    x = column(bytes(4 * sum(sizes)), offsets, dtype)
+    body = bytearray(message(batch(len(sizes), x=x), kind="k" * padding_bytes))
+    array = decode_forward_backward_output(body).loss_fn_outputs[0]["x"]._numpy
+    return np.shares_memory(array, np.frombuffer(body, np.uint8))
+
+
+def test_what_an_array_keeps_alive_is_bounded() -> None:
+    most = MOST_SHARED_BYTES // 4
+    assert share([1, most - 100])
+    assert not share([1, most])  # the message is larger than its arrays
+    assert not share([1, 1000], padding_bytes=5000)  # arrays are the smaller part
+    assert not share([1, 1000], dtype=tables.DTYPE_INT32)  # widened
 
 
 def test_many_small_arrays_are_split_correctly() -> None:

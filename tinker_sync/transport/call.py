@@ -125,6 +125,7 @@ class Reply:
     headers: HeaderMap = field(repr=lambda headers: repr(list(headers)))
     """Headers by name in any case; commas join the values of a header that came several times."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
+    """The decoder of a result may keep and change a large body: it is a `bytearray`."""
     resent: bool = field(default=False, kw_only=True, repr=False)
     """True if the call was sent before on a connection that broke, and may have been received then."""
     may_be_cut: bool = field(default=False, kw_only=True, repr=False)

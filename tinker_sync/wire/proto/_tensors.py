@@ -1,8 +1,11 @@
 """The conversion between numpy arrays and `bytes` fields. Importing this module imports numpy.
 
-Outgoing arrays are not copied unless they are non-contiguous or have another dtype than the wire. Incoming
-arrays are copied, large ones separately: the user's arrays are writable, aligned, in this machine's byte
-order, do not overlap, and do not keep a whole response alive. Any thread may use this.
+Outgoing arrays are not copied unless they are non-contiguous or have another dtype than the wire.
+
+Incoming arrays are writable, aligned, in this machine's byte order, and do not overlap. The arrays of an
+answer may use the memory in which the answer was received (`find_shared`). Each of them then keeps that
+memory alive, `MOST_SHARED_BYTES` at most. Other arrays are copied, and large ones have memory of their own.
+Any thread may use this.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from tinker_sync._numpy import np
 from tinker_sync.types._csr import csr_problem
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault
+from tinker_sync.wire.proto._fields import FieldFault, varint
 
 if TYPE_CHECKING:
     from tinker_sync._numpy import AnyArray, Int64Array
-    from tinker_sync.wire.proto._reader import Plain
+    from tinker_sync.wire.proto._reader import Plain, Readable
 
 INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")
@@ -46,6 +49,9 @@ BLOCK_CELLS = 16_384
 
 They are 64 KiB of float32, or 128 KiB of int64.
 """
+
+MOST_SHARED_BYTES = 16 * 1024 * 1024
+"""The largest message whose memory its arrays share, and so the most that one array keeps alive."""
 
 MAX_DIMENSIONS = 32
 """The most dimensions of an array in all supported numpy versions."""
@@ -189,8 +195,23 @@ def _sparse_tensor(csr: Plain, received: ReceivedDtype, shape: list[int] | None)
 # ------------------------------------------------------------------------------------------ batches in
 
 
-def split_batch(plain: Plain) -> list[TensorData]:
-    """Return the tensors of a `BatchedTensor`, one for each datum."""
+def find_shared(data: Readable, payload_bytes: int) -> memoryview | None:
+    """Return the memory of a message if its arrays may keep it, else None.
+
+    They may if the message owns its memory as a `bytearray`, arrays are more than half of it, and it is not
+    larger than `MOST_SHARED_BYTES`.
+    """
+    kept = isinstance(data, bytearray) and payload_bytes * 2 > len(data) <= MOST_SHARED_BYTES
+    return memoryview(data) if kept else None
+
+
+def split_batch(plain: Plain, shared: memoryview | None = None) -> list[TensorData]:
+    """Return the tensors of a `BatchedTensor`, one for each datum.
+
+    Args:
+        plain: the message.
+        shared: the memory that the tensors may use; see `find_shared`.
+    """
     received = find_dtype(plain)
     # The number of rows adds a dimension in front.
     trailing = check_shape(plain.get("trailing_shape", ()), "trailing_shape", MAX_DIMENSIONS - 1)
@@ -201,11 +222,38 @@ def split_batch(plain: Plain) -> list[TensorData]:
         raise FieldFault(f"the data do not divide into rows of {trailing}", "trailing_shape")
     dtype, wrap = received.dtype, TensorData._wrap
     # Copy everything first: creating small objects in between takes a third longer.
-    arrays = _copy_slices(flat, edges, received.own)
+    kept = None if shared is None else _keep(flat, shared)
+    if kept is None:
+        arrays = _copy_slices(flat, edges, received.own)
+    else:
+        arrays = [kept[left:right] for left, right in pairwise(edges)]
     if not trailing:
         return [wrap(array, dtype, [array.size]) for array in arrays]
     shapes = [[array.size // row if row else 0, *trailing] for array in arrays]
     return [wrap(array.reshape(shape), dtype, shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+def _keep(values: AnyArray, shared: memoryview) -> AnyArray | None:
+    """Return the values of a field within the memory of its message; None if they must be copied.
+
+    Values that are not aligned move over the bytes of their field's tag and length.
+    """
+    if values.dtype not in (OWN_FLOAT32, OWN_INT64):
+        return None
+    address, size = _address(values), values.nbytes
+    shift = address % values.itemsize
+    if shift > len(varint(size)):
+        return None
+    if shift:
+        start = address - _address(np.frombuffer(shared, np.uint8))
+        shared[start - shift : start - shift + size] = shared[start : start + size]
+        return np.frombuffer(shared, values.dtype, values.size, start - shift)
+    return values
+
+
+def _address(array: AnyArray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _copy_slices(flat: AnyArray, edges: list[int], own: Callable[[AnyArray], AnyArray]) -> list[AnyArray]:

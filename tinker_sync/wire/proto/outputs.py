@@ -15,7 +15,7 @@ from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding, name_entry
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._tensors import INT64, find_wire_dtype, payload, split_batch
+from tinker_sync.wire.proto._tensors import INT64, find_shared, find_wire_dtype, payload, split_batch
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 Record = dict[str, TensorData]
@@ -29,7 +29,9 @@ records for requests that drop the outputs; a request has 1024 data unless a ser
 
 
 def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
-    """Decode the bytes of an output. Every tensor gets a separate, writable array of float32 or int64.
+    """Decode the bytes of an output. Every tensor gets a writable array of float32 or int64 of its own.
+
+    The arrays may use the memory of a `bytearray` (see `_tensors.find_shared`), so do not use it afterwards.
 
     Raises:
         WireError: the bytes are not a valid output; `path` names the field, as in
@@ -40,6 +42,7 @@ def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
     """
     plain = read_message(tables.FORWARD_BACKWARD_OUTPUT, data)
     batches = plain.get("loss_fn_outputs", ())
+    shared = find_shared(data, sum(map(_count_bytes, batches)))
     kind = plain.get("loss_fn_output_type", "")
     # Some servers name the class in full, "package.module:ArrayRecord".
     kind = kind.rpartition(":")[2] if batches else kind or "ArrayRecord"
@@ -51,7 +54,7 @@ def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
                 if not batch.get("fields"):
                     empty += batch.get("num_datums", 0)
                     _check_empty(empty)
-                records.extend(_read_batch(batch))
+                records.extend(_read_batch(batch, shared))
         except FieldFault as fault:
             raise fault.under(f"loss_fn_outputs[{index}]") from None
     return ForwardBackwardOutput(kind, records, plain.get("metrics", {}))
@@ -64,12 +67,16 @@ def _check_empty(count: int) -> None:
         )
 
 
-def _read_batch(batch: Plain) -> list[Record]:
+def _count_bytes(batch: Plain) -> int:
+    return sum([len(column.get("data", b"")) for column in batch.get("fields", {}).values()])
+
+
+def _read_batch(batch: Plain, shared: memoryview | None) -> list[Record]:
     columns: dict[str, list[TensorData]] = {}
     name = ""
     try:
         for name, column in batch.get("fields", {}).items():
-            columns[name] = split_batch(column)
+            columns[name] = split_batch(column, shared)
     except FieldFault as fault:
         raise fault.under(name_entry("fields", name)) from None
     count = batch.get("num_datums", 0)
