@@ -233,6 +233,18 @@ class Core:
         except RuntimeError as error:
             raise no_thread(error) from error
 
+    def run_soon(self, step: Callable[[], object]) -> None:
+        """Run a short step, which never waits, on the poller's thread; without that thread, as `enter` does.
+
+        Steps may run in any order.
+
+        Raises:
+            ClientClosedError: the client is closed.
+        """
+        self.server.refuse_closed()
+        if not self.poller.run_soon(step):
+            self.enter(step)
+
     def run_awaited(self, job: Callable[[], object]) -> None:
         """Run a blocking call on a worker while the user awaits it."""
         self.refuse_closed()

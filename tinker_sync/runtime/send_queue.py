@@ -2,7 +2,7 @@
 
 Guarantees
 
-- Operations are sent in the order of the calls of `append`, fixed under one lock, from any number of threads.
+- Operations are sent in the order of the calls of `append` or `put`, from any number of threads.
 - Sequence numbers on the wire are 1, 2, 3 ... without a gap. The number of a request is the count of the
   requests sent before it plus one. It is fixed when its operation leaves the queue, in the same step that
   makes the operation the one being sent. Until then the operation can be cancelled, and the operations behind
@@ -207,6 +207,7 @@ class SendQueue(Generic[PartT]):
         self._follow = follow
         self._lock = threading.Lock()
         self._state = QueueState.IDLE  # guarded by _lock
+        self._put: deque[tuple[Operation[PartT], ...]] = deque()  # any thread appends; guarded by _lock beyond
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
         self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
@@ -230,19 +231,30 @@ class SendQueue(Generic[PartT]):
         """
         assert operation.parts, "an operation without requests"  # noqa: S101
         assert place is None or not place.parts, "nothing to wait for"  # noqa: S101
-        taken = [operation] if place is None else [operation, place]
+        self.put(operation, place)
+        self.take_in()
+
+    def put(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
+        """Fix the turn of an operation, in one step that Ctrl-C cannot split. `take_in` does the rest.
+
+        Arguments as in `append`.
+        """
+        # Both in one step, because the first may end before the next step of this thread.
+        self._put.append((operation,) if place is None else (operation, place))
+
+    def take_in(self) -> None:
+        """Add the operations that were put, and send the first when its turn comes. Never raises."""
         with self._lock:
-            refusal = self._refusal
+            refusal, added = self._refusal, [each for _ in range(len(self._put)) for each in self._put.popleft()]
             if refusal is None:
-                # Both in one step, because the first may end before the next step of this thread.
-                self._queue.extend(taken)
-        if refusal is not None:
-            for each in taken:
+                self._queue.extend(added)
+        for each in added:
+            if refusal is None:
+                each.future.when_done(partial(self._forget_ended, each))
+            else:
                 _fail(each, refusal)
-            return
-        for each in taken:
-            each.future.when_done(partial(self._forget_ended, each))
-        self._advance()
+        if added and refusal is None:
+            self._advance()
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
         """Add the requests of an operation that was queued without any.
@@ -291,7 +303,7 @@ class SendQueue(Generic[PartT]):
             if self._state is not QueueState.IDLE or self._queue:
                 self._state = QueueState.BROKEN
             self._refusal, self._inherited = TinkerError(_INHERITED), True
-        self._queue, self._sending = deque(), None
+        self._put, self._queue, self._sending = deque(), deque(), None
 
     def refuse_inherited(self) -> None:
         """Raise an error in a forked child that has not called `take_over`.

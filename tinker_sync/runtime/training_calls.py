@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
+from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,
@@ -176,7 +177,12 @@ class TrainingLine:
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
         # The future refers to the queue until the call ends, and so keeps the client alive.
-        self.core.enter(partial(self.queue.append, *operations))
+        self.queue.put(*operations)
+        try:
+            self.core.run_soon(self.queue.take_in)
+        except TinkerError as failure:
+            call.future.fail(failure)  # so the queue passes over it
+            raise
 
     def send_nothing(self, number: int, ended: Ended) -> None:
         """Send a forward pass over one token under the number of a refused request, which is unused.
