@@ -75,12 +75,15 @@ class _Decoding:
         """Do nothing."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, FieldFault):
-            raise WireError(
-                f"cannot decode {self._message}: {error.reason}", path=error.path or "$"
-            ) from None
-        if isinstance(error, InvalidInputError):  # the type is stricter than the message
-            raise WireError(f"cannot decode {self._message}: {error}", path="$") from None
+        if isinstance(error, (FieldFault, InvalidInputError)):
+            raise undecodable(self._message, error) from None
+
+
+def undecodable(message: str, error: FieldFault | InvalidInputError) -> WireError:
+    """Return the public error for a received message that a fault or its type, which is stricter, refuses."""
+    if isinstance(error, FieldFault):
+        return WireError(f"cannot decode {message}: {error.reason}", path=error.path or "$")
+    return WireError(f"cannot decode {message}: {error}", path="$")
 
 
 def decoding(message: str) -> _Decoding:
@@ -101,7 +104,12 @@ class _Encoding:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, FieldFault):
-            raise InvalidInputError(f"{error.path or self._message}: {error.reason}") from None
+            raise unencodable(self._message, error) from None
+
+
+def unencodable(message: str, fault: FieldFault) -> InvalidInputError:
+    """Return the public error for values of the user that have no place in a message."""
+    return InvalidInputError(f"{fault.path or message}: {fault.reason}")
 
 
 def encoding(message: str) -> _Encoding:
@@ -307,12 +315,17 @@ FLOAT = _make_real("float", FIXED32, "<f")
 # -------------------------------------------------------------------------------------------- text and bytes
 
 
-def _read_string(view: memoryview, at: int, end: int) -> tuple[str, int]:
-    start, stop = read_length(view, at, end)
+def read_text(part: memoryview) -> str:
+    """Return the text of a field."""
     try:
-        return str(view[start:stop], "utf-8"), stop
+        return str(part, "utf-8")
     except UnicodeDecodeError as error:
         raise FieldFault(f"the text is not UTF-8 at byte {error.start}") from None
+
+
+def _read_string(view: memoryview, at: int, end: int) -> tuple[str, int]:
+    start, stop = read_length(view, at, end)
+    return read_text(view[start:stop]), stop
 
 
 def _write_string(value: Any) -> bytes:

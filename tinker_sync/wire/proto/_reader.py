@@ -15,16 +15,19 @@ from __future__ import annotations
 from typing import Any
 
 from tinker_sync.wire.proto._fields import (
+    BYTES,
     LENGTH,
+    STRING,
     Field,
     FieldFault,
     FieldRule,
     Message,
-    decoding,
     name_entry,
     read_length,
     read_tag,
+    read_text,
     skip,
+    undecodable,
 )
 
 Plain = dict[str, Any]
@@ -50,8 +53,10 @@ def read_message(table: Message, data: Readable, unknown: set[str] | None = None
     """
     view = memoryview(data).cast("B")
     message: Plain = {}
-    with decoding(table.name):
+    try:
         _read(table, view, 0, len(view), message, unknown)
+    except FieldFault as fault:
+        raise undecodable(table.name, fault) from None
     return message
 
 
@@ -74,21 +79,22 @@ def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
                 at = skip(view, at, end, tag)
                 if unknown is not None and len(unknown) < _MOST_NOTED:
                     unknown.add(f"{table.name}.{tag >> 3}")
-            elif isinstance(field.kind, Message):
+            elif (kind := field.kind) is BYTES or kind is STRING or isinstance(kind, Message):
                 size = view[at] if at < end else 0x80
                 if size < 0x80 and size < end - at:  # a length of one byte, and all its bytes are present
                     start, at = at + 1, at + 1 + size
                 else:
                     start, at = read_length(view, at, end)
-                _read_submessage(field, field.kind, view, start, at, into, unknown)
+                if isinstance(kind, Message):
+                    _read_submessage(field, kind, view, start, at, into, unknown)
+                else:
+                    part = view[start:at]
+                    _keep(field, part if kind is BYTES else read_text(part), into)
             elif field.rule is FieldRule.REPEATED:
                 at = _read_list(field, view, at, end, tag, into)
             else:
-                value, at = field.kind.read(view, at, end)
-                if value and not field.rivals:
-                    into[field.name] = value
-                else:
-                    _keep(field, value, into)
+                value, at = kind.read(view, at, end)
+                _keep(field, value, into)
     except FieldFault as fault:
         if field is not None:
             fault.under(_segment(field, into))
@@ -102,7 +108,9 @@ def _segment(field: Field, into: Plain) -> str:
 
 
 def _keep(field: Field, value: Any, into: Plain) -> None:
-    if value or field.rule is FieldRule.PRESENT:
+    if field.rule is FieldRule.REPEATED:
+        into.setdefault(field.name, []).append(value)
+    elif value or field.rule is FieldRule.PRESENT:
         into[field.name] = value
         for rival in field.rivals:
             into.pop(rival, None)

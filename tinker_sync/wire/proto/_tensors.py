@@ -26,7 +26,7 @@ from tinker_sync.wire.proto._fields import FieldFault, varint
 
 if TYPE_CHECKING:
     from tinker_sync._numpy import AnyArray, Int64Array
-    from tinker_sync.wire.proto._reader import Plain, Readable
+    from tinker_sync.wire.proto._reader import Plain
 
 INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")
@@ -195,14 +195,12 @@ def _sparse_tensor(csr: Plain, received: ReceivedDtype, shape: list[int] | None)
 # ------------------------------------------------------------------------------------------ batches in
 
 
-def find_shared(data: Readable, payload_bytes: int) -> memoryview | None:
+def find_shared(data: bytearray, payload_bytes: int) -> memoryview | None:
     """Return the memory of a message if its arrays may keep it, else None.
 
-    They may if the message owns its memory as a `bytearray`, arrays are more than half of it, and it is not
-    larger than `MOST_SHARED_BYTES`.
+    They may if arrays are more than half of the message, and it is not larger than `MOST_SHARED_BYTES`.
     """
-    kept = isinstance(data, bytearray) and payload_bytes * 2 > len(data) <= MOST_SHARED_BYTES
-    return memoryview(data) if kept else None
+    return memoryview(data) if payload_bytes * 2 > len(data) <= MOST_SHARED_BYTES else None
 
 
 def split_batch(plain: Plain, shared: memoryview | None = None) -> list[TensorData]:

@@ -41,9 +41,9 @@ class Buffers:
 
     __slots__ = ("pieces", "size")
 
-    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Iterable[Piece] = (), size: int | None = None) -> None:
         self.pieces: list[Piece] = [*pieces]
-        self.size = sum([memoryview(piece).nbytes for piece in self.pieces])
+        self.size = sum([memoryview(piece).nbytes for piece in self.pieces]) if size is None else size
 
     def enclose(self, tag: bytes, other: Buffers) -> None:
         """Append another message as a field: its tag, its size and its pieces."""

@@ -13,7 +13,7 @@ from tinker_sync._numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding, name_entry
+from tinker_sync.wire.proto._fields import FieldFault, encoding, name_entry, undecodable
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import INT64, find_shared, find_wire_dtype, payload, split_batch
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
@@ -42,21 +42,20 @@ def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
     """
     plain = read_message(tables.FORWARD_BACKWARD_OUTPUT, data)
     batches = plain.get("loss_fn_outputs", ())
-    shared = find_shared(data, sum(map(_count_bytes, batches)))
+    shared = find_shared(data, sum(map(_count_bytes, batches))) if isinstance(data, bytearray) else None
     kind = plain.get("loss_fn_output_type", "")
     # Some servers name the class in full, "package.module:ArrayRecord".
     kind = kind.rpartition(":")[2] if batches else kind or "ArrayRecord"
     records: list[Record] = []
     index = empty = 0
-    with decoding("ForwardBackwardOutput"):
-        try:
-            for index, batch in enumerate(batches):  # noqa: B007 -- the except clause uses it
-                if not batch.get("fields"):
-                    empty += batch.get("num_datums", 0)
-                    _check_empty(empty)
-                records.extend(_read_batch(batch, shared))
-        except FieldFault as fault:
-            raise fault.under(f"loss_fn_outputs[{index}]") from None
+    try:
+        for index, batch in enumerate(batches):  # noqa: B007 -- the except clause uses it
+            if not batch.get("fields"):
+                empty += batch.get("num_datums", 0)
+                _check_empty(empty)
+            records.extend(_read_batch(batch, shared))
+    except FieldFault as fault:
+        raise undecodable("ForwardBackwardOutput", fault.under(f"loss_fn_outputs[{index}]")) from None
     return ForwardBackwardOutput(kind, records, plain.get("metrics", {}))
 
 

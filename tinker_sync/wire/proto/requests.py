@@ -22,13 +22,13 @@ from tinker_sync.wire.proto._fields import (
     VARINT,
     FieldFault,
     decoding,
-    encoding,
     name_entry,
     read_length,
     read_tag,
     read_varint,
     skip,
     translate_refusals,
+    unencodable,
     varint,
 )
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
@@ -43,7 +43,7 @@ from tinker_sync.wire.proto._tensors import (
     view_array,
     wire_values,
 )
-from tinker_sync.wire.proto._writer import Buffers, Piece, check_size, write_plain
+from tinker_sync.wire.proto._writer import MAX_SIZE, Buffers, Piece, check_size, write_plain
 
 Span = PromptProvenanceSpan | SampledProvenanceSpan
 
@@ -72,14 +72,17 @@ def encode_forward_backward_request(
     """
     body = request.forward_backward_input
     envelope = request.model_id, request.seq_id, body.loss_fn, forward_only
-    with encoding("ForwardBackwardRequest"):
+    try:
         config = body.loss_fn_config
         before, after = _write_envelope(*envelope, config) if config else _make_envelope(*envelope)
-        out = Buffers((before,))
-        _write_data(body.data, out)
-        out.append(after)
-        check_size(out.size)
-    return out
+        pieces: list[Piece] = [before]
+        size = len(before) + _write_data(body.data, pieces) + len(after)
+        pieces.append(after)
+        if size > MAX_SIZE:
+            check_size(size)
+    except FieldFault as fault:
+        raise unencodable("ForwardBackwardRequest", fault) from None
+    return Buffers(pieces, size)
 
 
 def _write_envelope(
@@ -114,18 +117,19 @@ def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
     return numbers, settings
 
 
-def _write_data(data: Sequence[Datum], out: Buffers) -> None:
-    pieces = out.pieces
-    index = 0
+def _write_data(data: Sequence[Datum], pieces: list[Piece]) -> int:
+    """Append the pieces of the data. Return their size."""
+    written = index = 0
     try:
         for index, datum in enumerate(data):  # noqa: B007 -- the except clause uses it
             head_at = len(pieces)
             pieces.append(b"")  # the place of the head, which needs the size
             size = _write_datum(datum, pieces)
             pieces[head_at] = head = _make_head(size)
-            out.size += len(head) + size
+            written += len(head) + size
     except FieldFault as fault:
         raise fault.under(f"data[{index}]") from None
+    return written
 
 
 def _write_datum(datum: Datum, pieces: list[Piece]) -> int:
