@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tinker_sync.config import Settings
 from tinker_sync.errors import ConfigurationError
+from tinker_sync.runtime.calls import make_call
 from tinker_sync.wire.dialect import (
     CURRENT,
     FEATURES,
@@ -20,7 +22,7 @@ from tinker_sync.wire.dialect import (
     decide,
     read_probe,
 )
-from tinker_sync.wire.endpoints import ENDPOINTS, Repeat
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat
 
 # The settings that servers of each kind send.
 FOUR_FLAGS = {
@@ -160,13 +162,19 @@ def test_features_belong_to_versions(feature: str) -> None:
     assert not decided(200, FOUR_FLAGS, probe="protobuf").knows(feature)
 
 
+def repeatable(row: Endpoint, dialect: Dialect | None) -> bool:
+    settings = Settings.resolve(base_url="http://h", api_key="tml-test", environ={})
+    return make_call(row.name, settings, {}, dialect=dialect).repeatable
+
+
 def test_only_servers_that_keep_numbers_get_numbered_calls_twice() -> None:
     optim_step, asample = ENDPOINTS["optim_step"], ENDPOINTS["asample"]
     assert optim_step.repeat is Repeat.NUMBERED
-    assert decided(200, V36).may_repeat(optim_step)
-    assert not decided(404, None).may_repeat(optim_step)
-    assert decided(404, None).may_repeat(asample)
-    assert decided(404, None).may_repeat(ENDPOINTS["retrieve_future"])
+    assert repeatable(optim_step, decided(200, V36))
+    assert not repeatable(optim_step, decided(404, None))
+    assert not repeatable(optim_step, None)
+    assert repeatable(asample, decided(404, None))
+    assert repeatable(ENDPOINTS["retrieve_future"], decided(404, None))
 
 
 def test_the_dialect_can_be_forced() -> None:

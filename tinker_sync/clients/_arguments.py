@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tinker_sync._secret import Secret, mask_url
 from tinker_sync._spelling import find_closest
@@ -186,11 +186,11 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
         )
 
 
-def check_loss_name(loss_fn: Any) -> None:
-    """Check that a loss is given by its name.
+def refuse_loss(loss_fn: Any) -> NoReturn:
+    """Refuse a loss that is a function or another object, where a name is expected.
 
     Raises:
-        InvalidInputError: the loss is a function or another object that is not a string.
+        InvalidInputError: always.
     """
     if callable(loss_fn):
         name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -198,10 +198,9 @@ def check_loss_name(loss_fn: Any) -> None:
             f"loss_fn: expected the name of a loss, got the function {name}; "
             "forward_backward_custom and forward_custom take losses of your own"
         )
-    if not isinstance(loss_fn, str):
-        raise InvalidInputError(
-            f"loss_fn: expected the name of a loss such as 'cross_entropy', got {type(loss_fn).__name__}"
-        )
+    raise InvalidInputError(
+        f"loss_fn: expected the name of a loss such as 'cross_entropy', got {type(loss_fn).__name__}"
+    )
 
 
 def check_step(params: AdamParams) -> None:

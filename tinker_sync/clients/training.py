@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_loss_name, check_saving, check_state_path, check_step
+from tinker_sync.clients._arguments import check_saving, check_state_path, check_step, refuse_loss
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.losses import custom, handle, two_passes
-    from tinker_sync.losses import data as loss_data
     from tinker_sync.losses.custom import CustomLossFn
     from tinker_sync.losses.handle import LossHandle
     from tinker_sync.runtime.core import Core
@@ -61,7 +60,6 @@ else:  # most training does not need these modules
     verification = LazyModule("tinker_sync.clients._verify")
     custom = LazyModule("tinker_sync.losses.custom")
     handle = LazyModule("tinker_sync.losses.handle")
-    loss_data = LazyModule("tinker_sync.losses.data")
     two_passes = LazyModule("tinker_sync.losses.two_passes")
 
 T = TypeVar("T")
@@ -381,16 +379,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     ) -> APIFuture[ForwardBackwardOutput]:
         self._refuse()
         deadline_at = self._until(deadline)
-        if not isinstance(loss_fn, str) and isinstance(loss_fn, handle.LossHandle):
+        if not isinstance(loss_fn, str):
+            if not isinstance(loss_fn, handle.LossHandle):
+                refuse_loss(loss_fn)
             if forward_only or config:
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at))
-        check_loss_name(loss_fn)
-        listed = listed_data(data)
-        if loss_fn != "custom":
-            listed = loss_data.without_reference(listed)
+        listed = listed_data(data, with_reference=loss_fn == "custom")
         whole = ForwardBackwardInput(listed, loss_fn, config)
         return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
 

@@ -17,7 +17,6 @@ from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.runtime.core import Core
-from tinker_sync.runtime.published import knows_all
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.service import ClientConfigResponse
 from tinker_sync.wire.dialect import FEATURES, Dialect
@@ -118,7 +117,7 @@ def _find_changed_flags(config: ClientConfigResponse) -> dict[str, object]:
 
 
 def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
-    api = None if knows_all(dialect) else core.server.published.api()
+    api = None if dialect.knows_all else core.server.published.api()
     nowhere = _send_get(core, _NOWHERE)
     for row in ENDPOINTS.values():
         there, status = _probe_call(core, row, dialect, nowhere, api)

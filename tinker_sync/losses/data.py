@@ -12,11 +12,9 @@ from tinker_sync.losses.evaluate import Float32Array, FloatArray
 from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
-from tinker_sync.types.training import ForwardBackwardOutput
+from tinker_sync.types.training import REFERENCE, ForwardBackwardOutput
 
 _TARGETS: Final = "target_tokens"
-REFERENCE: Final = "reference_logprobs"
-"""The input that ready-made losses read the log-probabilities of a reference model from."""
 
 
 def forward_data(data: Sequence[Datum]) -> list[Datum]:
@@ -120,22 +118,6 @@ def with_reference(
             update={"loss_fn_inputs": {**datum.loss_fn_inputs, name: TensorData.from_numpy(logprobs)}}
         )
         for datum, logprobs in zip(data, read_logprobs(output, data), strict=True)
-    ]
-
-
-def without_reference(data: Sequence[Datum]) -> list[Datum]:
-    """Return data without the input `REFERENCE`, which servers refuse; losses in this process read it."""
-    return [
-        datum
-        if REFERENCE not in datum.loss_fn_inputs
-        else datum.model_copy(
-            update={
-                "loss_fn_inputs": {
-                    name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != REFERENCE
-                }
-            }
-        )
-        for datum in data
     ]
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses.data import REFERENCE, read_input, read_weights
+from tinker_sync.losses.data import read_input, read_weights
 from tinker_sync.losses.evaluate import FloatArray, call_numpy_loss, name_of, takes_numpy
 from tinker_sync.types.datum import Datum
+from tinker_sync.types.training import REFERENCE
 
 # The exponent of the largest ratio. Beyond it infinity times zero would turn a whole sum into NaN.
 _MOST = 700.0

@@ -38,7 +38,6 @@ from tinker_sync._lazy import LazyModule
 from tinker_sync._numpy import np
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import WireError
-from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
@@ -343,10 +342,11 @@ def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: An
     return result
 
 
-read_pass: Final = decode_with(
-    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # the module loads on use
-    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
-)
+def read_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Return the output of one chunk, which comes as protobuf or as JSON."""
+    if tree is None:
+        return outputs.decode_forward_backward_output(reply.body)
+    return wire_json.from_plain(tree, ForwardBackwardOutput)
 
 
 def decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:

@@ -15,7 +15,7 @@ from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireErr
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.naming import current
 from tinker_sync.transport.body import PiecedBody
-from tinker_sync.transport.call import Call, Reply
+from tinker_sync.transport.call import NO_HEADERS, Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
@@ -69,7 +69,7 @@ def make_call(
         path=row.path_for(**(path or {})) if path or row.path.names else row.path.text,
         query=encode_query(query) if query else "",
         body=body,
-        headers=headers or {},
+        headers=headers or NO_HEADERS,
         content_type=content_type,
         sdk_method=(current() if sdk_method is None else sdk_method) if row.named else "",
         credential=row.credential,
@@ -79,7 +79,9 @@ def make_call(
         max_retries=None if row.patient else row.max_retries,
         patient=row.patient,
         deadline_s=deadline_s,
-        repeatable=row.repeat is Repeat.SAFE if dialect is None else dialect.may_repeat(row),
+        # The server recognises a repetition of a numbered call, if it keeps the numbers.
+        repeatable=row.repeat is Repeat.SAFE
+        or (row.repeat is Repeat.NUMBERED and dialect is not None and dialect.keeps_numbers),
         needed=row.needed,
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,

@@ -241,7 +241,8 @@ class Core:
         Raises:
             ClientClosedError: the client is closed.
         """
-        self.server.refuse_closed()
+        if self.lifecycle.closed:
+            raise ClientClosedError
         if not self.poller.run_soon(step):
             self.enter(step)
 

@@ -19,7 +19,7 @@ from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.once import Once
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
-from tinker_sync.wire.dialect import CURRENT, Dialect
+from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import row_of
 from tinker_sync.wire.published import PATH, PublishedApi, used_fields
 
@@ -63,7 +63,7 @@ class Published:
         """
         if error.status_code not in NO_SUCH_CALL or dialect.vendor:
             return False
-        api = None if knows_all(dialect) else self.api()
+        api = None if dialect.knows_all else self.api()
         if api is not None:
             return not api.offers(row_of(name))
         return error.status_code != 404 or error.body == _NO_ROUTE
@@ -74,7 +74,7 @@ class Published:
         Raises:
             UnsupportedByServerError: the server would ignore a field that changes the result of the call.
         """
-        used = [] if knows_all(dialect) else used_fields(name, request)
+        used = [] if dialect.knows_all else used_fields(name, request)
         api = self.api() if used else None
         if api is None:
             return
@@ -90,7 +90,7 @@ class Published:
 
     def check_model(self, base_model: str | None, dialect: Dialect) -> None:
         """Warn about a base model that the server does not list, because some servers then train another."""
-        if base_model is None or knows_all(dialect):
+        if base_model is None or dialect.knows_all:
             return
         listed = [model.model_name for model in self.models()]
         if listed and base_model not in listed:
@@ -139,15 +139,6 @@ class Published:
         except TinkerError as error:
             _log.debug("the server does not list its models: %s", error)
             return []
-
-
-def knows_all(dialect: Dialect) -> bool:
-    """Return True if a server has the current protocol, and therefore refuses fields that it does not know.
-
-    >>> knows_all(Dialect.of_vendor()), knows_all(Dialect.forced("json"))
-    (True, False)
-    """
-    return dialect.vendor or dialect.version >= CURRENT
 
 
 def explain_missing_route(name: str, error: APIStatusError, instead: str) -> UnsupportedByServerError:

@@ -207,7 +207,9 @@ class SendQueue(Generic[PartT]):
         self._follow = follow
         self._lock = threading.Lock()
         self._state = QueueState.IDLE  # guarded by _lock
-        self._put: deque[tuple[Operation[PartT], ...]] = deque()  # any thread appends; guarded by _lock beyond
+        self._put: deque[tuple[Operation[PartT], ...]] = (
+            deque()
+        )  # any thread appends; guarded by _lock beyond
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
         self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
@@ -245,7 +247,10 @@ class SendQueue(Generic[PartT]):
     def take_in(self) -> None:
         """Add the operations that were put, and send the first when its turn comes. Never raises."""
         with self._lock:
-            refusal, added = self._refusal, [each for _ in range(len(self._put)) for each in self._put.popleft()]
+            refusal, added = (
+                self._refusal,
+                [each for _ in range(len(self._put)) for each in self._put.popleft()],
+            )
             if refusal is None:
                 self._queue.extend(added)
         for each in added:

@@ -395,7 +395,8 @@ class PassCall(TrainingCall):
             decode = read_pass if combined else partial(decode_pass, self._merge)
             began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
-            core.note_encoded(self.sdk_method, began_s)
+            if core.stopwatches:
+                core.note_encoded(self.sdk_method, began_s)
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
         alone = facts.dialect.one_by_one
@@ -421,8 +422,9 @@ class PassCall(TrainingCall):
         part_input = self._whole
         if len(chunk.data) != len(part_input.data):
             part_input = part_input._with(data=list(chunk.data))
-        refuse_unsupported(part_input, dialect)
-        part_input = normalise_forward_backward(part_input, dialect)
+        if not dialect.knows_all:
+            refuse_unsupported(part_input, dialect)
+            part_input = normalise_forward_backward(part_input, dialect)
         if dialect.reads_data_only:
             decode = partial(read_with_loss, decode, weights_of(part_input))
         headers: dict[str, str] = {}
@@ -460,4 +462,8 @@ class PassCall(TrainingCall):
 
 
 def _tokens(data: Sequence[Datum]) -> int:
-    return sum(length_of(datum.model_input) for datum in data)
+    total = 0
+    for datum in data:
+        length = datum.model_input.known_length()
+        total += length_of(datum.model_input) if length is None else length
+    return total

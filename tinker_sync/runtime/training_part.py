@@ -330,7 +330,7 @@ def number_proto(
 
     A small body becomes one piece, so that it is sent in one packet with the HTTP head.
     """
-    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
+    pieces = [*buffers.pieces, _SEQ_ID_TAG, varint(number)]
     if compress is not None:
         return compress(PiecedBody(pieces))
     return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)

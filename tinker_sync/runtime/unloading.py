@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from tinker_sync.errors import ClientClosedError, UnsupportedByServerError
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.published import knows_all
 from tinker_sync.runtime.training_calls import OrderedCall
 from tinker_sync.types.model import UnloadModelRequest, UnloadModelResponse
 from tinker_sync.wire.endpoints import ENDPOINTS
@@ -87,7 +86,7 @@ class UnloadCall(OrderedCall):
             UnsupportedByServerError: the server has no such call; nothing was sent.
         """
         server, dialect = self.line.core.server, self.line.core.ready().facts.dialect
-        api = None if knows_all(dialect) else server.published.api()
+        api = None if dialect.knows_all else server.published.api()
         if api is not None and not api.offers(ENDPOINTS[_NAME]):
             raise UnsupportedByServerError(
                 "this server has no call unload_model; it frees the place some time after the session's end",

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Required, Unpack
 
-__all__ = ["Call", "Reply", "SendFailed"]
+__all__ = ["NO_HEADERS", "Call", "Reply", "SendFailed"]
 
-_NONE: Final = HeaderMap()
+NO_HEADERS: Final = HeaderMap()
 
 
 class _CallFields(TypedDict, total=False):
@@ -60,7 +60,7 @@ class Call:
     query: str = ""
     """The encoded query, without the question mark."""
     body: bytes | PiecedBody | None = None
-    headers: HeaderMap = _NONE
+    headers: HeaderMap = NO_HEADERS
     """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
     accept: str = "application/json"
     content_type: str = "application/json"
@@ -94,7 +94,7 @@ class Call:
     def __init__(self, **given: Unpack[_CallFields]) -> None:
         fields = self.__dict__
         fields.update(given)
-        if type(fields.get("headers", _NONE)) is not HeaderMap:
+        if type(fields.get("headers", NO_HEADERS)) is not HeaderMap:
             fields["headers"] = header_map(fields["headers"])
 
     def but(self, **changes: Any) -> Call:

@@ -377,6 +377,22 @@ def least_of(numbers: Any) -> int:
     return cast("int", numbers.item(numbers.argmin())) if is_array(numbers) else min(numbers)
 
 
+def are_natural(arrays: Sequence[AnyArray]) -> bool:
+    """Return True if no number in these arrays, none of them empty, is negative."""
+    return all(joined.item(joined.argmin()) >= 0 for joined in join_small(arrays))
+
+
+def are_finite(arrays: Sequence[AnyArray]) -> bool:
+    """Return True if no number in these arrays is infinite or NaN."""
+    return all(is_finite(joined) for joined in join_small(arrays))
+
+
+def count_nonzero(arrays: Sequence[AnyArray]) -> int:
+    """Return how many numbers in these arrays are not 0."""
+    # The comparison with 0 makes the count twice as fast.
+    return sum([int(np.count_nonzero(joined != 0)) for joined in join_small(arrays)])
+
+
 def is_finite(numbers: AnyArray) -> bool:
     """Return True if no number is infinite or NaN."""
     if numbers.dtype.kind != "f" or not numbers.size:

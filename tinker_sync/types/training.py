@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
@@ -41,8 +41,12 @@ _SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
 _DATUMS_ONLY = {Datum}
 
 
-def listed_data(given: Iterable[Datum]) -> list[Datum]:
-    """Copy the examples of a call to a list.
+REFERENCE: Final = "reference_logprobs"
+"""The input with the log-probabilities of a reference model, for ready-made losses. Servers refuse it."""
+
+
+def listed_data(given: Iterable[Datum], *, with_reference: bool = True) -> list[Datum]:
+    """Copy the examples of a call to a list, with or without the input `REFERENCE`.
 
     Raises:
         InvalidInputError: `given` is a single datum.
@@ -50,7 +54,13 @@ def listed_data(given: Iterable[Datum]) -> list[Datum]:
     """
     if isinstance(given, Datum):
         raise InvalidInputError(_SINGLE)
-    return _data(given)
+    data = _data(given)
+    if not with_reference:
+        for index, datum in enumerate(data):
+            if REFERENCE in datum.loss_fn_inputs:
+                kept = {name: each for name, each in datum.loss_fn_inputs.items() if name != REFERENCE}
+                data[index] = datum.model_copy(update={"loss_fn_inputs": kept})
+    return data
 
 
 def _data(given: Any) -> list[Datum]:

@@ -11,13 +11,14 @@ import json
 import re
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.wire.endpoints import PROTOBUF, Endpoint, Repeat
+from tinker_sync.wire.endpoints import PROTOBUF
 
 Version = tuple[int, int]
 
@@ -113,6 +114,38 @@ class Dialect:
     create_model_via_load_weights: bool | None = None
     """The server's setting of this name; None if its settings do not contain it."""
 
+    # Each call reads the next four, so they are computed once.
+
+    @cached_property
+    def knows_all(self) -> bool:
+        """True if the server has the current protocol, and therefore refuses fields that it does not know."""
+        return self.vendor or self.version >= CURRENT
+
+    @cached_property
+    def keeps_numbers(self) -> bool:
+        """True if the server executes a repeated request once, by its sequence number.
+
+        Servers that read only JSON ignore the number.
+        """
+        return self.vendor or self.protobuf
+
+    @cached_property
+    def one_by_one(self) -> bool:
+        """True if each training call is sent after the result of the one before it.
+
+        Servers without `client/config` have a queue for each kind of call. An `optim_step` may overtake a
+        `forward_backward` that still waits there, and then lacks its gradients.
+
+        >>> Dialect.of_vendor().one_by_one, decide(404, None).one_by_one
+        (False, True)
+        """
+        return not self.client_config
+
+    @cached_property
+    def reads_data_only(self) -> bool:
+        """True if the server reads only the flat values of a tensor, not its shape or a sparse layout."""
+        return self.version < _CHUNKS
+
     @classmethod
     def of_vendor(cls) -> Dialect:
         """Return the dialect of the vendor's server, which supports the current version of the protocol."""
@@ -132,26 +165,6 @@ class Dialect:
         if kind == "json":
             return cls(version=_BEFORE_CONFIG, protobuf=False, forward_only=False)
         raise ConfigurationError(f"dialect is auto, proto, json or a Dialect, not {kind!r}")
-
-    @property
-    def keeps_numbers(self) -> bool:
-        """True if the server executes a repeated request once, by its sequence number.
-
-        Servers that read only JSON ignore the number.
-        """
-        return self.vendor or self.protobuf
-
-    @property
-    def one_by_one(self) -> bool:
-        """True if each training call is sent after the result of the one before it.
-
-        Servers without `client/config` have a queue for each kind of call. An `optim_step` may overtake a
-        `forward_backward` that still waits there, and then lacks its gradients.
-
-        >>> Dialect.of_vendor().one_by_one, decide(404, None).one_by_one
-        (False, True)
-        """
-        return not self.client_config
 
     @property
     def loads_into_new_models(self) -> bool:
@@ -175,11 +188,6 @@ class Dialect:
             return known
         return evolve(known, create_model_via_load_weights=bool(flag))
 
-    @property
-    def reads_data_only(self) -> bool:
-        """True if the server reads only the flat values of a tensor, not its shape or a sparse layout."""
-        return self.version < _CHUNKS
-
     def knows(self, feature: str) -> bool:
         """Return True if the server knows one of `FEATURES`, False if it may skip the feature silently."""
         return self.version >= FEATURES[feature]
@@ -196,10 +204,6 @@ class Dialect:
             return self.dynamic_config
         newest = _UNTIL.get(endpoint)
         return self.version >= _SINCE.get(endpoint, (0, 0)) and (newest is None or self.version < newest)
-
-    def may_repeat(self, endpoint: Endpoint) -> bool:
-        """Return True if a call may be repeated although the server may have received it."""
-        return endpoint.repeat is Repeat.SAFE or (endpoint.repeat is Repeat.NUMBERED and self.keeps_numbers)
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
         """Return the dialect completed by the answer to `dynamic_config`, which may show a newer version."""
