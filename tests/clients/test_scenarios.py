@@ -433,3 +433,15 @@ def test_a_status_that_means_no_is_an_error_of_its_own_kind() -> None:
         result_of_step(client, stub, Answer(410, {"detail": "gone"}))
     assert raised.value.status_code == 410
     assert raised.value.request_id == "req-1"
+
+
+def test_passes_of_many_chunks_may_be_called_without_waiting() -> None:
+    """More chunks than the limit of bytes under way admits at once, behind calls that are still sent."""
+    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+    with (
+        StubServer(config={"fwdbwd_max_chunk_len": 1}) as stub,
+        ServiceClient(base_url=stub.url, api_key="tml-key") as service,
+    ):
+        trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+        calls = [trainer.forward_backward([datum] * count, "cross_entropy") for count in (1, 20, 1, 20, 20)]
+        assert [len(call.result(timeout=60).loss_fn_outputs) for call in calls] == [1, 20, 1, 20, 20]

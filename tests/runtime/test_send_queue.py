@@ -383,6 +383,45 @@ class TestFailedSend:
         assert made.future.exception(0) is failure
         assert refusal_of(queued).__cause__ is failure
 
+    def test_only_a_part_that_is_alone_follows_on_the_same_thread(self) -> None:
+        wire: list[int] = []
+        workers = HandWorkers()
+        follow: list[str] = []
+
+        def follows(part: FakePart, job: Callable[[], object]) -> bool:
+            follow.append(part.name)
+            job()
+            return True
+
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: wire.append(number)), workers.run, follow=follows
+        )
+        queue.append(operation("alone"))
+        queue.append(
+            operation("many", 3, parallel=True)
+        )  # the last two are sent together, the first by itself
+        assert (wire, follow) == ([1], ["alone"])
+        workers.do_all()
+        assert sorted(wire) == [1, 2, 3, 4]
+        assert follow == ["alone", operation("many", 3).parts[0].name]
+
+    def test_the_order_is_that_of_the_calls_of_put(self, bench: Bench) -> None:
+        first, second = operation("a"), operation("b")
+        bench.queue.put(first)
+        assert bench.sent == ""
+        bench.queue.put(second)
+        bench.queue.take_in()
+        bench.queue.take_in()  # there is nothing left to take in
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b"
+
+    def test_what_was_put_before_a_close_fails(self, bench: Bench) -> None:
+        made = operation("a")
+        bench.queue.put(made)
+        bench.queue.close(CLOSED)
+        bench.queue.take_in()
+        assert str(made.future.exception(0)) == str(CLOSED)
+
     def test_workers_that_take_no_more_break_it(self) -> None:
         def closed(_: object) -> None:
             raise RuntimeError("the workers 'send' are closed")

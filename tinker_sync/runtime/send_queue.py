@@ -387,7 +387,9 @@ class SendQueue(Generic[PartT]):
         for index in stage:
             try:
                 job = partial(self._send_one, sending, index)
-                if not self._follow(sending.operation.parts[index], job):
+                # Of several parts on one thread, one that waits for room would hold up the others, which
+                # have taken the room.
+                if len(stage) > 1 or not self._follow(sending.operation.parts[index], job):
                     self._submit(job)
             except RuntimeError as failure:  # the workers take no more jobs
                 self._break(sending, index, failure)
