@@ -817,7 +817,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._line.queue.refuse_inherited()
         if self._place.freed:
             self._place.refuse_freed()
-        self._goes_ahead()
+        if not self._line.held.open:
+            self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
         return self._core.give_up_at(deadline, usual_s)

@@ -155,7 +155,7 @@ class Lifecycle:
     def on_ended(self, future: APIFuture[Any]) -> None:
         """Forget a future that has ended, and report its failure."""
         self._unfinished.discard(future)
-        failure = future.failure
+        failure = future._exception
         if failure is not None:
             note_failure(future)
             self.report(failure)

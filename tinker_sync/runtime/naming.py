@@ -195,7 +195,7 @@ def watch(future: APIFuture[Any], asked: Asked) -> None:
 
 def note_failure(future: APIFuture[Any]) -> None:
     """Attach an `Unread` to a future that has failed, unless the user has looked at it already."""
-    failure, asked = future.failure, future.asked
+    failure, asked = future._exception, future.asked
     if failure is None or asked is None or isinstance(failure, _EXPECTED):
         return
     if future.looked_at or future.overlooked is not None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,
@@ -120,7 +120,8 @@ class TrainingLine:
         Raises:
             TinkerError: the server does not support the call, or the client is closed; nothing was sent.
         """
-        self.core.refuse_closed()
+        if self.core.lifecycle.leaving:
+            raise ClientClosedError
         if call.name == "optim_step":
             self._report_passes()
         if self.held.open:
@@ -144,7 +145,7 @@ class TrainingLine:
         Keep an unread failure until the next optimizer step, which logs it. Log it now if that step has been
         called already.
         """
-        if not passed.cancelled() and passed.failure is None:
+        if not passed.cancelled() and passed._exception is None:
             metrics = passed.result(timeout=0).metrics
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
             if loss is not None:

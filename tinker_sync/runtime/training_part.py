@@ -227,8 +227,7 @@ class Submission:
     def _after(self, outcome: Reply | SendFailed) -> float | None:
         """Return the pause before the next try, or None if the server has accepted the part."""
         server, part = self._sender.server, self._part
-        cause = own_failure(outcome)
-        if cause is not None:
+        if isinstance(outcome, SendFailed) and (cause := own_failure(outcome)) is not None:
             raise self._tries.explained(cause)
         try:
             found = self._tries.after(outcome)

@@ -232,6 +232,7 @@ class Scalar:
     name: str
     wire: int
     read: Reader = attrs.field(repr=False)
+    """Return a value and the position behind it; for text and bytes, the bounds of the value."""
     write: Callable[[Any], bytes] = attrs.field(repr=False)
     default: Any
 
@@ -315,19 +316,6 @@ FLOAT = _make_real("float", FIXED32, "<f")
 # -------------------------------------------------------------------------------------------- text and bytes
 
 
-def read_text(part: memoryview) -> str:
-    """Return the text of a field."""
-    try:
-        return str(part, "utf-8")
-    except UnicodeDecodeError as error:
-        raise FieldFault(f"the text is not UTF-8 at byte {error.start}") from None
-
-
-def _read_string(view: memoryview, at: int, end: int) -> tuple[str, int]:
-    start, stop = read_length(view, at, end)
-    return read_text(view[start:stop]), stop
-
-
 def _write_string(value: Any) -> bytes:
     if not isinstance(value, str):
         raise FieldFault(f"expected text, got {type(value).__name__}")
@@ -338,18 +326,13 @@ def _write_string(value: Any) -> bytes:
     return varint(len(encoded)) + encoded
 
 
-def _read_bytes(view: memoryview, at: int, end: int) -> tuple[memoryview, int]:
-    start, stop = read_length(view, at, end)
-    return view[start:stop], stop
-
-
 def _refuse_non_bytes(value: Any) -> bytes:
     """Refuse a value; the writer takes bytes as pieces of the message and calls this for other types."""
     raise FieldFault(f"expected bytes, got {type(value).__name__}")
 
 
-STRING = Scalar("string", LENGTH, _read_string, _write_string, "")
-BYTES = Scalar("bytes", LENGTH, _read_bytes, _refuse_non_bytes, b"")
+STRING = Scalar("string", LENGTH, read_length, _write_string, "")
+BYTES = Scalar("bytes", LENGTH, read_length, _refuse_non_bytes, b"")
 
 
 class FieldRule(enum.Enum):

@@ -15,9 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 from tinker_sync.wire.proto._fields import (
+    BOOL,
     BYTES,
     LENGTH,
     STRING,
+    VARINT,
     Field,
     FieldFault,
     FieldRule,
@@ -25,7 +27,6 @@ from tinker_sync.wire.proto._fields import (
     name_entry,
     read_length,
     read_tag,
-    read_text,
     skip,
     undecodable,
 )
@@ -89,9 +90,12 @@ def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
                     _read_submessage(field, kind, view, start, at, into, unknown)
                 else:
                     part = view[start:at]
-                    _keep(field, part if kind is BYTES else read_text(part), into)
+                    _keep(field, part if kind is BYTES else str(part, "utf-8"), into)
             elif field.rule is FieldRule.REPEATED:
                 at = _read_list(field, view, at, end, tag, into)
+            elif kind.wire == VARINT and kind is not BOOL and at < end and view[at] < 0x80:
+                _keep(field, view[at], into)
+                at += 1
             else:
                 value, at = kind.read(view, at, end)
                 _keep(field, value, into)
@@ -99,6 +103,10 @@ def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
         if field is not None:
             fault.under(_segment(field, into))
         raise
+    except UnicodeDecodeError as error:
+        assert field is not None  # noqa: S101  # only a text of this message raises it
+        not_text = FieldFault(f"the text is not UTF-8 at byte {error.start}")
+        raise not_text.under(_segment(field, into)) from None
 
 
 def _segment(field: Field, into: Plain) -> str:
