@@ -76,9 +76,7 @@ def _data(given: Any) -> list[Datum]:
     return data
 
 
-def _config(given: Any) -> LossFnConfig | None:
-    if given is None:
-        return None
+def _config(given: Any) -> LossFnConfig:
     if not isinstance(given, Mapping):
         raise TypeError(
             f"loss_fn_config: expected a mapping of names to numbers or text, got {type(given).__name__}"
@@ -106,7 +104,9 @@ class ForwardBackwardInput(Model):
 
     data: list[Datum] = attrs.field(converter=_data)
     loss_fn: str
-    loss_fn_config: LossFnConfig | None = attrs.field(default=None, converter=_config)
+    loss_fn_config: LossFnConfig | None = attrs.field(
+        default=None, converter=attrs.converters.optional(_config)
+    )
 
     if TYPE_CHECKING:  # for type checkers: the constructor accepts more types than the fields hold
 
