@@ -70,17 +70,20 @@ def used_fields(call: str, request: Model) -> list[UsedField]:
     places += [(place, idle, False) for place, idle in _NOTES.get(call, {}).items()]
     if not places:
         return []
-    tree = wire_json.to_plain(request)
+    fields = request._fields_out()
     return [
         UsedField(place, changes_result)
         for place, idle, changes_result in places
-        if _value_at(tree, place) not in (None, idle)
+        if _value_at(fields, place) not in (None, idle)
     ]
 
 
 def _value_at(tree: Any, place: Place) -> Any:
     for name in place:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
+        if isinstance(tree, Model):
+            tree = getattr(tree, name, None)
+        else:
+            tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
