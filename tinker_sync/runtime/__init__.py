@@ -47,9 +47,9 @@ The modules and their contents:
                            failures that the user never looks at
     exits, _fork           the end of the process; forked children
 
-Threads: those of the user (they check, prepare and queue), `tinker-enter` (queues training calls),
-`tinker-send-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`,
-`tinker-await-N`, `tinker-poll`, `tinker-heartbeat`, `tinker-close`. Every lock is a leaf: a thread that
+Threads: those of the user (they check and prepare), `tinker-poll` (queues training calls; `tinker-enter` does
+while it does not run), `tinker-send-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`,
+`tinker-create-N`, `tinker-await-N`, `tinker-heartbeat`, `tinker-close`. Every lock is a leaf: a thread that
 holds a lock takes no second lock, does no I/O and runs no callback. Tests enforce this.
 
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
@@ -57,6 +57,7 @@ Code without a lock relies on operations that are atomic in the interpreter, als
     set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
     dict.pop, list.pop                resources of a sample, reaction of a ticket: the thread that pops acts
     deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`)
+    deque.append                      the turn of a training call (`send_queue`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
 
 `next` of an `itertools.count`, which draws numbers and keys, is atomic only under the global lock. An
