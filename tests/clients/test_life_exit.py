@@ -178,8 +178,8 @@ def test_after_ctrl_c_in_result_the_client_goes_on(stub: Stub) -> None:
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     sampler = service.create_sampling_client(base_model="stub/model")
     slow = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
-    say("waiting")
     try:
+        say("waiting")
         slow[0].result()
     except KeyboardInterrupt:
         say("interrupted")

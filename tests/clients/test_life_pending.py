@@ -19,7 +19,7 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError
 
 FULL = {"custom_loss_server_side": False}
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 STEP = types.AdamParams()
@@ -217,9 +217,9 @@ def test_a_second_ctrl_c_leaves_at_once(stub: Stub) -> None:
     stub.script("/save_weights", Answer(status=0))
     text = """
     with service:
-        trainer.save_state('final')
+        saved = trainer.save_state('final')
         say("saving")
-        hear()
+        saved.result()
     """
     with run(stub, text) as script:
         script.hear()

@@ -31,7 +31,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
 

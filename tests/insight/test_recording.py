@@ -91,7 +91,7 @@ def test_a_request_counts_as_soon_as_the_user_has_its_result() -> None:
     class SlowObserver:
         def observe(self, event: Event) -> None:
             if isinstance(event, CallFailed):
-                shown.wait(60)
+                shown.wait(120)
 
     with LocalServer(model=MODEL) as server, server.service() as service:
         service.holder.listen(SlowObserver())

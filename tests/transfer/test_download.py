@@ -45,7 +45,7 @@ def client_of(server: FileServer, **options: Any) -> Iterator[RestClient]:
 
 def fetch(server: FileServer, to: Path, path: str = EXTERNAL, **options: Any) -> CheckpointDownload:
     with client_of(server) as rest:
-        return rest.download_checkpoint(path, to, **options).result(60)
+        return rest.download_checkpoint(path, to, **options).result(120)
 
 
 def files_below(place: Path) -> dict[str, bytes]:

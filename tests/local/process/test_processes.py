@@ -64,7 +64,7 @@ def await_gone(pid: int, place: Path) -> None:
 
 
 SHOW = """
-import json, os, sys
+import json, os, sys, threading
 from tinker_sync import ServiceClient, _embedded
 from tinker_sync.local.process import key_files
 
@@ -196,7 +196,8 @@ client = ServiceClient(base_url="local")
 client.create_lora_training_client("tinker-sync/tiny", rank=2).result()
 try:
     print("ready", flush=True)
-    sys.stdin.readline()
+    while True:
+        threading.Event().wait(0.1)  # a longer wait may begin just after the signal, which it would miss
 except KeyboardInterrupt:
     client.close("interrupted").result()
 """

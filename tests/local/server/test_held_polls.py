@@ -27,7 +27,7 @@ from support.open_files import room_for
 COUNT = int(os.environ.get("TINKER_SYNC_HELD_POLLS", "150"))
 HOLD_S = 0.6 if COUNT <= 500 else 8.0
 ROUNDS = 2 if COUNT <= 500 else 4
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ROOT = Path(embedded.__file__).parents[2]
 
 
