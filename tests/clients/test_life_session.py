@@ -479,7 +479,7 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
     page = answer(b"<title>Welcome</title>", status=status, headers={"Content-Type": "text/html"})
     with (
         AnsweringServer(lambda _: page) as server,
-        ServiceClient(base_url=server.url, api_key="tml-x") as service,
+        ServiceClient(base_url=server.url, api_key="tml-x", pace=0.01) as service,
     ):
         with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
             service.get_server_capabilities()

@@ -158,7 +158,7 @@ def test_a_stopped_server_is_asked_again_until_it_goes_on(caplog: pytest.LogCapt
     with server, server.stdout as said:
         try:
             url = f"http://127.0.0.1:{said.readline().strip()}"
-            with ServiceClient(base_url=url, api_key="tml-x", timeout=0.5) as service:
+            with ServiceClient(base_url=url, api_key="tml-x", timeout=0.5, pace=0.1) as service:
                 sampler = service.create_sampling_client(base_model="stub/model").result(120)
                 trainer = service.create_lora_training_client("stub/model").result(120)
                 server.send_signal(signal.SIGSTOP)

@@ -111,7 +111,7 @@ def test_a_second_try_sends_the_same_bytes() -> None:
         bodies.append(bytes(asked.body))
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY) as service:
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded, overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), arrays())
@@ -129,7 +129,7 @@ def test_an_array_that_changes_before_a_second_try_is_named() -> None:
         inputs["weights"][TOKENS // 2] = 0
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY) as service:
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), inputs)
