@@ -144,7 +144,7 @@ trainer = service.create_lora_training_client("stub/model")
 
 
 def run(stub: Stub, text: str) -> Script:
-    return Script(SCRIPT + dedent(text), URL=stub.url)  # type: ignore[attr-defined]
+    return Script(SCRIPT + dedent(text), URL=stub.url, unhurried=True)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
