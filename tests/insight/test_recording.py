@@ -56,6 +56,7 @@ def test_samples_one_by_one_are_noticed() -> None:
         with service.explain() as alone:
             for _ in range(12):
                 sampling.sample(PROMPT, 1, SHORT).result()
+        server.plan = FaultPlan().latency("retrieve_future", 50)  # half a second here, more than in the queue
         with service.explain() as together:
             for future in [sampling.sample(PROMPT, 1, SHORT) for _ in range(12)]:
                 future.result()
