@@ -41,7 +41,7 @@ def fresh(code: str, *arguments: str, given: bytes = b"") -> str:
         input=given,
         env=os.environ | {"PYTHONPATH": root},
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -282,7 +282,7 @@ def test_a_traceback_suggests_once() -> None:
         env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1

@@ -44,7 +44,7 @@ def fresh(*arguments: str) -> tuple[str, str]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     return done.stdout, done.stderr

@@ -367,5 +367,5 @@ def test_a_client_that_failed_to_start_leaves_nothing() -> None:
     core = weakref.ref(service.holder)
     del service
     gc.collect()
-    assert core() is None
+    until(lambda: core() is None)  # the thread that tried to start it drops it a moment after the failure
     until(lambda: our_threads() == set())

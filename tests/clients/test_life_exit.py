@@ -48,8 +48,8 @@ def stub() -> Iterator[Stub]:
         yield stub
 
 
-def run(stub: Stub, text: str) -> Script:
-    return Script(text, URL=stub.url)
+def run(stub: Stub, text: str, *, unhurried: bool = False) -> Script:
+    return Script(text, URL=stub.url, unhurried=unhurried)
 
 
 def finishes(stub: Stub) -> list[Any]:
@@ -58,9 +58,9 @@ def finishes(stub: Stub) -> list[Any]:
     return [(body["reason"]["type"], body["detail"]) for body in bodies]
 
 
-def end_of(stub: Stub, text: str) -> Ended:
+def end_of(stub: Stub, text: str, *, unhurried: bool = False) -> Ended:
     """Run a script that makes many calls and then runs the code in `text`. Return how it ended."""
-    with run(stub, IN_FLIGHT + text) as script:
+    with run(stub, IN_FLIGHT + text, unhurried=unhurried) as script:
         script.hear()
         stub.await_asked("/retrieve_future", BUSY)
         script.say("go on")
@@ -95,7 +95,7 @@ def end_of(stub: Stub, text: str) -> Ended:
 def test_the_process_is_gone_and_the_session_finished(
     stub: Stub, text: str, code: int, status: list[str], last_words: str
 ) -> None:
-    ended = end_of(stub, text)
+    ended = end_of(stub, text, unhurried=True)
     assert (ended.code, [kind for kind, _ in finishes(stub)]) == (code, status)
     assert ended.took_s < GONE_S
     lines = ended.err.strip().splitlines()
@@ -127,7 +127,7 @@ def test_a_dead_server_does_not_hold_the_process() -> None:
 
 
 def test_ctrl_c_in_result_ends_the_script_at_once(stub: Stub) -> None:
-    with run(stub, IN_FLIGHT + "say('waiting'); futures[0].result()") as script:
+    with run(stub, IN_FLIGHT + "say('waiting'); futures[0].result()", unhurried=True) as script:
         script.hear()
         stub.await_asked("/retrieve_future", BUSY)
         script.say("go on")
@@ -178,8 +178,8 @@ def test_after_ctrl_c_in_result_the_client_goes_on(stub: Stub) -> None:
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     sampler = service.create_sampling_client(base_model="stub/model")
     slow = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
-    say("waiting")
     try:
+        say("waiting")
         slow[0].result()
     except KeyboardInterrupt:
         say("interrupted")
@@ -189,7 +189,7 @@ def test_after_ctrl_c_in_result_the_client_goes_on(stub: Stub) -> None:
     say(trainer.optim_step(types.AdamParams()).result(120).metrics)
     say(slow[0].done())
     """
-    with run(stub, text) as script:
+    with run(stub, text, unhurried=True) as script:
         assert script.hear() == "waiting"
         stub.await_asked("/retrieve_future", 20)
         script.interrupt()
@@ -259,7 +259,7 @@ def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
     service.create_sampling_client(base_model="stub/model").result()
     sys.ps1, sys.last_value = ">>> ", ValueError("of an earlier line")
     """
-    with run(stub, text) as script:
+    with run(stub, text, unhurried=True) as script:
         assert script.wait().code == 0
     assert finishes(stub) == [("success", None)]
 

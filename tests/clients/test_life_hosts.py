@@ -48,15 +48,15 @@ from tinker_sync.clients.service import ServiceClient
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 sampler = service.create_sampling_client(base_model="stub/model")
-sampler.sample(PROMPT, 1, PARAMS).result(60)
+sampler.sample(PROMPT, 1, PARAMS).result(120)
 '''
-SAMPLE = "print(sampler.sample(PROMPT, 1, PARAMS).result(60).sequences[0].tokens)"
+SAMPLE = "print(sampler.sample(PROMPT, 1, PARAMS).result(120).sequences[0].tokens)"
 
 manager = KernelManager(kernel_name="python3")
 manager.start_kernel()
 client = manager.blocking_client()
 client.start_channels()
-client.wait_for_ready(timeout=60)
+client.wait_for_ready(timeout=120)
 
 def run(cell, *, wait=True):
     if not wait:
@@ -65,7 +65,7 @@ def run(cell, *, wait=True):
     def hear_output(message):
         if message["msg_type"] == "stream":
             words.append(message["content"]["text"].strip())
-    reply = client.execute_interactive(cell, timeout=60, output_hook=hear_output)["content"]
+    reply = client.execute_interactive(cell, timeout=120, output_hook=hear_output)["content"]
     say(reply.get("ename", reply["status"]), *words)
 
 run(START)
@@ -75,15 +75,15 @@ hear()
 number = run(SAMPLE, wait=False)
 hear()
 manager.interrupt_kernel()
-while client.get_shell_msg(timeout=60)["parent_header"].get("msg_id") != number:
+while client.get_shell_msg(timeout=120)["parent_header"].get("msg_id") != number:
     pass
 say("interrupted")
 hear()
 run(SAMPLE)
-run("print([each.result(60).sequences[0].tokens for each in kept])")
+run("print([each.result(120).sequences[0].tokens for each in kept])")
 run("late = sampler.sample(PROMPT, 1, PARAMS)")
 manager.restart_kernel()
-client.wait_for_ready(timeout=60)
+client.wait_for_ready(timeout=120)
 run("sampler")
 run(START)
 run(SAMPLE)
@@ -125,11 +125,11 @@ from tinker_sync.clients.service import ServiceClient
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 sampler = service.create_sampling_client(base_model="stub/model")
-sampler.sample(PROMPT, 1, PARAMS).result(60)
+sampler.sample(PROMPT, 1, PARAMS).result(120)
 
 def app(environ, start_response):
     sampled = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(3)]
-    tokens = [list(each.result(60).sequences[0].tokens) for each in sampled]
+    tokens = [list(each.result(120).sequences[0].tokens) for each in sampled]
     start_response("200 OK", [("Content-Type", "application/json")])
     return [json.dumps([os.getpid(), tokens]).encode()]
 """
@@ -153,11 +153,11 @@ def test_gunicorn_forks_workers_from_a_process_that_has_sampled(stub: Stub, tmp_
             address = next(found[1] for found in addresses if found is not None)
             answers = []
             while len({pid for pid, _ in answers}) < 2 and len(answers) < 200:
-                with urllib.request.urlopen(address, timeout=60) as reply:
+                with urllib.request.urlopen(address, timeout=120) as reply:
                     answers.append(tuple(map(str, json.load(reply))))
             server.send_signal(signal.SIGTERM)
             rest = words.read()
-            assert server.wait(60) == 0
+            assert server.wait(120) == 0
         finally:
             server.kill()
     assert {tokens for _, tokens in answers} == {str([[6, 7]] * 3)}
@@ -185,10 +185,10 @@ def tinker_server_options():
 def test_trains_and_samples(turn, tinker_service, worker_id):
     assert worker_id != "master"
     training = tinker_service.create_lora_training_client("tinker-sync/random", rank=1)
-    assert training.optim_step(types.AdamParams()).result(60).metrics
+    assert training.optim_step(types.AdamParams()).result(120).metrics
     sampler = training.save_weights_and_get_sampling_client()
     prompt = types.ModelInput.from_ints([1, 2, 3])
-    sampled = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result(60)
+    sampled = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result(120)
     assert len(sampled.sequences[0].tokens) == 2
 """
 

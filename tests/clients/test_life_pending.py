@@ -19,7 +19,7 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError
 
 FULL = {"custom_loss_server_side": False}
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 STEP = types.AdamParams()
@@ -134,14 +134,17 @@ def test_passes_by_themselves_are_not_waited_for(stub: Stub) -> None:
     assert isinstance(passed.exception(0), ClientClosedError)
 
 
+# The line that names what is waited for comes at once.
 SCRIPT = """
+from tinker_sync.runtime import pending
+pending._NOTICE_AFTER_S = 0.0
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 trainer = service.create_lora_training_client("stub/model")
 """
 
 
 def run(stub: Stub, text: str) -> Script:
-    return Script(SCRIPT + dedent(text), URL=stub.url)  # type: ignore[attr-defined]
+    return Script(SCRIPT + dedent(text), URL=stub.url, unhurried=True)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +176,6 @@ def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) 
 def test_calls_made_just_before_the_end_of_a_script_are_carried_out() -> None:
     """The calls wait for an answer that comes after the last line. By then Python 3.12 starts no threads."""
     text = """
-    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
-    trainer = service.create_lora_training_client("stub/model")
     datum = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
     trainer.forward_backward([datum], "cross_entropy")
     trainer.optim_step(types.AdamParams())
@@ -186,7 +187,7 @@ def test_calls_made_just_before_the_end_of_a_script_are_carried_out() -> None:
         for path in ("/client/config", "/create_session", "/retrieve_future"):
             stub = stack.enter_context(StubServer(config=FULL))
             stub.script(path, Answer(gate=release, usual=True))
-            script = stack.enter_context(Script(dedent(text), URL=stub.url))  # type: ignore[attr-defined]
+            script = stack.enter_context(run(stub, text))
             runs.append((path, stub, script))
         for path, stub, script in runs:
             stub.await_asked(path)
@@ -217,9 +218,9 @@ def test_a_second_ctrl_c_leaves_at_once(stub: Stub) -> None:
     stub.script("/save_weights", Answer(status=0))
     text = """
     with service:
-        trainer.save_state('final')
+        saved = trainer.save_state('final')
         say("saving")
-        hear()
+        saved.result()
     """
     with run(stub, text) as script:
         script.hear()

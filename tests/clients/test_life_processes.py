@@ -89,7 +89,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
         say(sample(), [future.result(120).sequences[0].tokens for future in slow] == [[6, 7]] * 10)
         say(trainer.optim_step(types.AdamParams()).result(120).metrics)
     """
-    with Script(FORK + ERRORS + dedent(text), URL=stub.url) as script:
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url, unhurried=True) as script:
         assert script.hear() == "[6, 7] {'step:max': 1.0}"
         release = threading.Event()
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 10)

@@ -32,7 +32,7 @@ def memory():
 
 def name_of(call):
     try:
-        call().result(60)
+        call().result(120)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "a result"
@@ -57,8 +57,8 @@ def test_with_64_files_many_samples_take_turns(stub: Stub) -> None:
     text = """
     sampled = [sample() for _ in range(300)]
     stepped = [trainer.optim_step(STEP) for _ in range(5)]
-    say({tuple(each.result(60).sequences[0].tokens) for each in sampled})
-    say([each.result(60).metrics["step:max"] for each in stepped])
+    say({tuple(each.result(120).sequences[0].tokens) for each in sampled})
+    say([each.result(120).metrics["step:max"] for each in stepped])
     """
     with run(stub, text, files=64) as script:
         assert script.hear() == "{(6, 7)}"
@@ -88,7 +88,7 @@ def test_without_a_single_file_calls_fail_by_name_and_later_ones_succeed(stub: S
 def test_without_another_thread_calls_fail_by_name_or_go_on(stub: Stub, *, warm: bool) -> None:
     text = f"""
     if {warm}:
-        sampler.result(60), trainer.result(60), sample().result(60)
+        sampler.result(120), trainer.result(120), sample().result(120)
     usual = threading.stack_size(1 << 30)
     limit(resource.RLIMIT_AS, memory() + (1 << 29))
     try:
@@ -124,7 +124,7 @@ def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> 
     refused = name_of(lambda: trainer.forward_backward(large, "cross_entropy"))
     limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
     say(refused)
-    say({tuple(each.result(60).sequences[0].tokens) for each in sampled})
+    say({tuple(each.result(120).sequences[0].tokens) for each in sampled})
     say(name_of(lambda: trainer.optim_step(STEP)))
     """
     with run(stub, text) as script:

@@ -254,7 +254,7 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
     with StubServer(config=FULL) as stub:
         client = ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.1)  # type: ignore[attr-defined]
         settings = client.holder.settings
-        client.close().result(10)
+        client.close().result(120)
         core = Core(settings, clock=clock)
         core.start()
         left: list[float | None] = []
@@ -267,7 +267,7 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
         core.caller.read = answer  # type: ignore[assignment, method-assign]
         with pytest.raises(BillingError):
             core.call("get_server_capabilities", deadline_s=10.0)
-        core.close().result(10)
+        core.close().result(120)
     # Each try takes 3 s and each pause 0.5 s.
     assert left == pytest.approx([10.0, 6.5, 3.0])
 
@@ -479,7 +479,7 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
     page = answer(b"<title>Welcome</title>", status=status, headers={"Content-Type": "text/html"})
     with (
         AnsweringServer(lambda _: page) as server,
-        ServiceClient(base_url=server.url, api_key="tml-x") as service,
+        ServiceClient(base_url=server.url, api_key="tml-x", pace=0.01) as service,
     ):
         with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
             service.get_server_capabilities()

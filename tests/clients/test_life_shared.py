@@ -79,14 +79,14 @@ def test_pickles_of_one_client_share_a_copy(stub: Stub, monkeypatch: pytest.Monk
     sampler = service.create_sampling_client(base_model="stub/model").result()
     first, second = (pickle.loads(pickle.dumps(sampler)) for _ in range(2))
     assert first is second is not sampler
-    first.holder.close("success").result(10)
+    first.holder.close("success").result(120)
     third = pickle.loads(pickle.dumps(sampler))
     assert third is not first
-    third.sample(PROMPT, 1, PARAMS).result(10)
+    third.sample(PROMPT, 1, PARAMS).result(120)
     monkeypatch.setenv("TINKER_API_KEY", "tml-y")
     assert pickle.loads(pickle.dumps(sampler)).holder is not third.holder
-    third.holder.close("success").result(10)
-    service.close().result(10)
+    third.holder.close("success").result(120)
+    service.close().result(120)
 
 
 def test_w42_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:

@@ -77,7 +77,7 @@ def client_on(stub: Stub, clock: Any) -> Iterator[ServiceClient]:
     try:
         yield service
     finally:
-        service.close().result(60)
+        service.close().result(120)
 
 
 @pytest.mark.parametrize("shift_s", [DAY_S, -DAY_S], ids=["forward", "back"])
@@ -86,8 +86,8 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
     with client_on(stub, clock) as service:
         lost = Listener(SessionLost)
         service.holder.listen(lost)
-        sampler = service.create_sampling_client(base_model="stub/model").result(60)
-        trainer = service.create_lora_training_client("stub/model").result(60)
+        sampler = service.create_sampling_client(base_model="stub/model").result(120)
+        trainer = service.create_lora_training_client("stub/model").result(120)
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
         before = [
             sampler.sample(PROMPT, 1, PARAMS, deadline=120),
@@ -100,9 +100,9 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
         assert service.holder.session._heartbeat is not None
         service.holder.session._heartbeat.step()
         release.set()
-        sampled = [before[0].result(60), after[0].result(60)]
+        sampled = [before[0].result(120), after[0].result(120)]
         assert [each.sequences[0].tokens for each in sampled] == [[6, 7], [6, 7]]
-        assert [each.result(60).metrics["step:max"] for each in (before[1], after[1])] == [1.0, 2.0]
+        assert [each.result(120).metrics["step:max"] for each in (before[1], after[1])] == [1.0, 2.0]
         assert lost.events == []
 
 
@@ -112,7 +112,7 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
     with client_on(stub, clock) as service:
         late = Listener(HeartbeatLate)
         service.holder.listen(late)
-        sampler = service.create_sampling_client(base_model="stub/model").result(60)
+        sampler = service.create_sampling_client(base_model="stub/model").result(120)
         stub.script("/retrieve_future", Answer(gate=release, abort="before"))
         sampled = sampler.sample(PROMPT, 1, PARAMS)
         stub.await_asked("/retrieve_future")
@@ -124,7 +124,7 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
         while not sampled.done():
             clock.advance(1.0)  # ends the pause before the next poll
             turn.wait(0.002)
-        assert sampled.result(60).sequences[0].tokens == [6, 7]
+        assert sampled.result(120).sequences[0].tokens == [6, 7]
         [event] = late.events
         assert isinstance(event, HeartbeatLate)
         assert event.delay_s >= 3600.0 - PERIOD_S
@@ -140,8 +140,8 @@ def test_a_server_with_a_wrong_date(stub: Stub) -> None:
         trainer = service.create_lora_training_client("stub/model")
         sampled, stepped = sampler.sample(PROMPT, 1, PARAMS), trainer.optim_step(STEP)
         assert service.get_server_capabilities().supported_models
-        assert sampled.result(60).sequences[0].tokens == [6, 7]
-        assert stepped.result(60).metrics == {"step:max": 1.0}
+        assert sampled.result(120).sequences[0].tokens == [6, 7]
+        assert stepped.result(120).metrics == {"step:max": 1.0}
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops processes")
@@ -158,9 +158,9 @@ def test_a_stopped_server_is_asked_again_until_it_goes_on(caplog: pytest.LogCapt
     with server, server.stdout as said:
         try:
             url = f"http://127.0.0.1:{said.readline().strip()}"
-            with ServiceClient(base_url=url, api_key="tml-x", timeout=0.5) as service:
-                sampler = service.create_sampling_client(base_model="stub/model").result(60)
-                trainer = service.create_lora_training_client("stub/model").result(60)
+            with ServiceClient(base_url=url, api_key="tml-x", timeout=0.5, pace=0.1) as service:
+                sampler = service.create_sampling_client(base_model="stub/model").result(120)
+                trainer = service.create_lora_training_client("stub/model").result(120)
                 server.send_signal(signal.SIGSTOP)
                 sampled, stepped = sampler.sample(PROMPT, 1, PARAMS), trainer.optim_step(STEP)
                 until(lambda: "Still trying" in caplog.text)

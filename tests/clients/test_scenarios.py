@@ -387,7 +387,7 @@ def test_a_copy_buys_tokens_of_its_own() -> None:
 
 
 def test_a_cancelled_sample_is_cancelled_at_the_server() -> None:
-    with world(dynamic_config={"sample_cancel_enabled": True}, latency_s=0.2) as (stub, client):
+    with world(dynamic_config={"sample_cancel_enabled": True}, latency_s=3600.0) as (stub, client):
         future = sampler_of(client).sample(PROMPT, 1, ONE_TOKEN)
         until(lambda: polls(stub))
         assert future.cancel()

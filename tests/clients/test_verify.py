@@ -27,7 +27,7 @@ from tinker_sync.testing import LocalServer
 from tinker_sync.types import ForwardBackwardOutput, TensorData
 
 MODEL = "tinker-sync/random"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 DATUM = Datum(ModelInput.from_ints([5, 6, 7]), {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]})
 
 

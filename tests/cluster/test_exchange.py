@@ -19,7 +19,7 @@ from tinker_sync.ray import pool as pool_module
 
 MODEL = "tinker-sync/random"
 PARAMS = SamplingParams(max_tokens=2, seed=7)
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROMPTS = [[1 + number, 5] for number in range(30)]
 
 

@@ -53,7 +53,7 @@ def test_displays_load_with_the_first_one() -> None:
         "assert 'tinker_sync.display' not in sys.modules; types.AdamParams()._repr_html_(); "
         "assert 'tinker_sync.display' in sys.modules and 'tinker_sync.display.tables' in sys.modules"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 
 
 # ---------------------------------------------------------------------------------- samples

@@ -83,7 +83,7 @@ def test_an_evaluation_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.C
 
 def test_an_example_is_a_command() -> None:
     command = [sys.executable, "-W", "error", "-m", "tinker_sync.examples.web_app", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "--base-url" in done.stdout
 
 

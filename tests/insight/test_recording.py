@@ -56,6 +56,7 @@ def test_samples_one_by_one_are_noticed() -> None:
         with service.explain() as alone:
             for _ in range(12):
                 sampling.sample(PROMPT, 1, SHORT).result()
+        server.plan = FaultPlan().latency("retrieve_future", 50)  # half a second here, more than in the queue
         with service.explain() as together:
             for future in [sampling.sample(PROMPT, 1, SHORT) for _ in range(12)]:
                 future.result()
@@ -91,7 +92,7 @@ def test_a_request_counts_as_soon_as_the_user_has_its_result() -> None:
     class SlowObserver:
         def observe(self, event: Event) -> None:
             if isinstance(event, CallFailed):
-                shown.wait(60)
+                shown.wait(120)
 
     with LocalServer(model=MODEL) as server, server.service() as service:
         service.holder.listen(SlowObserver())

@@ -85,7 +85,7 @@ def test_the_command_draws_and_prints_the_path(tmp_path: Path) -> None:
     directory = run(tmp_path / "x", {"step": 0, "loss": 1}, {"step": 1, "loss": 0.5})
     to = tmp_path / "out.html"
     command = [sys.executable, "-m", "tinker_sync", "plot", str(directory), "--to", str(to)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert str(to) in done.stdout.replace("\n", "")
     assert "polyline" in to.read_text()

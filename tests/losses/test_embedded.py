@@ -27,7 +27,7 @@ from tinker_sync.losses import (
     with_reference,
 )
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 STEPS = int(os.environ.get("TINKER_SYNC_TEST_DPO_STEPS", "6"))
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.crowd import until
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
 from support.tinker_stub import Answer
 
@@ -445,7 +446,7 @@ class TestThreads:
                 gone = weakref.ref(future)
                 del future
                 gc.collect()
-                assert gone() is None
+                until(lambda gone=gone: gone() is None)
 
     def test_worker_of_an_ended_loss_may_use_the_client(self) -> None:
         with world() as (_, trainer):

@@ -284,7 +284,7 @@ class TestAwaiting:
             "future = APIFuture(); future.resolve(1); future.result()\n"
             "assert 'asyncio' not in sys.modules\n"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 class TestCallbacks:
@@ -568,7 +568,7 @@ def test_a_wait_in_a_forked_child_is_an_error() -> None:
         "open_one.resolve(9)\n"
         "assert open_one.result() == 9\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_ctrl_c_cannot_leave_a_future_locked() -> None:

@@ -264,6 +264,6 @@ def test_it_ends_by_itself_when_no_client_is_left() -> None:
 def test_joining_from_its_own_thread_does_not_hang() -> None:
     bench = Bench()
     bench.heartbeat.start()
-    bench.heartbeat.stop(lambda: bench.heartbeat.join(60))
+    bench.heartbeat.stop(lambda: bench.heartbeat.join(120))
     assert bench.heartbeat.ended.wait(120)
     bench.heartbeat.join(120)

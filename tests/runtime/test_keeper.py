@@ -259,7 +259,7 @@ class Ground:
             swept.put(None)
 
         self._service.loop.call_soon_threadsafe(sweep)
-        swept.get(timeout=60)
+        swept.get(timeout=120)
 
     def _seen_at_s(self, session_id: str) -> float | None:
         session = self._service.sessions.get(session_id)
@@ -286,7 +286,7 @@ say(session._heartbeat._keeper.pid)
 while True:
     order = hear()
     if order == "step":
-        say(sorted(training.optim_step(types.AdamParams()).result(60).metrics))
+        say(sorted(training.optim_step(types.AdamParams()).result(120).metrics))
     elif order == "hold the lock":
         say("holds it")
         ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(100), 100)  # unlike CDLL, it keeps the lock
@@ -297,7 +297,7 @@ while True:
             signal.pause()
         say(child)
     elif order == "close":
-        service.close().result(60)
+        service.close().result(120)
         say("closed")
 """
 
@@ -366,14 +366,14 @@ def test_attach_finds_the_session_of_a_killed_owner(ground: Ground, tmp_path: Pa
         script.say("fork")
         child = int(script.hear())  # the keeper must notice the death despite the child's copy of the pipe
         script._process.kill()
-        script._process.wait(60)
+        script._process.wait(120)
         try:
             ground.outlasts(session)
             # The living child must not keep its copy of the journal locked.
             with ServiceClient.attach(journal, api_key=KEY, keeper=30.0) as service:
                 [training] = service.trainings
                 assert training.model_id.startswith(session)
-                assert training.optim_step(AdamParams()).result(60).metrics
+                assert training.optim_step(AdamParams()).result(120).metrics
                 assert is_alive(keeper)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -467,7 +467,7 @@ def test_a_keeper_that_cannot_start_is_reported(
     keeper.end()
 
 
-@pytest.mark.parametrize("drop", [lambda service: service.close().result(60), lambda service: None])
+@pytest.mark.parametrize("drop", [lambda service: service.close().result(120), lambda service: None])
 def test_a_client_that_ends_or_is_dropped_takes_its_keeper_along(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, drop: Callable[[ServiceClient], object]
 ) -> None:

@@ -109,7 +109,7 @@ def test_calls_may_end_while_another_thread_looks() -> None:
         assert all(changes.under_way() for _ in range(5000))
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(120)
     keep.resolve(None)
     assert not changes.under_way()
 

@@ -237,10 +237,10 @@ class TestWork:
         gate.end_work(0)
         gate.end_work(1)
         permits: list[Permit | None] = []
-        waiting = threading.Thread(target=lambda: permits.append(gate.acquire(timeout=60)))
+        waiting = threading.Thread(target=lambda: permits.append(gate.acquire(timeout=120)))
         waiting.start()
         gate.end_work(2)
-        waiting.join(60)
+        waiting.join(120)
         assert len(permits) == 1
         assert permits[0] is not None
 

@@ -119,5 +119,5 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
             assert future.result(PATIENCE_S).sequences
         numbers = [asked.json()["seq_id"] for asked in stub.asked("/asample")]
     assert sorted(numbers) == sorted([*set(numbers), numbers[0]])
-    # The second sample was the next to go when the first came back.
-    assert numbers[:3] == [numbers[0], numbers[1], numbers[0]]
+    # The second sample may have been the next to go already when the first came back.
+    assert numbers[:3].count(numbers[0]) == 2

@@ -837,4 +837,4 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "call(busy)\n"
         "assert repr(busy) == '<SendQueue sending, 2 queued, next number 2>', busy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

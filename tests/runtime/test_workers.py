@@ -303,7 +303,7 @@ def _no_thread(_: threading.Thread) -> None:
 
 def run_script(code: str, *, expect: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == expect, done.stderr
     return done.stdout + done.stderr

@@ -27,7 +27,7 @@ import numpy as np
 from interop.acceptance_script import plain
 
 BASE = "tinker-sync/tiny"
-WAIT_S = 60.0
+WAIT_S = 120.0
 HOUR = dt.timedelta(hours=1)
 
 # The id of a promise contains the number of earlier promises. This number is masked, because the clients need

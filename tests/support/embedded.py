@@ -80,7 +80,7 @@ class Wire:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             target = path if path.startswith(API) else API + path
             connection.request(method, target, body, {name: v for name, v in sent.items() if v})

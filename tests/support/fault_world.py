@@ -40,11 +40,11 @@ MODEL = "tinker-sync/random"
 # Long enough for twenty tries and more, so that no damage of `PASSING` costs a call. The pauses of these
 # clients are a hundredth as long as usual.
 DEADLINE_S = 600.0
-_ENDED_S = 70.0
+_ENDED_S = 120.0
 PROMPTS = [types.ModelInput.from_ints([7 * number % 256, number, 3]) for number in range(8)]
 GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
 _SILENCE_S = 1.0
-_CHILD_S = 30
+_CHILD_S = 120
 _CLOSE = 1e-3
 _CALLBACK_LOOKS = 1000
 

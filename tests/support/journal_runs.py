@@ -27,7 +27,7 @@ from tinker_sync import types
 
 MODEL = "tinker-sync/random"
 STEPS = 5
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def batch(step: int) -> list[types.Datum]:

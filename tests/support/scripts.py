@@ -32,6 +32,11 @@ def hear():
     return sys.stdin.readline().strip()
 """
 
+UNHURRIED = """
+from tinker_sync.runtime import exits
+exits.EXIT_LIMIT_S = 60.0
+"""
+
 
 @dataclass
 class Ended:
@@ -49,13 +54,17 @@ class Script:
 
     Its code runs after `PREAMBLE`, which defines `say` and `hear` for it: `say` writes a line that `hear` of
     this class returns, and `hear` returns a line that `say` of this class writes. With `strict`, its warnings
-    are errors.
+    are errors. With `unhurried`, its end gives the server a minute: a live one on a busy machine may need
+    more than the usual second.
     """
 
-    def __init__(self, text: str, *, strict: bool = True, **environment: str) -> None:
+    def __init__(
+        self, text: str, *, strict: bool = True, unhurried: bool = False, **environment: str
+    ) -> None:
+        code = PREAMBLE + UNHURRIED * unhurried + textwrap.dedent(text)
         root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
         self._process = subprocess.Popen(
-            [sys.executable, *(["-W", "error"] if strict else []), "-c", PREAMBLE + textwrap.dedent(text)],
+            [sys.executable, *(["-W", "error"] if strict else []), "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

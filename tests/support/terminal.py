@@ -12,7 +12,8 @@ import sys
 import termios
 from collections.abc import Mapping, Sequence
 
-PATIENCE_S = 60.0
+from support.clock import PATIENCE_S
+
 _STEP = re.compile(r"\x1b\[\?25[lh]|\x1b\[(\d*)([AKm])|\x1b\[[0-9;]*m|\r|\n|[^\x1b\r\n]+|\x1b")
 # Makes the pty the controlling terminal, so that Ctrl-C reaches the program.
 _LEAD = (
@@ -50,7 +51,8 @@ def at_terminal(
     os.close(its)
     got = bytearray()
     try:
-        while select.select([ours], [], [], PATIENCE_S)[0]:
+        while True:
+            assert select.select([ours], [], [], PATIENCE_S)[0], f"it is silent after: {got.decode()}"
             try:
                 data = os.read(ours, 65536)
             except OSError:  # the other end is closed

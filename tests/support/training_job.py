@@ -7,7 +7,7 @@ from typing import Any
 import tinker_sync
 
 MODEL = "tinker-sync/random"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 DATA = [
     tinker_sync.Datum(

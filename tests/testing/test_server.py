@@ -247,7 +247,7 @@ def test_another_process_computes_the_same_numbers() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "99"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

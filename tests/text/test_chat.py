@@ -213,7 +213,7 @@ def test_threads_render_concurrently(tokenizer: Tokenizer) -> None:
         ]
 
     with ThreadPoolExecutor(16) as pool:
-        masks = [future.result(60) for future in [pool.submit(work, number) for number in range(1, 17)]]
+        masks = [future.result(120) for future in [pool.submit(work, number) for number in range(1, 17)]]
     for number, mask in enumerate(masks, start=1):
         assert mask == [[0] * (3 + number) + [1] * (number + 1)] * 20
 

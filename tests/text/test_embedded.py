@@ -32,13 +32,13 @@ def test_chat_training_learns() -> None:
         for _ in range(3):
             passed = training.forward_backward([datum], "cross_entropy")
             training.optim_step(AdamParams(learning_rate=1e-2))
-            losses.append(passed.result(60).metrics["loss:sum"])
+            losses.append(passed.result(120).metrics["loss:sum"])
         assert losses[2] < losses[1] < losses[0]
 
         ids = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, return_dict=False)
         prompt = ModelInput.from_ints(ids)
-        sampled = sampling.sample(prompt, 2, SamplingParams(max_tokens=4, seed=1)).result(60)
+        sampled = sampling.sample(prompt, 2, SamplingParams(max_tokens=4, seed=1)).result(120)
         assert all(tokenizer.decode(sequence.tokens) for sequence in sampled.sequences)
         group = data.from_samples(prompt, sampled, [1.0, -1.0])
-        outcome = training.forward_backward(group, "importance_sampling").result(60)
+        outcome = training.forward_backward(group, "importance_sampling").result(120)
         assert len(outcome.loss_fn_outputs) == 2

@@ -54,7 +54,7 @@ def ask_at_once(*asks: Callable[[], Any]) -> list[Any]:
         return ask()
 
     with ThreadPoolExecutor(len(asks)) as pool:
-        return [future.result(60) for future in [pool.submit(run, ask) for ask in asks]]
+        return [future.result(120) for future in [pool.submit(run, ask) for ask in asks]]
 
 
 def test_32_threads_load_a_tokenizer_once(
@@ -279,7 +279,7 @@ def test_large_vocabulary_leaves_little_memory(tmp_path: Path) -> None:
             env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -330,7 +330,7 @@ def test_32_threads_share_a_tokenizer(folders: Any) -> None:
         return True
 
     with ThreadPoolExecutor(THREADS) as pool:
-        assert all(future.result(60) for future in [pool.submit(work, number) for number in range(THREADS)])
+        assert all(future.result(120) for future in [pool.submit(work, number) for number in range(THREADS)])
 
 
 FORKS = """
@@ -374,7 +374,7 @@ def test_forked_children_work(folders: Any, parallelism: str | None) -> None:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["0"] * 8), done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 from support.clock import FakeClock
+from support.crowd import until
 from support.file_server import Content, FileServer, Tar
 from support.tars import member, write
 
@@ -45,7 +46,7 @@ def client_of(server: FileServer, **options: Any) -> Iterator[RestClient]:
 
 def fetch(server: FileServer, to: Path, path: str = EXTERNAL, **options: Any) -> CheckpointDownload:
     with client_of(server) as rest:
-        return rest.download_checkpoint(path, to, **options).result(60)
+        return rest.download_checkpoint(path, to, **options).result(120)
 
 
 def files_below(place: Path) -> dict[str, bytes]:
@@ -282,12 +283,12 @@ def test_cancelled_download_resumes(tmp_path: Path) -> None:
 
 
 def test_closing_the_client_stops_a_download(tmp_path: Path) -> None:
-    halted = threading.Event()
-    with FileServer({"a": 6 * PART}, before=lambda _: halted.wait(0.05)) as server:
+    closed = threading.Event()
+    with FileServer({"a": 6 * PART}, before=lambda _: closed.wait(120)) as server:
         with client_of(server) as rest:
             future = rest.download_checkpoint(EXTERNAL, tmp_path / "out", parts=1)
-            while not server.asked():
-                halted.wait(0.005)
+            until(server.asked)
+        closed.set()
         with pytest.raises(errors.ClientClosedError):
             future.result(120)
         await_quiet()

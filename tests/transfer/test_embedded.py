@@ -34,15 +34,15 @@ def test_every_kind_of_checkpoint_downloads(tmp_path: Path, service: tinker_sync
     trainer = service.create_lora_training_client(BASE, rank=4).result()
     example = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
     trainer.forward_backward([example], "cross_entropy")
-    trainer.optim_step(tinker_sync.AdamParams(learning_rate=0.01)).result(60)
+    trainer.optim_step(tinker_sync.AdamParams(learning_rate=0.01)).result(120)
     paths = [
-        trainer.save_state("state").result(60).path,
-        trainer.save_weights_for_sampler("sampler").result(60).path,
-        trainer.save_weights_external("export").result(60).path,
+        trainer.save_state("state").result(120).path,
+        trainer.save_weights_for_sampler("sampler").result(120).path,
+        trainer.save_weights_external("export").result(120).path,
     ]
     weights = []
     for path in paths:
-        got = rest.download_checkpoint(path, tmp_path / path.rpartition("/")[2]).result(60)
+        got = rest.download_checkpoint(path, tmp_path / path.rpartition("/")[2]).result(120)
         names = [file.name for file in got.files]
         assert {"adapter_config.json", "adapter_model.safetensors"} <= set(names)
         assert [file.size_bytes for file in got.files] == [(got.path / name).stat().st_size for name in names]
@@ -56,10 +56,10 @@ def test_every_kind_of_checkpoint_downloads(tmp_path: Path, service: tinker_sync
 def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
-    path = trainer.save_weights_external("export").result(60).path
-    first = rest.download_checkpoint(path, tmp_path / "first").result(60)
-    back = rest.upload_external_weights(first.path, BASE, LORA).result(60)
-    second = rest.download_checkpoint(back, tmp_path / "second").result(60)
+    path = trainer.save_weights_external("export").result(120).path
+    first = rest.download_checkpoint(path, tmp_path / "first").result(120)
+    back = rest.upload_external_weights(first.path, BASE, LORA).result(120)
+    second = rest.download_checkpoint(back, tmp_path / "second").result(120)
     for name in ("adapter_model.safetensors",):
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
     found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(120)
@@ -73,7 +73,7 @@ def test_interrupted_export_is_reused(
     """A second attempt to download uses the export that the first attempt made."""
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
-    path = trainer.save_state("state").result(60).path
+    path = trainer.save_state("state").result(120).path
 
     replace = os.replace
 
@@ -85,11 +85,11 @@ def test_interrupted_export_is_reused(
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", fail_at_the_end)
         with pytest.raises(tinker_sync.TransferError, match="last moment"):
-            rest.download_checkpoint(path, tmp_path / "out").result(60)
+            rest.download_checkpoint(path, tmp_path / "out").result(120)
     exports = [kept for kept in paths_of(rest) if "external_weights" in kept]
     assert len(exports) == 1
     assert exports[0] in (tmp_path / "out.partial" / "download.json").read_text()
-    assert rest.download_checkpoint(path, tmp_path / "out").result(60).bytes_resumed > 0
+    assert rest.download_checkpoint(path, tmp_path / "out").result(120).bytes_resumed > 0
     assert paths_of(rest) == [path]
 
 

@@ -111,11 +111,11 @@ def test_a_second_try_sends_the_same_bytes() -> None:
         bodies.append(bytes(asked.body))
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY) as service:
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded, overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), arrays())
-        trainer.forward_backward([datum], "cross_entropy").result(timeout=60)
+        trainer.forward_backward([datum], "cross_entropy").result(timeout=120)
         bodies += [bytes(asked.body) for asked in stub.asked("/forward_backward")]
     assert len(set(bodies)) == 1
     (sent,) = decode_forward_backward_request(bodies[0])[0].forward_backward_input.data
@@ -129,16 +129,16 @@ def test_an_array_that_changes_before_a_second_try_is_named() -> None:
         inputs["weights"][TOKENS // 2] = 0
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY) as service:
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), inputs)
         failed = trainer.forward_backward([datum], "cross_entropy")
         with pytest.raises(InvalidInputError, match="an array has changed"):
-            failed.result(timeout=60)
+            failed.result(timeout=120)
         # The server has refused the call, so the next call gets its number.
         again = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
-        trainer.forward_backward([again], "cross_entropy").result(timeout=60)
+        trainer.forward_backward([again], "cross_entropy").result(timeout=120)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -148,7 +148,7 @@ def test_the_bytes_are_those_of_a_joined_body(*, compressed: bool) -> None:
     with StubServer(config=config) as stub, ServiceClient(base_url=stub.url, api_key=KEY) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), arrays())
-        trainer.forward_backward([datum] * 3, "cross_entropy").result(timeout=60)
+        trainer.forward_backward([datum] * 3, "cross_entropy").result(timeout=120)
         (asked,) = stub.asked("/forward_backward")
     if compressed:
         assert zstandard.get_frame_parameters(bytes(asked.body)).content_size > 3 * TOKENS * 16

@@ -511,7 +511,7 @@ def test_tensors_can_be_sent_to_other_processes() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         for tensor in (csr(), TensorData([np.nan, 0.5], "float32"), TensorData(3, "int64")):
-            assert pool.submit(_its_twin, tensor).result(60) == tensor
+            assert pool.submit(_its_twin, tensor).result(120) == tensor
 
 
 def test_tensors_are_immutable() -> None:

@@ -77,7 +77,7 @@ def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts
     base = service.create_sampling_client(base_model=MODEL).result()
     pending.append(base.sample(ModelInput.from_ints(prompts[1]), 2, SamplingParams(max_tokens=3)))
     for future in pending:
-        future.result(60)
+        future.result(120)
     # A custom loss takes a forward and a backward pass.
     return TokenCounts(trained=sum(sum(batch) for batch in lengths) + 9 + 2 * 11)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.crowd import until
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 import tinker_sync
@@ -147,12 +149,14 @@ def test_budget_in_dollars(service: tinker_sync.ServiceClient) -> None:
 
 
 def test_pending_calls_count_at_their_maximum(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    stub.behaviour.latency_s = 0.2
+    release = threading.Event()
     sampling = service.create_sampling_client(base_model="stub/model").result()
+    stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
     with service.budget(tokens=100) as budget:
         under_way = [sample(sampling, 10, 40), sample(sampling, 10, 40)]
         with pytest.raises(errors.BudgetExceededError, match="0 are spent and up to 100 are under way"):
             sample(sampling, 1, 1)
+        release.set()
         for future in under_way:
             future.result()
         assert budget.spent_tokens == 100
@@ -166,6 +170,7 @@ def test_failed_calls_release_their_reservation(stub: Stub, service: tinker_sync
             future = sample(sampling, 10, 10)
             with pytest.raises(errors.RequestFailedError):
                 future.result()
+            until(lambda: not budget._held)  # the release follows the end of the future
         with pytest.raises(errors.InvalidInputError):
             sample(sampling, 10, 10, count=0)
         assert budget.spent_tokens == 0

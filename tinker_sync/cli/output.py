@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import select
 import sys
 import threading
 import warnings
@@ -17,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from tinker_sync._clock import slice_of
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_size, note_hidden
 
@@ -159,7 +162,7 @@ class Sink:
         """
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
-        answer = sys.stdin.readline()
+        answer = _read_line()
         if not answer:
             sys.stderr.write("\n")
             raise CliError("the question got no answer", "Give --yes to go ahead without being asked.")
@@ -347,6 +350,14 @@ def _make_console(stream: IO[str]) -> Console:
     from rich.console import Console
 
     return Console(file=stream, highlight=False, emoji=False, markup=False)
+
+
+def _read_line() -> str:
+    """Return a line of stdin, or "" at its end. At a terminal, wait in slices, and so notice every Ctrl-C."""
+    if sys.stdin.isatty() and os.name != "nt":
+        while not select.select([sys.stdin], [], [], slice_of(math.inf))[0]:
+            pass
+    return sys.stdin.readline()
 
 
 @contextmanager

@@ -759,9 +759,8 @@ class ServiceClient(CoreClient):
         status = _status_after(exc_type)
         # After Ctrl-C, leave soon.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
-        closed = self.close(status, timeout=limit_s)
         try:
-            closed.result()
+            self.close(status, timeout=limit_s).result()
         except KeyboardInterrupt:
             self._core.lifecycle.pending.give_up()
             raise

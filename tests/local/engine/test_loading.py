@@ -13,7 +13,7 @@ def loaded_after(code: str) -> set[str]:
     """Run code in a fresh interpreter, and return the loaded modules."""
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     return set(done.stdout.split())
 

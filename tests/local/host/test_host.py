@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.crowd import until
 
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.lora import LoraSettings
@@ -88,11 +89,7 @@ def test_a_finished_job_is_freed() -> None:
     alive = weakref.ref(data)
     worker.submit(lambda data=data: str(data)).result(120)  # type: ignore[misc]
     del data
-    for _ in range(2000):
-        if alive() is None:
-            break
-        threading.Event().wait(0.002)
-    assert alive() is None
+    until(lambda: alive() is None)
     worker.close()
 
 

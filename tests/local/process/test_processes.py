@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import PATIENCE_S
+from support.scripts import UNHURRIED
 
 import tinker_sync
 from tinker_sync.local.store import Store
@@ -64,7 +65,7 @@ def await_gone(pid: int, place: Path) -> None:
 
 
 SHOW = """
-import json, os, sys
+import json, os, sys, threading
 from tinker_sync import ServiceClient, _embedded
 from tinker_sync.local.process import key_files
 
@@ -78,7 +79,7 @@ def shown():
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
 @pytest.mark.parametrize("how", ["killed", "ends"])
 def test_the_server_ends_with_its_owner(tmp_path: Path, how: str) -> None:
-    code = f"""{SHOW}
+    code = f"""{SHOW}{UNHURRIED}
 client = ServiceClient(base_url="local")
 training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
 training.save_state("kept").result()
@@ -196,7 +197,8 @@ client = ServiceClient(base_url="local")
 client.create_lora_training_client("tinker-sync/tiny", rank=2).result()
 try:
     print("ready", flush=True)
-    sys.stdin.readline()
+    while True:
+        threading.Event().wait(0.1)  # a longer wait may begin just after the signal, which it would miss
 except KeyboardInterrupt:
     client.close("interrupted").result()
 """

@@ -37,7 +37,7 @@ class Scene:
             while len(self.done) < count:
                 await asyncio.sleep(0.001)
 
-        await asyncio.wait_for(enough(), 10)
+        await asyncio.wait_for(enough(), 120)
         await self.lane.close()
         return self.done
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
 from support.embedded import BASE, Running, running
 
 from tinker_sync.local.server import service as service_module
@@ -33,7 +33,7 @@ def on_loop(server: Running, work: Callable[[], object]) -> None:
 
 
 def settled(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > until:
             return False
