@@ -78,13 +78,26 @@ def test_what_one_has_set_aside_does_not_stay_when_the_next_refuses() -> None:
         assert len(first.held) == 1
 
 
-def test_the_end_of_a_call_ends_it_in_any_case() -> None:
+def test_a_failed_call_has_no_reservation_when_its_user_learns_of_the_failure() -> None:
+    """The next call of the user, right after the failure, must not count the tokens of the failed one."""
+    admission, limiter = Admission(lambda _: None), Limiter()
+    admission.attach(limiter)
+    at_the_end: list[int] = []
+    future: APIFuture[None] = APIFuture(when_done=(lambda _: at_the_end.append(len(limiter.held)),))
+    with admission.admitted(plan) as pledge:
+        pledge.follow(future)
+    assert len(limiter.held) == 1
+    future.fail(KeyError("gone"))
+    assert at_the_end == [0]
+
+
+def test_a_call_that_was_cancelled_before_its_reservation_keeps_none() -> None:
     admission, limiter = Admission(lambda _: None), Limiter()
     admission.attach(limiter)
     future: APIFuture[None] = APIFuture()
+    future.cancel()
     with admission.admitted(plan) as pledge:
         pledge.follow(future)
-    future.fail(KeyError("gone"))
     assert limiter.held == set()
 
 

@@ -71,11 +71,13 @@ class Pledge:
             limiter.settle(key, used, last=last)
 
     def follow(self, future: APIFuture[Any]) -> None:
-        """Release the reservations when `future` ends."""
+        """Release the reservations when `future` ends, before its user learns of the end."""
         if self._held:
-            future.when_done(self.release)
+            future.before_end = self.release
+            if future.done():  # it may have been cancelled just now
+                self.release()
 
-    def release(self, _: object = None) -> None:
+    def release(self) -> None:
         """Release the reservations, because the call has ended or was not made."""
         for limiter, key in self._held:
             limiter.release(key)

@@ -95,6 +95,8 @@ class APIFuture(Future[T]):
     """
     overlooked: Any = None
     """The object that logs the failure of the call unless the user looks at the call."""
+    before_end: Callable[[], object] | None = None
+    """Called once at the end of the call: before waiting threads wake, or after a cancel."""
     looked_at = False
     """True if the user has asked for the result, waits for it, or has added a callback."""
 
@@ -562,9 +564,12 @@ class APIFuture(Future[T]):
         self._done_callbacks = []
 
     def _complete(self) -> None:
-        """Note the moment of the end. The first call counts."""
+        """Note the moment of the end, and call `before_end`. The first call counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
+        before_end, self.before_end = self.before_end, None
+        if before_end is not None:
+            before_end()
 
 
 class _Pulse:
