@@ -31,9 +31,9 @@ LARGE = PROMPTS > 1000
 
 @contextmanager
 def a_server() -> Iterator[dict[str, str]]:
-    """Yield environment variables with the server and the model of a batch.
+    """Yield the environment variables that name the server and the model for the processes of a batch.
 
-    In full size each process starts its own embedded server.
+    All processes use one server. With a large `BATCH_PROMPTS`, each starts its own embedded server.
     """
     if LARGE:
         yield {"TINKER_BASE_URL": "local", "MODEL": "tinker-sync/tiny"}

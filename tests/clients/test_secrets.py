@@ -96,7 +96,7 @@ class Parrot(Stub):
 
     @property
     def words(self) -> str:
-        """A text with all header values and fields of bodies, received so far, that have a secret."""
+        """A text with every received header value and body field that contains a secret."""
         return "you sent " + " ".join(sorted(self._told))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:

@@ -32,7 +32,7 @@ def test_without_a_board_a_process_has_the_whole_window(monkeypatch: pytest.Monk
     seen: list[str] = []
 
     def connect() -> Any:
-        """Record the state of the limiter, stop the member, and fail, because there is no board."""
+        """Fail as if the actor that shares refusals were gone; record the limiter's state at that moment."""
         limiter.follow(5.0)
         seen.append(repr(limiter))
         member.stop()

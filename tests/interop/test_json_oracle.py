@@ -323,9 +323,9 @@ def within_64_bits(value: Any) -> Any:
 
 
 def grown(rng: random.Random, kind: Any, tree: Any) -> int:
-    """Add unknown fields to some objects in a tree that stand for models. Return the number of added fields.
+    """Add unknown fields to some of the JSON objects in `tree`, and return the number of added fields.
 
-    `kind` is the declared type of the tree.
+    Only objects that are read as a `Model` get such fields. `kind` is the declared type of the tree.
     """
     if isinstance(tree, list) and get_args(kind):
         return sum(grown(rng, get_args(kind)[0], item) for item in tree)

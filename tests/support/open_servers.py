@@ -397,9 +397,9 @@ class SkyWithoutMetrics(SkyLike):
 
 
 class TuftLike(OpenServer):
-    """A server with the schema of version 0.25.
+    """A server like TuFT, with the schema of version 0.25 of the hosted service.
 
-    It takes only protobuf, needs a key, and answers 202 to accepted requests.
+    It takes only bodies in protobuf, needs a key, and answers 202 to accepted requests.
     """
 
     name = "tuft"

@@ -130,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """A thread that waits for a free place has no timeout. A refusal must give the first such thread one."""
+    """After a refusal, the first thread waiting for a place must wake by itself at the end of the pause."""
     clock, limiter, gate = closed_limiter(1)
     limiter._window = 1
     clock.advance(1)

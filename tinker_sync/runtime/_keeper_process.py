@@ -28,10 +28,10 @@ class Watch:
     """A sender of heartbeats for one session while the process that owns it is silent. For one thread.
 
     Args:
-        orders: the request of a heartbeat and its timing, from the first line of input; see
+        orders: the first line of input: the request of a heartbeat and its timing; see
             `runtime.keeper.Keeper`.
-        lines: the later lines, and `DEAD` after the last one.
-        send: sends a heartbeat with the headers; returns the status, or 0 if no answer came.
+        lines: the later lines of input, which may have new headers, and `DEAD` after the last one.
+        send: sends a heartbeat with the given headers; returns the status, or 0 if no answer came.
         now: returns monotonic seconds.
     """
 

@@ -73,9 +73,12 @@ class Chat:
     tokenizer: Tokenizer
 
     def choose_template(self, chosen: str | None, tools: Sequence[Tool] | None) -> str:
-        """Return the template that `chosen` names, `chosen` itself as its text, or for None the model's own.
+        """Return the text of the template for a chat.
 
-        If the model has several, that is `tool_use` for a chat with tools, else `default`.
+        Args:
+            chosen: the name of a template of the model, or the text of a template. None chooses the model's
+                own template; of several, it chooses `tool_use` for a chat with tools, and else `default`.
+            tools: the tools of the chat.
         """
         own = self.tokenizer.chat_template
         if isinstance(own, Mapping):

@@ -142,9 +142,15 @@ def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
 
 
 def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: Promise) -> None:
-    """Record the end of a request for `retrieve_futures`, and wake the polls of that call.
+    """Note that a sample has ended, and wake the `retrieve_futures` requests that wait for such news.
 
-    Do nothing if the settings for clients turn that call off.
+    Do nothing if the settings for clients turn `retrieve_futures` off.
+
+    Args:
+        service: the server.
+        sampler: the sampler that has made the sample.
+        clone: the number of the process that asked for the sample, among those that share the sampler.
+        promise: the promise of the sample.
     """
     if not service.flags.client.sample_use_retrieve_futures:
         return

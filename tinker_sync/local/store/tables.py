@@ -24,12 +24,13 @@ class Tables:
         self._buffer = WriteBuffer()
 
     def flush(self) -> None:
-        """Write the pending last uses, usage and audit entries.
+        """Write the pending rows: times of last use, usage, and audit entries.
 
-        Every other write includes them too, and every read of these tables flushes them first if it can.
+        Every other write includes them too. A read of these tables flushes them first, and goes on without
+        them if that fails.
 
         Raises:
-            StoreError: the disk refused the write; the data stays pending.
+            StoreError: the disk refused the write; the rows stay pending.
         """
         if self._buffer:
             with self._write("usage could not be recorded"):
