@@ -54,7 +54,7 @@ else:
 
 # Completion in shells and notebooks leaves these out, because only the runtime uses them.
 _NOT_FOR_USERS: Final = frozenset(
-    {"asked", "looked_at", "only_reads", "overlooked"}
+    {"asked", "before_end", "looked_at", "only_reads", "overlooked"}
     | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
