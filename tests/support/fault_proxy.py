@@ -19,7 +19,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 PASSING = (
@@ -127,12 +126,7 @@ class FaultProxy:
         assert self._ready.wait(120)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(120)
         assert not self._thread.is_alive()

@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 _WATCHED = "tinker_sync."
@@ -56,12 +55,7 @@ class LeafLock:
             _held.lock = self
         return entered
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if getattr(_held, "lock", None) is self:
             _held.lock = None
         self._lock.release()
