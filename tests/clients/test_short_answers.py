@@ -199,7 +199,8 @@ def use_all(stub: Stub) -> None:
 
 
 def make_all_calls(client: ServiceClient) -> None:
-    trainer = client.create_lora_training_client("stub/model")
+    # Where the client cannot be made, no other call makes the same requests again meanwhile.
+    trainer = client.create_lora_training_client("stub/model").result(PATIENCE_S)
     passed, stepped = trainer.forward_backward(data(2), "cross_entropy"), trainer.optim_step(STEP)
     sampler = client.create_sampling_client(base_model="stub/model")
     sampled = sampler.sample(PROMPT, 1, PARAMS)
