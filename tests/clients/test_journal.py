@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from support.crowd import until
 from support.engine_ledger import Ledger, datum_of, engine_ledger, step_of
 
 import tinker_sync
+from tinker_sync import types
 from tinker_sync.errors import JournalError
 from tinker_sync.journal.file import JournalFile
+from tinker_sync.runtime.training_calls import OrderedCall
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 MODEL = "tinker-sync/random"
@@ -326,6 +329,21 @@ def test_a_recovered_client_goes_on_in_its_journal(
         open_training(service).optim_step(step_of(50)).result(PATIENCE_S)
         saved = ledger.saved[training.save_state("final").result(PATIENCE_S).path]
     assert saved == undisturbed(server, ledger, until=8)
+
+
+def test_a_saved_state_is_known_before_its_result_is_there(server: LocalServer) -> None:
+    """A script may call `recover` right after the result."""
+    path = "tinker://run/weights/a"
+    with server.service() as service:
+        line = open_training(service).result(PATIENCE_S)._line
+        request = types.SaveWeightsRequest(model_id=line.model_id, path="a")
+        call = OrderedCall(line, "save_weights", request, types.SaveWeightsResponse, math.inf)
+        (operation,) = call.prepare()
+        (part,) = operation.parts
+        part.decode(None, {"path": path})
+        assert not part.future.done()
+        assert line.last_state == types.LoadWeightsRequest(path=path, optimizer=True)
+        part.future.cancel()
 
 
 def test_a_recovered_client_can_recover_again(server: LocalServer, journal: Path, ledger: Ledger) -> None:

@@ -490,7 +490,6 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             user_metadata=user_metadata,
         )
         saved = self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
-        saved.when_done(self._line.note_saved)
         if measured is None:
             return saved
         return verification.follow(self, saved, measured, self._until(deadline, _deadlines.CREATE_S))

@@ -109,10 +109,14 @@ class TrainingLine:
         self.last_state: LoadWeightsRequest | None = None
         """The request that loads the last saved state, else the state the model was made from, else None."""
 
-    def note_saved(self, saved: APIFuture[SaveWeightsResponse]) -> None:
-        """After a successful save, store the path of the state, which `TrainingClient.recover` loads."""
-        if not saved.cancelled() and saved.failure is None:
-            self.last_state = LoadWeightsRequest(path=saved.result(timeout=0).path, optimizer=True)
+    def note_saved(self, read: Callable[..., SaveWeightsResponse], *answer: Any) -> SaveWeightsResponse:
+        """Read the answer to a save, and store the path of the state for `TrainingClient.recover`.
+
+        The path is there before the user has the result.
+        """
+        saved = read(*answer)
+        self.last_state = LoadWeightsRequest(path=saved.path, optimizer=True)
+        return saved
 
     def submit(self, call: TrainingCall) -> APIFuture[Any]:
         """Put a call into the send queue, or hold it until the model exists. Return its future at once.
@@ -323,12 +327,13 @@ class OrderedCall(TrainingCall):
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         future = self._future or self._make_future()
+        read = partial(read_result, name, request.model_id, kind)
         part = TrainingPart(
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
             partial(number_json if self.numbered else leave_unnumbered, json_body(request, dialect)),
-            partial(read_result, name, request.model_id, kind),
+            partial(self.line.note_saved, read) if name == "save_weights" else read,
             size=0,
             content_type=JSON,
             deadline_at=self.deadline_at,
