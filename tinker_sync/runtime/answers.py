@@ -349,10 +349,9 @@ def read_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
     return wire_json.from_plain(tree, ForwardBackwardOutput)
 
 
-def decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+def decode_pass(trained: int, reply: Any, tree: Any) -> ForwardBackwardOutput:
     """Return the output of a call that is one chunk, with metrics reduced like those of several chunks."""
-    output: ForwardBackwardOutput = merge([read_pass(reply, tree)])
-    return output
+    return merge_pass(trained, [read_pass(reply, tree)])
 
 
 def merge_pass(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:

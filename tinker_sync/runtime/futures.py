@@ -561,7 +561,7 @@ class APIFuture(Future[T]):
         could remove them before the first has run them.
         """
         super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
-        self._done_callbacks = []
+        self._done_callbacks = ()  # type: ignore[assignment]  # an ended future takes no more
 
     def _complete(self) -> None:
         """Note the moment of the end, and call `before_end`. The first call counts."""

@@ -255,7 +255,8 @@ class SendQueue(Generic[PartT]):
                 self._queue.extend(added)
         for each in added:
             if refusal is None:
-                each.future.when_done(partial(self._forget_ended, each))
+                # A function, because a bound method would be one object more for each queued call.
+                each.future.when_done(partial(SendQueue._forget_ended, self, each))
             else:
                 _fail(each, refusal)
         if added and refusal is None:

@@ -140,7 +140,7 @@ class TrainingLine:
         watch(future, asked_here())
         if call.name.startswith("forward_backward"):
             self.passed = True
-            future.when_done(partial(self._note_pass, self._steps))
+            future.when_done(partial(TrainingLine._note_pass, self, self._steps))
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
@@ -372,16 +372,11 @@ class PassCall(TrainingCall):
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
-        self._merge = partial(merge_pass, count_trained(whole.data))
+        self._trained = count_trained(whole.data)
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
-        core = self.line.core
-        future: APIFuture[ForwardBackwardOutput] = CombinedFuture(
-            [], self._merge, submit=core.callback_pool.run, clock=core.clock
-        )
-        self._future = future
-        return future
+        return self._combined([])
 
     def prepare(self) -> Operations:
         core = self.line.core
@@ -398,7 +393,7 @@ class PassCall(TrainingCall):
             pledge.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
-            decode = read_pass if combined else partial(decode_pass, self._merge)
+            decode = read_pass if combined else partial(decode_pass, self._trained)
             began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             if core.stopwatches:
@@ -417,11 +412,15 @@ class PassCall(TrainingCall):
         elif len(futures) == 1:
             self._future = futures[0]
         else:
-            core = self.line.core
-            self._future = CombinedFuture(
-                futures, self._merge, submit=core.callback_pool.run, clock=core.clock
-            )
+            self._combined(futures)
         return self.future
+
+    def _combined(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+        core = self.line.core
+        self._future = future = CombinedFuture(
+            futures, partial(merge_pass, self._trained), submit=core.callback_pool.run, clock=core.clock
+        )
+        return future
 
     def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Pledge, decode: Any) -> TrainingPart:
         core, forward_only, model_id = self.line.core, self._forward_only, self.line.model_id
