@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -73,3 +74,19 @@ def test_a_wait_gives_the_lock_back_when_it_is_interrupted(monkeypatch: pytest.M
         condition.wait()
     assert start(lambda: condition.acquire(timeout=PATIENCE_S)).result(PATIENCE_S)
     assert not condition._waiters
+
+
+class InterruptedCondition(SafeCondition):
+    """A condition whose wait Ctrl-C interrupts right after the release of the lock."""
+
+    def _release_save(self) -> None:
+        super()._release_save()  # type: ignore[misc]  # not in the published types
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_right_after_the_release_keeps_the_lock_right() -> None:
+    condition = InterruptedCondition()
+    with pytest.raises(KeyboardInterrupt), condition:
+        condition.wait()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(condition.acquire, False).result(PATIENCE_S) is True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import RLock, allocate_lock
+from _thread import RLock, allocate_lock, get_ident
 from typing import Any, Final, Protocol
 
 # The longest uninterrupted wait of the main thread and of others; all systems support a day.
@@ -97,12 +97,15 @@ class SafeCondition(RLock):  # type: ignore[misc]  # final in the published type
         waiter = allocate_lock()
         waiter.acquire()
         self._waiters = (*self._waiters, waiter)
-        saved = self._release_save()  # type: ignore[attr-defined]  # not in the published types
+        # Ctrl-C may interrupt right after the release, and then the state of the lock is not returned.
+        saved: Any = (1, get_ident())
         woken = False
         try:
+            saved = self._release_save()  # type: ignore[attr-defined]  # not in the published types
             woken = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
         finally:
-            self._acquire_restore(saved)  # type: ignore[attr-defined]
+            if not self._is_owned():  # type: ignore[attr-defined]  # as above
+                self._acquire_restore(saved)  # type: ignore[attr-defined]
             if not woken:
                 self._waiters = tuple(other for other in self._waiters if other is not waiter)
         return woken

@@ -7,7 +7,7 @@ real use when results arrive. Without a limiter, no plan is computed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tinker_sync._observe import TokensUsed
@@ -55,7 +55,7 @@ class Pledge:
 
     __slots__ = ("_held", "_lock", "_tell", "parts")
 
-    def __init__(self, tell: Callable[[TokensUsed], object], held: list[tuple[Limiter, object]]) -> None:
+    def __init__(self, tell: Callable[[TokensUsed], object], held: Sequence[tuple[Limiter, object]]) -> None:
         self._tell = tell
         self._held = held
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class Admission:
         if limiters is None:
             limiters = self._limiters
         if not limiters:
-            return Pledge(self._tell, [])
+            return Pledge(self._tell, ())
         wanted = plan()
         held: list[tuple[Limiter, object]] = []
         # When a limiter refuses, the reservations at the limiters before it must be released.

@@ -93,6 +93,8 @@ class Core:
         """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
+        # Bound once, because tens of thousands of futures may refer to them.
+        self._run_callback, self._on_ended = self.callback_pool.run, self.lifecycle.on_ended
         self._session = session
         self.lifecycle.journal = session.journal if session is not None else None
         self._opened: Once[Session] = Once(clock.now)
@@ -197,11 +199,10 @@ class Core:
         Args:
             when_done: called inline, one after the other, when the future ends.
         """
-        lifecycle = self.lifecycle
         made: APIFuture[Any] = APIFuture(
-            submit=self.callback_pool.run, clock=self.clock, when_done=(lifecycle.on_ended, *when_done)
+            submit=self._run_callback, clock=self.clock, when_done=(self._on_ended, *when_done)
         )
-        lifecycle.keep(made)
+        self.lifecycle.keep(made)
         for stopwatch in self.stopwatches:
             stopwatch.follow(made)
         return made

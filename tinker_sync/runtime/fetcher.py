@@ -198,7 +198,7 @@ class Fetch(Generic[T]):
             open_server=fetcher.open_server,
             allow_metadata_only=not promise.announced_bytes,
             may_pause_billing=fetcher.may_pause_billing,
-            on_notice=partial(_pass_on, fetcher, promise, future),
+            on_notice=_Notices(fetcher, promise, future),
             secrets=fetcher.secrets,
         )
 
@@ -354,17 +354,29 @@ class Fetch(Generic[T]):
         )
 
 
-def _pass_on(fetcher: Fetcher, promise: Promise, future: APIFuture[Any], notice: QueueNotice) -> None:
-    # A function, not a method: if its retrieval referred to it, a fetch and all that it holds would form a
-    # cycle and wait for the garbage collector.
-    if notice.state.paused:
-        future.mark_paused(notice.reason or notice.state.value)
-    else:
-        future.mark_waiting()
-    try:
-        fetcher.on_notice(notice, promise)
-    except Exception:  # noqa: BLE001  # an exception of an observer must not fail the call
-        _log.exception("a queue observer failed")
+class _Notices:
+    """The receiver of the notices of one fetch.
+
+    It is not the fetch itself: if its retrieval referred to it, a fetch and all that it holds would form a
+    cycle and wait for the garbage collector.
+    """
+
+    __slots__ = ("_fetcher", "_future", "_promise")  # much smaller than a partial
+
+    def __init__(self, fetcher: Fetcher, promise: Promise, future: APIFuture[Any]) -> None:
+        self._fetcher = fetcher
+        self._promise = promise
+        self._future = future
+
+    def __call__(self, notice: QueueNotice) -> None:
+        if notice.state.paused:
+            self._future.mark_paused(notice.reason or notice.state.value)
+        else:
+            self._future.mark_waiting()
+        try:
+            self._fetcher.on_notice(notice, self._promise)
+        except Exception:  # noqa: BLE001  # an exception of an observer must not fail the call
+            _log.exception("a queue observer failed")
 
 
 def decode_with(decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T]) -> Decode[T]:

@@ -109,7 +109,7 @@ class Poller(PollerThread):
 
     def start(self, call: Call, on_done: Callable[[Outcome], object]) -> Ticket:
         """Send a request. The thread calls `on_done` with the answer or with the failure to get one."""
-        ticket = Ticket(self.forget, on_done, call)
+        ticket = Ticket(self, on_done, call)
         with self._lock:
             closed = self._closed
             begin = not closed and self._open < self._max_open
@@ -125,7 +125,7 @@ class Poller(PollerThread):
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
         """Run `action` on the thread after a delay, unless the poller is closed by then."""
-        ticket = Ticket(self.forget, action, None)
+        ticket = Ticket(self, action, None)
         at = self._clock.now() + max(delay_s, 0.0) * self._pace
         with self._lock:
             if self._closed:

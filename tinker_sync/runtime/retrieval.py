@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -162,18 +163,15 @@ class Retrieval:
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _quick_polls: int = field(default=0, init=False)
-    _suspects: dict[str, int] = field(factory=dict, init=False)
+    _bad_polls: int = field(default=0, init=False)
+    _unknown_polls: int = field(default=0, init=False)
     _odd_answers: int = field(default=0, init=False)
 
     def ask(self) -> Ask:
         """Return the next poll, and count it."""
-        # The lines are written out, because each poll has them.
-        lines = {
-            "x-tinker-request-iteration": ("X-Tinker-Request-Iteration", str(self.iteration)),
-            "x-tinker-request-type": ("X-Tinker-Request-Type", self.request_type),
-        }
+        lines = _usual_lines(self.iteration, self.request_type)
         if self.iteration == 0 and self.roundtrip_s is not None:
-            lines["x-tinker-create-promise-roundtrip-time"] = (_ROUNDTRIP, repr(self.roundtrip_s))
+            lines = {**lines, "x-tinker-create-promise-roundtrip-time": (_ROUNDTRIP, repr(self.roundtrip_s))}
         self.iteration += 1
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
         return Ask(HeaderMap.of_lines(lines), body % encode_basestring_ascii(self.request_id).encode("ascii"))
@@ -351,7 +349,7 @@ class Retrieval:
         except WireError:
             tree = None
         if tree is not None:
-            self._suspects.pop("bad", None)
+            self._bad_polls = 0
         if isinstance(tree, dict):
             self._notice(tree)
         return self._poll_again(asked_at, now)
@@ -375,8 +373,10 @@ class Retrieval:
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
             return Failed(self._status_error(reply))
-        kind = "bad" if reports else "unknown"
-        self._suspects[kind] = count = self._suspects.get(kind, 0) + 1
+        if reports:
+            self._bad_polls = count = self._bad_polls + 1
+        else:
+            self._unknown_polls = count = self._unknown_polls + 1
         if reports and self.open_server and count > 1:
             return Failed(self._reported_failure(reply))
         if rule.limit is not None and count > rule.limit:
@@ -405,3 +405,12 @@ class Retrieval:
 
     def _masked(self, text: str) -> str:
         return mask_text(text, self.secrets())
+
+
+@lru_cache(maxsize=64)
+def _usual_lines(iteration: int, request_type: str) -> Mapping[str, tuple[str, str]]:
+    """Return the header lines that each poll has, which the polls under way share."""
+    return {
+        "x-tinker-request-iteration": ("X-Tinker-Request-Iteration", str(iteration)),
+        "x-tinker-request-type": ("X-Tinker-Request-Type", request_type),
+    }

@@ -59,15 +59,19 @@ class Runner(Protocol):
     def run(self, job: Callable[[], object]) -> None: ...
 
 
+class Holder(Protocol):
+    """The poller of a ticket."""
+
+    def forget(self, ticket: Ticket) -> None: ...
+
+
 class Ticket:
     """A request or a timer that can be cancelled."""
 
-    __slots__ = ("_forget", "call", "reaction", "request")
+    __slots__ = ("_holder", "call", "reaction", "request")
 
-    def __init__(
-        self, forget: Callable[[Ticket], object], action: Callable[..., object], call: Call | None
-    ) -> None:
-        self._forget = forget
+    def __init__(self, holder: Holder, action: Callable[..., object], call: Call | None) -> None:
+        self._holder = holder
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
@@ -78,7 +82,7 @@ class Ticket:
         """Cancel the ticket. Return True if its action was not called before; then it is never called."""
         if self.take() is None:
             return False
-        self._forget(self)
+        self._holder.forget(self)
         return True
 
     @property

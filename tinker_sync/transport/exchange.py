@@ -37,6 +37,7 @@ from tinker_sync.transport.request import (
     Headers,
     Hop,
     RedirectRefused,
+    RequestHeads,
     redirected,
 )
 from tinker_sync.transport.session import SessionRules, Way
@@ -53,6 +54,7 @@ class Launcher:
     """A sender of requests, over idle connections or new ones. Thread-safe.
 
     Args:
+        heads: composes the requests.
         rules: the routes that the session allows.
         pools: the open connections.
         clock: the source of time.
@@ -60,13 +62,23 @@ class Launcher:
     """
 
     def __init__(
-        self, rules: SessionRules, pools: Pools, clock: Clock, before_connecting: Callable[[], object]
+        self,
+        heads: RequestHeads,
+        rules: SessionRules,
+        pools: Pools,
+        clock: Clock,
+        before_connecting: Callable[[], object],
     ) -> None:
+        self._heads = heads
         self._rules = rules
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
         self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its route is fixed
+
+    def compose(self, call: Call, credential: str) -> Hop:
+        """Return the first request of a call."""
+        return self._heads.hop(call, credential, self._rules.headers())
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
@@ -167,10 +179,31 @@ class Launcher:
 class Exchange:
     """One attempt of a call, with its redirects. `Http.open` makes it. For one thread at a time."""
 
+    # Slots, because tens of thousands may wait for their answers.
+    __slots__ = (
+        "_began_s",
+        "_call",
+        "_clock",
+        "_credential",
+        "_head",
+        "_journal",
+        "_launcher",
+        "_limits",
+        "_line",
+        "_made_hop",
+        "_origin",
+        "_redirects",
+        "_renew",
+        "_resent",
+        "_taken",
+        "_told",
+    )
+
+    _line: SocketLine
+
     def __init__(
         self,
         call: Call,
-        compose: Callable[[], Hop],
         head: bytes | None,
         origin: Origin,
         limits: Limits,
@@ -183,7 +216,6 @@ class Exchange:
         """Send a call.
 
         Args:
-            compose: returns the first request.
             head: the head of the first request if it is already written, otherwise None.
             origin: the server.
             renew: returns a credential that replaces a rejected one, or None if no other exists. It may
@@ -194,7 +226,6 @@ class Exchange:
         self._credential = credential
         self._renew = renew  # None after its first call: a second rejection is final
         self._call = call
-        self._compose = compose
         self._head = head  # None once the request was sent
         self._origin = origin
         self._made_hop: Hop | None = None
@@ -206,7 +237,6 @@ class Exchange:
         self._redirects = 0
         self._resent = False  # the server may have received an earlier send
         self._taken = False  # an earlier address has processed the request and redirected to a GET
-        self._line: SocketLine
         self._told = False  # this try is logged or observed
         self._begin()
 
@@ -218,7 +248,7 @@ class Exchange:
     def _hop(self) -> Hop:
         """The request that is under way, composed when it is first needed."""
         if self._made_hop is None:
-            self._made_hop = self._compose()
+            self._made_hop = self._launcher.compose(self._call, self._credential)
         return self._made_hop
 
     @_hop.setter

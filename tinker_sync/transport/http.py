@@ -9,7 +9,6 @@ A poller uses `Http.open`; `exchange.py` describes how.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -21,7 +20,7 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange, Launcher
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.pools import MAX_IDLE, Pools
-from tinker_sync.transport.request import Hop, RequestHeads
+from tinker_sync.transport.request import RequestHeads
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
@@ -74,7 +73,8 @@ class Http:
         )
         self._pools = Pools(clock, max_idle=max_idle)
         self.has_idle_connection = self._pools.has_idle
-        self._launcher = Launcher(self._rules, self._pools, clock, self.start_server)
+        self._launcher = Launcher(self._heads, self._rules, self._pools, clock, self.start_server)
+        self._renewed = None if keys is None else keys.renewed
         # Set by any thread once the server has answered or its port was probed for TLS; never reset.
         self._heard = False
 
@@ -109,14 +109,13 @@ class Http:
             credential = keys.credential()
         return Exchange(
             call,
-            partial(self._compose, call, credential),
             self._heads.write(call, credential) if self._rules.adds_nothing else None,
             self._origin,
             self._limits(call),
             self._launcher,
             self._clock,
             self._journal,
-            keys.renewed if keys is not None and credential and call.credential == "usual" else None,
+            self._renewed if credential and call.credential == "usual" else None,
             credential,
         )
 
@@ -157,7 +156,7 @@ class Http:
         Raises:
             CredentialError: The call needs a key and none is usable.
         """
-        return dict(self._compose(call, self._credential(call, self._keys)).headers.values())
+        return dict(self._launcher.compose(call, self._credential(call, self._keys)).headers.values())
 
     def describe(self, call: Call) -> dict[str, Any]:
         """Return a call without its headers, and its route, as plain data for another process to send.
@@ -165,7 +164,7 @@ class Http:
         Raises:
             ConfigurationError: A certificate file or a proxy cannot be used.
         """
-        hop, origin = self._compose(call, ""), self._origin
+        hop, origin = self._launcher.compose(call, ""), self._origin
         way = self._rules.way_to(origin)
         proxy = way.route.proxy
         timeout = call.timeout or self._settings.timeout
@@ -211,9 +210,6 @@ class Http:
 
     def __repr__(self) -> str:
         return f"<Http {self._settings.base_url} {self._pools!r}>"
-
-    def _compose(self, call: Call, credential: str) -> Hop:
-        return self._heads.hop(call, credential, self._rules.headers())
 
     @staticmethod
     def _credential(call: Call, keys: Credentials | None) -> str:

@@ -39,6 +39,20 @@ class Limits(NamedTuple):
 class SocketLine:
     """A request under way on a connection. It returns the connection to the pools when it is over."""
 
+    # Slots, because tens of thousands may wait for their answers.
+    __slots__ = (
+        "_clock",
+        "_connection",
+        "_limits",
+        "_made_parser",
+        "_method",
+        "_over",
+        "_pools",
+        "_sent",
+        "expires_at_s",
+        "sock",
+    )
+
     def __init__(
         self, connection: Connection, pools: Pools, clock: Clock, method: str, limits: Limits
     ) -> None:
@@ -48,11 +62,19 @@ class SocketLine:
         self._pools = pools
         self._clock = clock
         self._limits = limits
-        self._parser = ReplyParser(method, max_body_bytes=limits.max_body_bytes)
+        self._method = method
+        self._made_parser: ReplyParser | None = None
         self._sent = False
         self._over = False
         self.expires_at_s = limits.give_up_s
         """The moment of the clock after which `step` fails if nothing has arrived."""
+
+    @property
+    def _parser(self) -> ReplyParser:
+        """The parser of the answer, made when it is first needed."""
+        if self._made_parser is None:
+            self._made_parser = ReplyParser(self._method, max_body_bytes=self._limits.max_body_bytes)
+        return self._made_parser
 
     def send(self, head: bytes, body: bytes | PiecedBody | None) -> None:
         """Send the request. Return early if the server has answered before the end of the request.
