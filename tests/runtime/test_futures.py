@@ -591,3 +591,22 @@ def test_ctrl_c_cannot_leave_a_future_locked() -> None:
     other.start()
     other.join(PATIENCE_S)  # not a wait for the result, which would release the lock
     assert future.done()
+
+
+@pytest.mark.parametrize(
+    ("end", "succeeded"),
+    [
+        (lambda future: future.resolve(1), True),
+        (lambda future: future.fail(KeyError()), False),
+        (lambda future: future.cancel(), False),
+    ],
+)
+def test_before_end_is_called_once_with_the_kind_of_the_end(
+    end: Callable[[APIFuture[int]], bool], succeeded: bool
+) -> None:
+    future: APIFuture[int] = APIFuture()
+    seen: list[tuple[bool, bool]] = []
+    future.before_end = lambda succeeded: seen.append((succeeded, future.done()))
+    assert end(future)
+    assert not future.resolve(2)
+    assert seen == [(succeeded, future.cancelled())]

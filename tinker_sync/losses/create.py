@@ -68,7 +68,7 @@ def create(
     if graph is None:
         future.resolve(handle)
         return future
-    future.when_done(partial(_forget_failed, weakref.ref(core), handle.key))
+    future.before_end = partial(_forget_failed, weakref.ref(core), handle.key)
     try:
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
@@ -99,10 +99,10 @@ def _remember(core: Core, handle: LossHandle) -> None:
         )
 
 
-def _forget_failed(core_ref: weakref.ref[Core], key: str, future: APIFuture[LossHandle]) -> None:
-    """Remove a failed loss from `_made`, so that the user can create it again."""
+def _forget_failed(core_ref: weakref.ref[Core], key: str, succeeded: bool) -> None:
+    """Remove a failed loss from `_made`, so that the user can create it again right after the failure."""
     core = core_ref()
-    if core is not None and (future.cancelled() or future.failure is not None):
+    if core is not None and not succeeded:
         with _lock:
             _made.get(core, set()).discard(key)
 

@@ -77,7 +77,7 @@ class Pledge:
             if future.done():  # it may have been cancelled just now
                 self.release()
 
-    def release(self) -> None:
+    def release(self, _succeeded: bool = False) -> None:
         """Release the reservations, because the call has ended or was not made."""
         for limiter, key in self._held:
             limiter.release(key)

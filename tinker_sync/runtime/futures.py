@@ -95,8 +95,11 @@ class APIFuture(Future[T]):
     """
     overlooked: Any = None
     """The object that logs the failure of the call unless the user looks at the call."""
-    before_end: Callable[[], object] | None = None
-    """Called once at the end of the call: before waiting threads wake, or after a cancel."""
+    before_end: Callable[[bool], object] | None = None
+    """Called once at the end of the call, with True for a result.
+
+    The call is made before waiting threads wake, or after a cancel.
+    """
     looked_at = False
     """True if the user has asked for the result, waits for it, or has added a callback."""
 
@@ -530,7 +533,7 @@ class APIFuture(Future[T]):
         """
         if not super().cancel():
             return False
-        self._complete()
+        self._complete(succeeded=False)
         with self._condition:
             first, self._cancel_notified = not self._cancel_notified, True
             if first:
@@ -543,7 +546,7 @@ class APIFuture(Future[T]):
 
         >>> APIFuture().set_result(7)
         """
-        self._complete()
+        self._complete(succeeded=True)
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
@@ -551,7 +554,7 @@ class APIFuture(Future[T]):
 
         >>> APIFuture().set_exception(KeyError())
         """
-        self._complete()
+        self._complete(succeeded=False)
         super().set_exception(exception)
 
     def _invoke_callbacks(self) -> None:
@@ -563,13 +566,13 @@ class APIFuture(Future[T]):
         super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
         self._done_callbacks = ()  # type: ignore[assignment]  # an ended future takes no more
 
-    def _complete(self) -> None:
+    def _complete(self, *, succeeded: bool) -> None:
         """Note the moment of the end, and call `before_end`. The first call counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
         before_end, self.before_end = self.before_end, None
         if before_end is not None:
-            before_end()
+            before_end(succeeded)
 
 
 class _Pulse:
