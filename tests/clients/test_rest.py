@@ -208,6 +208,17 @@ def test_a_refusal_of_the_server_is_the_futures(stub: Stub, rest: RestClient) ->
         rest.get_training_run("run-1").result(120)
 
 
+def test_a_call_beside_the_end_of_the_client_is_refused_by_name(rest: RestClient) -> None:
+    """The client is not marked as closed yet, and its workers take no more jobs."""
+    core = rest._core
+    core.send_pool.close()
+    core.pools.awaited.close()
+    with pytest.raises(errors.ClientClosedError):
+        rest.list_training_runs()
+    with pytest.raises(errors.ClientClosedError):
+        core.run_awaited(list)
+
+
 def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest: RestClient) -> None:
     stub.script("/copy_weights", Answer(503, {}), Answer(abort="after"))
     copied = rest.copy_weights(PATH, "p-1", weights_access_token="tml-other").result(120)

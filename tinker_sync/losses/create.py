@@ -79,7 +79,7 @@ def create(
             graph=graph,
         )
         refuse_unsupported(request, machinery.facts.dialect)
-        core.loss_pool.run(carried(partial(_store, core, request, handle, future, deadline_at)))
+        core.loss_pool.run_call(carried(partial(_store, core, request, handle, future, deadline_at)))
     except BaseException as failure:
         future.fail(failure)
         raise

@@ -39,7 +39,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
-from tinker_sync.runtime.workers import WorkerPools, no_thread
+from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 FinishStatus = Literal["success", "errored", "interrupted"]
@@ -229,10 +229,7 @@ class Core:
             ClientClosedError: the client is closed.
         """
         self.server.refuse_closed()
-        try:
-            self.pools.enter.run(step)
-        except RuntimeError as error:
-            raise no_thread(error) from error
+        self.pools.enter.run_call(step)
 
     def run_soon(self, step: Callable[[], object]) -> None:
         """Run a short step, which never waits, on the poller's thread; without that thread, as `enter` does.
@@ -248,9 +245,13 @@ class Core:
             self.enter(step)
 
     def run_awaited(self, job: Callable[[], object]) -> None:
-        """Run a blocking call on a worker while the user awaits it."""
+        """Run a blocking call on a worker while the user awaits it.
+
+        Raises:
+            ClientClosedError: the client is closed.
+        """
         self.refuse_closed()
-        self.pools.awaited.run(job)
+        self.pools.awaited.run_call(job)
 
     def run_creating(self, job: Callable[[], object]) -> None:
         """Run a job that creates a client on a worker; the job may block.
@@ -259,10 +260,7 @@ class Core:
             ClientClosedError: the client is closed.
         """
         self.server.refuse_closed()
-        try:
-            self.pools.create.run(job)
-        except RuntimeError as error:
-            raise no_thread(error) from error
+        self.pools.create.run_call(job)
 
     def run_sending(self, job: Callable[[], object]) -> None:
         """Run a job that sends a training request on a worker.

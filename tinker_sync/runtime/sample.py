@@ -165,7 +165,7 @@ class SampleJob:
             if line.numbers.made is not None:
                 self._scheduler.put(self)
             else:
-                core.send_pool.run(carried(self._put_numbered))
+                core.send_pool.run_call(carried(self._put_numbered))
         except BaseException:
             self._pledge.release()
             raise

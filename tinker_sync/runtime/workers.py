@@ -158,6 +158,22 @@ class Workers(ThreadPoolExecutor):
             self._work_queue.put(_Entry(job, self._name))
             self._adjust_thread_count()
 
+    def run_call(self, job: Job) -> None:
+        """Run `job()`, which carries out a call of the user, on a thread of the pool.
+
+        Raises:
+            ClientClosedError: the pool was closed together with the client.
+            TinkerError: the system gives the pool no first thread.
+
+        >>> with Workers("demo", max_threads=1) as workers:
+        ...     workers.run_call(lambda: print("done"))
+        done
+        """
+        try:
+            self.run(job)
+        except RuntimeError as error:
+            raise no_thread(error) from error
+
     def reserve(self) -> None:
         """Start a thread now if the pool has none. Without this call, the first job starts it.
 

@@ -79,7 +79,7 @@ class RestBase(CoreClient):
             else:
                 future.resolve(value)
 
-        core.send_pool.run(carried(run))
+        core.send_pool.run_call(carried(run))
         if changes:
             core.lifecycle.note_change(future)
         return future
