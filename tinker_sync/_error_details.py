@@ -1,7 +1,7 @@
 """The parts of errors: records of request and response, and the message in the body of an error status.
 
-`errors` re-exports the two records. They hold no credentials, because their constructors mask headers and
-addresses. The module has no state, so any thread may use it.
+`errors` re-exports the two records. Their constructors mask the credentials in headers and addresses, and
+`read_body` masks those in a body. The module has no state, so any thread may use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _truncate(content: bytes) -> bytes:
 
 @frozen(kw_only=True)
 class RequestInfo:
-    """The request of an error, without credentials.
+    """A record of the request that an error is about, without credentials.
 
     >>> RequestInfo(method="GET", url="https://host/x?token=abc", headers={"X-API-Key": "tml-secret"})
     RequestInfo(method='GET', url='https://host/x?token=***', headers=HeaderMap({'X-API-Key': '***'}))
@@ -59,7 +59,7 @@ class RequestInfo:
     def of(cls, request: Any) -> RequestInfo | None:
         """Convert the request object of an HTTP library to a `RequestInfo`.
 
-        A `RequestInfo` stays as it is.
+        A `RequestInfo` and None stay as they are.
         """
         if request is None or isinstance(request, RequestInfo):
             return request
@@ -72,7 +72,9 @@ class RequestInfo:
 
 @frozen(kw_only=True)
 class ResponseInfo:
-    """The response of an error: status, headers without credentials, the first 64 KiB of the body.
+    """A record of the response that an error is about: status, headers, 64 KiB of the body, and the request.
+
+    The headers have no credentials.
 
     >>> ResponseInfo(status_code=404, content=b'{"detail": "no such run"}').json()
     {'detail': 'no such run'}
@@ -96,7 +98,7 @@ class ResponseInfo:
     def of(cls, response: Any) -> ResponseInfo | None:
         """Convert the response object of an HTTP library to a `ResponseInfo`.
 
-        A `ResponseInfo` stays as it is.
+        A `ResponseInfo` and None stay as they are.
         """
         if response is None or isinstance(response, ResponseInfo):
             return response
@@ -118,7 +120,8 @@ def find_server_message(body: Any) -> str:
     """Return the server's message from the body of an error status.
 
     The body may be `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
-    `{"error_message": ...}`, `{"message": ...}` or plain text.
+    `{"error_message": ...}`, `{"message": ...}` or plain text. Other JSON is the message as it is. An empty
+    body gives "", and a long message is cut.
 
     >>> find_server_message({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})
     'body.seq_id: Field required'
@@ -135,9 +138,12 @@ def find_server_message(body: Any) -> str:
 
 
 def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, bytes]:
-    """Return the parsed body of an error status (JSON, else text, else None), and the bytes to keep with it.
+    """Return the body of an error status in two forms, with secrets masked: servers may echo them.
 
-    Both results have the given secrets masked, because servers may echo them.
+    The given `secrets` are masked, and those that the functions of `_secret` recognise.
+
+    Returns:
+        The parsed body (JSON, else text, else None), and the bytes of the body.
     """
     known = tuple(secrets)
     try:
@@ -153,7 +159,7 @@ def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, byt
 
 
 def hint_wrong_server(response: ResponseInfo | None, request: RequestInfo | None) -> str:
-    """Return a hint if the answer is not from a Tinker server or the base URL is wrong, else "".
+    """Return a hint if the answer seems not to be from a Tinker server, or the base URL is wrong; else "".
 
     >>> page = ResponseInfo(status_code=404, headers={"Content-Type": "text/html; charset=utf-8"})
     >>> print(hint_wrong_server(page, RequestInfo(method="GET", url="http://host/pre/api/v1/x")))
@@ -219,7 +225,7 @@ def _format_problem(item: Mapping[str, Any]) -> str:
 
 
 def _read_title(text: str) -> str:
-    """Return the title of a proxy's web page; other text unchanged."""
+    """Return the title of a proxy's web page, or its text if it has no title. Return other text unchanged."""
     if not text.lstrip().startswith("<"):
         return text
     page = text[:MAX_KEPT_BYTES]

@@ -1,4 +1,4 @@
-"""The exceptions of the package: a table with a class for each remedy, its attributes and its advice.
+"""The exceptions of the package: one class for each remedy that a user has, with attributes and advice.
 
 Any module may import this one; it does not depend on sockets or codecs. Errors pickle and copy with all their
 attributes. An error keeps small records of its request and response, without credentials, so it may be
@@ -17,30 +17,45 @@ logged, sent to another process or pasted into a report.
       UnsupportedByServerError      a feature that this server does not offer
       BudgetExceededError           the call could cost more than is left
       SessionLostError              the server has ended the session
+      EarlierCallFailedError        it is unknown whether an earlier training call reached the server
+      VerificationError             a saved checkpoint that may not restore correctly
+      JournalError                  a journal that cannot be used, or does not match the script
       ClientClosedError             a call after `close`             (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
       TokenizerError                the files of a tokenizer are not available
       TransferError                 a file could not be fetched or sent completely
         UnsafeArchiveError          an archive with unsafe content
-      WireError                     bytes that do not decode
+      WireError                     data that does not decode, or does not fit the request
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from tinker_sync._clock import in_seconds
-from tinker_sync._error_details import (
-    RequestInfo,
-    ResponseInfo,
-    find_server_message,
-    hint_wrong_server,
-    name_status,
-    read_body,
+from tinker_sync._api_errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    BillingError,
+    ConflictError,
+    DeadlineError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    TinkerError,
+    UnprocessableEntityError,
+    _rebuild,
+    append_advice,
 )
-from tinker_sync._secret import Secret, mask_headers, mask_text
+from tinker_sync._error_details import RequestInfo, ResponseInfo
+from tinker_sync._secret import mask_text
 
 __all__ = [
     "APIConnectionError",
@@ -85,7 +100,7 @@ _MAX_PROBLEMS: Final = 20
 
 
 class ExperimentalWarning(FutureWarning):
-    """The feature works now, but may change or be removed without notice.
+    """A warning that a feature works now, but may change or be removed without notice.
 
     >>> import warnings
     >>> warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -93,7 +108,7 @@ class ExperimentalWarning(FutureWarning):
 
 
 class RequestErrorCategory(str, Enum):
-    """The cause of a failed request, as the server states it. Unlisted texts are `Unknown`.
+    """The side that caused the failure of a request, as the server states it. Any other text is `Unknown`.
 
     >>> str(RequestErrorCategory("user")), RequestErrorCategory("something new")
     ('user', <RequestErrorCategory.Unknown: 'unknown'>)
@@ -112,28 +127,6 @@ class RequestErrorCategory(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> RequestErrorCategory:  # noqa: ARG003 - the enum machinery gives it
         return cls.Unknown
-
-
-def _rebuild(cls: type[TinkerError], args: tuple[object, ...]) -> TinkerError:
-    return cls.__new__(cls, *args)
-
-
-class TinkerError(Exception):
-    """The base class of the errors of this package.
-
-    >>> try:
-    ...     raise RequestFailedError("out of memory", "req-1", "server")
-    ... except TinkerError as error:
-    ...     print(error)
-    out of memory (request req-1, server). This is the server's fault; try again later.
-    """
-
-    ambiguous = False
-    """True if the server may have executed the failed call, because the answer to a try was lost."""
-
-    # Constructors differ, so copies are made from the attributes. This works for subclasses of users too.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args), {**self.__dict__}
 
 
 _WORDS: Final = ("message", "reason", "cause")
@@ -161,381 +154,6 @@ def with_words(error: TinkerError, words: str) -> None:
     error.args = tuple(new if each == old else each for each in error.args)
 
 
-class APIError(TinkerError):
-    """A request to the server failed.
-
-    Args:
-        message: the cause, from the server's answer if it has a message.
-        request: the request; any object with `method`, `url` and `headers`.
-        body: the body of the answer: parsed JSON, else text, else None.
-        request_id: the server's id of the request.
-        method, path: taken from `request` unless given.
-        attempts: the number of tries.
-
-    >>> print(APIError("odd answer", method="GET", path="/api/v1/x", attempts=3))
-    odd answer (GET /api/v1/x, 3 attempts)
-    """
-
-    advice: ClassVar[str] = ""
-
-    message: str
-    request: RequestInfo | None
-    body: Any
-    request_id: str | None
-    method: str | None
-    path: str | None
-    attempts: int | None
-
-    def __init__(
-        self,
-        message: str,
-        request: Any = None,
-        *,
-        body: Any = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-    ) -> None:
-        # Messages often quote an HTTP library, and those quote addresses with passwords.
-        self.message = mask_text(message)
-        super().__init__(self.message)
-        self.request = RequestInfo.of(request)
-        self.body = body
-        self.request_id = request_id
-        self.method = method or (self.request.method if self.request else None)
-        self.path = path or (self.request.path if self.request else None)
-        self.attempts = attempts
-
-    def __str__(self) -> str:
-        return _sentence(self._headline() + self._whereabouts(), self._advice())
-
-    def _headline(self) -> str:
-        return self.message.rstrip(".")
-
-    def _advice(self) -> str:
-        return self.advice
-
-    def _whereabouts(self) -> str:
-        """Return the known facts as text, such as ` (POST /api/v1/x, request req-1, 3 attempts)`."""
-        call = " ".join(part for part in (self.method, self.path) if part)
-        known = [
-            call,
-            f"request {self.request_id}" if self.request_id else "",
-            f"{self.attempts} attempts" if self.attempts and self.attempts > 1 else "",
-        ]
-        listed = ", ".join(part for part in known if part)
-        return f" ({listed})" if listed else ""
-
-
-def _sentence(statement: str, advice: str) -> str:
-    if not advice:
-        return statement
-    return f"{statement.rstrip('.')}. {advice}"
-
-
-class APIResponseValidationError(APIError):
-    """The server's answer does not have the expected form.
-
-    >>> print(APIResponseValidationError("$.model_id: missing", method="POST", path="/api/v1/create_model"))
-    $.model_id: missing (POST /api/v1/create_model). The server may speak another version of the protocol.
-    """
-
-    advice = "The server may speak another version of the protocol."
-
-    response: ResponseInfo | None
-    status_code: int | None
-
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        response: Any = None,
-        body: Any = None,
-        request: Any = None,
-        status_code: int | None = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-    ) -> None:
-        self.response = ResponseInfo.of(response)
-        super().__init__(
-            message or "The server's answer does not have the expected form.",
-            request if request is not None or self.response is None else self.response.request,
-            body=body,
-            request_id=request_id or _id_header(self.response),
-            method=method,
-            path=path,
-            attempts=attempts,
-        )
-        self.status_code = status_code or (self.response.status_code if self.response else None)
-
-    def _advice(self) -> str:
-        return hint_wrong_server(self.response, self.request) or super()._advice()
-
-
-class APIStatusError(APIError):
-    """The server answered with an error status.
-
-    The subclasses differ by remedy: `BadRequestError` and `UnprocessableEntityError` (correct the input),
-    `AuthenticationError` and `PermissionDeniedError` (the key), `BillingError` (the account),
-    `NotFoundError`, `ConflictError`, `RateLimitError` (wait), `InternalServerError` (try later, or report).
-    408, 410, 425 and other 4xx have no subclass.
-
-    `message` is the server's message, `body` the parsed JSON or else the text, and `retry_after_s` the pause
-    that the server requested.
-
-    >>> error = APIStatusError.from_reply(404, {"x-request-id": "r-9"}, b'{"detail": "no such run"}')
-    >>> type(error).__name__, error.status_code, error.message, error.request_id
-    ('NotFoundError', 404, 'no such run', 'r-9')
-    """
-
-    response: ResponseInfo | None
-    status_code: int
-    retry_after_s: float | None
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        response: Any = None,
-        body: Any = None,
-        status_code: int | None = None,
-        request: Any = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        self.response = ResponseInfo.of(response)
-        super().__init__(
-            message,
-            request if request is not None or self.response is None else self.response.request,
-            body=body,
-            request_id=request_id or _id_header(self.response),
-            method=method,
-            path=path,
-            attempts=attempts,
-        )
-        if status_code is None and self.response is not None:
-            status_code = self.response.status_code
-        # Subclasses have their status as a class attribute, except those for several statuses.
-        self.status_code = status_code if status_code is not None else getattr(type(self), "status_code", 0)
-        self.retry_after_s = retry_after_s
-
-    @classmethod
-    def from_reply(
-        cls,
-        status_code: int,
-        headers: Mapping[str, str],
-        content: bytes,
-        *,
-        request: Any = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-        retry_after_s: float | None = None,
-        secrets: Iterable[str | Secret] = (),
-    ) -> APIStatusError:
-        """Return the error for an answer. Its class follows from the status, its message from the body.
-
-        Args:
-            status_code: the HTTP status.
-            headers: the headers of the answer.
-            content: the body of the answer, without content encoding.
-            request: the request; any object with `method`, `url` and `headers`.
-            request_id: the server's id of the request; by default the `X-Request-Id` of the answer.
-            method, path: taken from `request` unless given.
-            attempts: the number of tries.
-            retry_after_s: the pause that the server requested.
-            secrets: values that are masked in the error if the server repeats them.
-        """
-        known = tuple(secrets)
-        body, kept = read_body(content, known)
-        request = RequestInfo.of(request)
-        return status_error_class(status_code)(
-            find_server_message(body) or name_status(status_code),
-            response=ResponseInfo(
-                status_code=status_code, headers=mask_headers(headers, known), content=kept, request=request
-            ),
-            body=body,
-            status_code=status_code,
-            request_id=request_id,
-            method=method,
-            path=path,
-            attempts=attempts,
-            retry_after_s=retry_after_s,
-        )
-
-    def _headline(self) -> str:
-        words = super()._headline()
-        if not self.status_code:  # made without an answer
-            return words
-        name = name_status(self.status_code)
-        return f"{self.status_code} {name}" + (f": {words}" if words != name else "")
-
-    def _advice(self) -> str:
-        doubtful = hint_wrong_server(self.response, self.request)
-        if doubtful:
-            return doubtful
-        if self.retry_after_s:
-            return f"{self.advice} The server asks to wait {in_seconds(self.retry_after_s)}.".strip()
-        return self.advice
-
-
-class BadRequestError(APIStatusError):
-    """400: the server refuses the request; a retry without changes fails again."""
-
-    status_code = 400
-    advice = "Change the request; sending it again as it is will not help."
-
-
-class AuthenticationError(APIStatusError):
-    """401: the server does not accept the key or token."""
-
-    status_code = 401
-    advice = "Check the API key: the api_key argument, TINKER_API_KEY, or `tinker-sync auth login`."
-
-
-class BillingError(APIStatusError):
-    """402: the account cannot pay, or billing is not set up."""
-
-    status_code = 402
-    advice = "Set up or renew billing in the console: https://tinker.thinkingmachines.ai"
-
-
-class PermissionDeniedError(APIStatusError):
-    """403: the key is valid but lacks the permission for this call."""
-
-    status_code = 403
-    advice = "The key may not do this; check its organization and project, and who owns the object."
-
-
-class NotFoundError(APIStatusError):
-    """404: there is no such object, or this server has no such call."""
-
-    status_code = 404
-    advice = "Check the id or path; the object may have expired, or the server may not offer this call."
-
-
-class ConflictError(APIStatusError):
-    """409: the object is not in the state that the request assumes.
-
-    If the error is `ambiguous`, an earlier try of this call may have changed the object.
-    """
-
-    status_code = 409
-    advice = "The object changed or is in use; look at its present state before repeating."
-
-    def _advice(self) -> str:
-        if not self.ambiguous:
-            return super()._advice()
-        return (
-            "The answer to an earlier try was lost, and that try may have been carried out: "
-            "look whether it was before repeating."
-        )
-
-
-class UnprocessableEntityError(APIStatusError):
-    """422: the server understands the form of the request but not its content."""
-
-    status_code = 422
-    advice = "Change the fields named above; sending the request again as it is will not help."
-
-
-class RateLimitError(APIStatusError):
-    """429: too many requests at once. `retry_after_s` is the pause that the server requested, if any."""
-
-    status_code = 429
-    advice = "Send less at a time, or wait before repeating."
-
-
-class InternalServerError(APIStatusError):
-    """500 and above: the server or a proxy before it failed."""
-
-    advice = "This is the server's fault; try again later, and report the request if it stays."
-
-
-class APIConnectionError(APIError):
-    """The server could not be reached, or the connection broke before its answer.
-
-    >>> print(APIConnectionError(method="GET", path="/api/v1/x"))
-    Connection error (GET /api/v1/x). Check the network, any proxy, and the base URL.
-    """
-
-    advice = "Check the network, any proxy, and the base URL."
-    default_message: ClassVar[str] = "Connection error."
-
-    def __init__(
-        self,
-        message: str | None = None,
-        request: Any = None,
-        *,
-        body: Any = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-    ) -> None:
-        super().__init__(
-            message or self.default_message,
-            request,
-            body=body,
-            request_id=request_id,
-            method=method,
-            path=path,
-            attempts=attempts,
-        )
-
-
-class APITimeoutError(APIConnectionError):
-    """The server sent nothing for longer than the timeout.
-
-    >>> APITimeoutError().message
-    'Request timed out.'
-    """
-
-    advice = "The server may be busy or unreachable; a longer timeout may help."
-    default_message = "Request timed out."
-
-
-class DeadlineError(APITimeoutError):
-    """A call took longer than its deadline. The server may still finish it, but this client no longer waits.
-
-    >>> error = DeadlineError("no result", request_id="req-1", waited_s=60.0, last_words="queue paused")
-    >>> print(str(error)[:60])
-    no result (request req-1) after 60 s; last heard: queue paus
-    """
-
-    advice = "Give a longer deadline, or look for the request at the server by its id."
-
-    waited_s: float
-    last_words: str
-
-    def __init__(
-        self,
-        message: str | None = None,
-        request: Any = None,
-        *,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-        waited_s: float = 0.0,
-        last_words: str = "",
-    ) -> None:
-        super().__init__(message, request, request_id=request_id, method=method, path=path, attempts=attempts)
-        self.waited_s = waited_s
-        self.last_words = mask_text(last_words)
-
-    def _whereabouts(self) -> str:
-        heard = f"; last heard: {self.last_words}" if self.last_words else ""
-        return f"{super()._whereabouts()} after {in_seconds(self.waited_s)}{heard}"
-
-
 class RequestFailedError(TinkerError):
     """The server accepted the request and later reported its failure.
 
@@ -561,11 +179,14 @@ class RequestFailedError(TinkerError):
 
     def __str__(self) -> str:
         statement = f"{self.message.rstrip('.')} (request {self.request_id}, {self.category})"
-        return _sentence(statement, self._ADVICE[self.category])
+        return append_advice(statement, self._ADVICE[self.category])
 
 
 class InvalidInputError(TinkerError, ValueError):
-    """The arguments cannot be sent; nothing was sent. `problems` has a text for each fault.
+    """The arguments of a call are wrong, so the call was not sent. `problems` has a text for each mistake.
+
+    If an array changes while its call is under way, a retry of the call fails with this error. The error is
+    `ambiguous` if an earlier try may have reached the server.
 
     >>> print(InvalidInputError("data[0].loss_fn_inputs['weights'][3]: nan is not finite"))
     data[0].loss_fn_inputs['weights'][3]: nan is not finite
@@ -592,7 +213,7 @@ class InvalidInputError(TinkerError, ValueError):
 
 
 class WireError(TinkerError):
-    """Received bytes cannot be decoded. `path` is the place, such as `$.sequences[2].stop_reason`.
+    """Received data cannot be decoded, or does not fit the request. `path` is the position of the fault.
 
     >>> print(WireError("not one of 'stop', 'length'", path="$.sequences[2].stop_reason"))
     $.sequences[2].stop_reason: not one of 'stop', 'length'
@@ -619,7 +240,7 @@ class CredentialError(TinkerError):
 
 
 class TokenizerError(TinkerError):
-    """A tokenizer cannot be loaded; the message names the missing files and their place.
+    """A tokenizer cannot be loaded; the message names what is missing, and where.
 
     >>> TokenizerError("the directory /models/mine does not exist", "/models/mine").tokenizer_id
     '/models/mine'
@@ -637,7 +258,7 @@ class TokenizerError(TinkerError):
 class TransferError(TinkerError):
     """A file of a checkpoint could not be fetched or sent completely.
 
-    The part that has arrived is kept, and the same call continues from there.
+    A download keeps the part that has arrived, and the same call continues from there.
 
     >>> print(TransferError("the disk has 5 bytes left and needs 70"))
     the disk has 5 bytes left and needs 70
@@ -672,7 +293,9 @@ class UnsafeArchiveError(TransferError):
 
 
 class UnsupportedByServerError(TinkerError):
-    """The server does not offer the requested feature; nothing was sent.
+    """The server does not offer the requested feature.
+
+    The call was not sent, or the server refused it, or the answer of the server lacks the feature.
 
     >>> print(UnsupportedByServerError("this server knows no custom losses", feature="create_custom_loss"))
     this server knows no custom losses
@@ -688,7 +311,7 @@ class UnsupportedByServerError(TinkerError):
 
 
 class BudgetExceededError(TinkerError):
-    """The call was not sent, because it could exceed the rest of a budget.
+    """The call was not sent, because it could cost more than is left of a budget.
 
     >>> error = BudgetExceededError("this call could cost up to $2", limit=20.0, spent=19.0, unit="usd")
     >>> error.limit - error.spent
@@ -728,7 +351,7 @@ last checkpoint.
 
     def __str__(self) -> str:
         statement = f"the server no longer keeps session {self.session_id}: {self.reason}"
-        return _sentence(statement, "Make a new ServiceClient, and continue from the last checkpoint.")
+        return append_advice(statement, "Make a new ServiceClient, and continue from the last checkpoint.")
 
 
 class JournalError(TinkerError):
@@ -748,15 +371,15 @@ class VerificationError(TinkerError):
 
 
 class EarlierCallFailedError(TinkerError):
-    """The call was not sent, because an earlier call of this training client may or may not be at the server.
+    """The call was not sent, because it is unknown if the server has received an earlier training call.
 
-    The server executes the calls of a training client in the order of their numbers. If it is unknown whether
-    a number is used, the next number is unknown too. `TrainingClient.recover` makes a new training client
-    from the last checkpoint that this one saved; repeat the steps since then.
+    The server executes the calls of a training client in the order of their sequence numbers. If it is
+    unknown whether a number is used, the next number is unknown too. `TrainingClient.recover` makes a new
+    training client from the last state that the old client saved or started from; repeat the later steps.
 
     Attributes:
-        call: the name of the call that failed.
-        number: its sequence number; None if the queue failed without one.
+        call: the name of the earlier call.
+        number: its sequence number; None if the calls of the parent process were under way at a fork.
         cause: the cause as text; `__cause__` has the exception itself.
 
     >>> print(EarlierCallFailedError("optim_step", 7, "the key was refused").call)
@@ -811,28 +434,6 @@ class MissingExtraError(TinkerError, ImportError):
         super().__init__(f"{what} pip install 'tinker-sync[{extra}]'{otherwise}")
 
 
-_LEAVES: Final[Mapping[int, type[APIStatusError]]] = {
-    400: BadRequestError,
-    401: AuthenticationError,
-    402: BillingError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    409: ConflictError,
-    422: UnprocessableEntityError,
-    429: RateLimitError,
-}
-
-
-def status_error_class(status_code: int) -> type[APIStatusError]:
-    """Return the error class for a status; `APIStatusError` for statuses without a subclass.
-
-    >>> [status_error_class(s).__name__ for s in (402, 410, 503)]
-    ['BillingError', 'APIStatusError', 'InternalServerError']
-    """
-    if status_code >= 500:
-        return InternalServerError
-    return _LEAVES.get(status_code, APIStatusError)
-
-
-def _id_header(response: ResponseInfo | None) -> str | None:
-    return response.headers.get("x-request-id") if response is not None else None
+# Tracebacks, pickles and the reference name this module, which is the public path of all these classes.
+for _public in (*(globals()[name] for name in __all__), _rebuild):
+    _public.__module__ = __name__
