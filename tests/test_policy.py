@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_sync._policy import (
-    _TABLE,
     EMPTY_400,
     FIRST_S,
     LONGEST_S,
     NO_SUCH_CALL,
+    TABLE,
     Meaning,
     Rule,
     Stage,
@@ -26,7 +26,7 @@ STAGES = tuple(Stage)
 
 
 def test_every_row_has_a_rule_for_every_stage() -> None:
-    assert {len(row) for row in _TABLE.values()} == {len(STAGES)}
+    assert {len(row) for row in TABLE.values()} == {len(STAGES)}
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -54,10 +54,7 @@ def test_a_secret_is_not_shown(show: Any) -> None:
     assert TEXT not in show(Secret(TEXT))
 
 
-@pytest.mark.parametrize(
-    "serialise",
-    [json.dumps, vars, pickle.dumps, lambda s: pickle.dumps(s.reveal())],
-)
+@pytest.mark.parametrize("serialise", [json.dumps, vars, pickle.dumps, lambda s: pickle.dumps(s.reveal())])
 def test_a_secret_cannot_be_serialised(serialise: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
         serialise(Secret(TEXT))
@@ -263,6 +260,12 @@ def test_json_trees_are_masked() -> None:
         "detail": [{"loc": ["body", "weights_access_token"], "msg": "bad", "input": "***", "ctx": "***"}],
     }
     assert tree["weights_access_token"] == "opaque"
+
+
+def test_texts_at_any_depth_below_a_secret_name_are_masked() -> None:
+    tree = {"password": ["abcdef", [None]], "auth": {"user": "me", "tokens": [1]}, "token_ids": [7, 8]}
+    shown = {"password": ["***", [None]], "auth": {"user": "***", "tokens": [1]}, "token_ids": [7, 8]}
+    assert mask_json(tree) == shown
 
 
 def test_names_in_json_trees_are_masked() -> None:

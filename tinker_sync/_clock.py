@@ -1,4 +1,4 @@
-"""Clocks and waits: the present time, waits for an event with a timeout, and the condition of futures.
+"""Clocks and waits: the present time, waits for an event with a timeout, and a condition for futures.
 
 Code that waits or measures takes a `Clock`, so tests can pass one that never sleeps. Each wait is for an
 event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM_CLOCK`.
@@ -26,7 +26,7 @@ def in_seconds(duration_s: float) -> str:
 
 
 def slice_of(wait_s: float) -> float:
-    """Return the length of the next part of a wait. The caller repeats this until the wait is over.
+    """Return the length of the next part of a wait. The caller waits in such parts to the end of the wait.
 
     A signal interrupts a wait in progress, but not one that begins just after the signal. The main thread
     handles signals, so it waits in short slices and notices every Ctrl-C.
@@ -36,7 +36,7 @@ def slice_of(wait_s: float) -> float:
 
 
 class Clock(Protocol):
-    """A source of time. Implementations are thread-safe."""
+    """A source of time, which tests replace by one that never sleeps. Implementations are thread-safe."""
 
     def now(self) -> float:
         """Return monotonic seconds, for durations and deadlines; the zero point is arbitrary."""
@@ -73,11 +73,11 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class SafeCondition(RLock):  # type: ignore[misc]  # final in the published types alone
-    """The part of a `threading.Condition` that futures use, which Ctrl-C cannot leave locked. Thread-safe.
+    """A condition with the methods that futures need. Ctrl-C cannot leave it locked. Thread-safe.
 
     `with` on a `threading.Condition` calls a Python method that takes the lock. Ctrl-C may interrupt that
-    method after it has taken the lock, and then the main thread holds the lock for ever. Here the method that
-    takes the lock is that of the lock itself, which no signal interrupts.
+    method after it has taken the lock, and then the main thread holds the lock for ever. This class is itself
+    a lock of the interpreter, so `with` takes the lock in one step, which no signal interrupts.
 
     >>> with SafeCondition() as held:
     ...     held
@@ -89,7 +89,9 @@ class SafeCondition(RLock):  # type: ignore[misc]  # final in the published type
     _waiters: tuple[Any, ...] = ()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock until `notify_all` is called. Return False if the time is over before that.
+        """Release the lock, which the caller holds, wait for a call of `notify_all`, and take the lock again.
+
+        Return True after such a call, or False if the timeout is over before it.
 
         Args:
             timeout: the longest wait in seconds; None for no limit.
@@ -111,7 +113,7 @@ class SafeCondition(RLock):  # type: ignore[misc]  # final in the published type
         return woken
 
     def notify_all(self) -> None:
-        """Wake the threads that wait."""
+        """Wake the threads that wait. The caller holds the lock."""
         waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
             waiter.release()

@@ -1,4 +1,6 @@
-"""Methods that display values in notebooks. They load the display code on first use.
+"""Methods that display values in notebooks or turn them into tables of pandas.
+
+They load the display code on first use.
 
 A class sets `_repr_html_ = repr_html`; a list of entries also sets `to_pandas = to_pandas`.
 """

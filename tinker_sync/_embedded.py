@@ -1,9 +1,9 @@
 """The interface between clients and the embedded server, which starts with the first request to its URL.
 
 `Settings` asks `reserve_server` for the URL and the key behind the base URL "local". `Http` asks
-`hold_server` for the server behind its URL and starts it before it sends a request. The process that exits
-calls `stop_server`. Everything else about the server's process is in `tinker_sync.local.process`, which loads
-with the first use.
+`hold_server` for the server behind its URL and starts it before it sends a request. At its exit, the process
+calls `stop_server`. All other code of the server's process is in `tinker_sync.local.process`, which loads on
+first use.
 
 A process has one embedded server, which its clients share. Reserving it takes a port and draws a key, which
 is quick. The first request starts the child process. The child ends when the last client is closed or
@@ -38,7 +38,8 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
         model: a Hugging Face directory to serve beside the built-in model.
 
     Raises:
-        ConfigurationError: the server is in use with another directory or model.
+        ConfigurationError: the server has another directory or model and is in use or belongs to another
+            process, or no port is free.
 
     >>> reserved = reserve_server()
     >>> reserved == reserve_server(), reserved.base_url.startswith("http://127.0.0.1:")
@@ -65,14 +66,15 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
 
 
 def hold_server(base_url: str, key: Secret | None) -> ServerHold | None:
-    """Hold the embedded server for a client, or return None if the URL belongs to no server of this process.
+    """Return a hold (a claim that keeps it running) on the embedded server for a client.
 
-    After a server without clients has stopped, another program may use its port. The server is then held only
-    for a client that has its key.
+    Return None if the URL belongs to another server. The embedded server runs until every client has released
+    its hold. Another program may use the port after the server has ended; a client then gets a hold only if
+    it has the key of the embedded server.
 
     Args:
-        base_url: the URL of the client.
-        key: the key of the client.
+        base_url: the URL to which the client sends.
+        key: the key that the client sends.
     """
     server = current_server()
     if server is None or server.base_url != base_url or not (server.in_use or server.key == key):
@@ -87,7 +89,7 @@ def current_server() -> EmbeddedServer | None:
 
 
 def find_key(base_url: str) -> Secret | None:
-    """Return the key of this user's server at a loopback URL, or None if this user has no server there."""
+    """Return the key of the server that this user runs at a loopback URL, or None if there is none."""
     server = current_server()
     if server is not None and server.base_url == base_url and server.in_use:
         return server.key
@@ -107,7 +109,7 @@ def stop_server() -> None:
 
 
 def _before_fork() -> None:
-    """Start a server that clients hold, so that the children of this process can share it."""
+    """Start the embedded server before a fork if clients hold it, so the child can share it."""
     server = _current
     if server is not None:
         server.prepare_fork()

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """A placeholder for a module, which it imports when an attribute is first read.
+    """A placeholder for a module. It imports the module when one of its attributes is first read.
 
     >>> LazyModule("math").sqrt(4)
     2.0
@@ -34,9 +34,10 @@ def lazy_names(
 
     Args:
         package: `__name__` of the package.
-        homes: the public names in each module, by the module's full name. Names under the package itself are
-            modules in it. Each module directly in the package is a lazy attribute of it, listed or not.
-        other_paths: names of modules that scripts import from instead of the package. Each becomes another
+        homes: for the full name of each module, its public names, separated by spaces. For the package's own
+            name, the names of modules in the package. These modules, and each key that is a module directly
+            in the package, also become lazy attributes.
+        other_paths: names of modules from which scripts for the reference client import. Each becomes another
             name of the package itself, so every public name can be imported from it.
 
     >>> import tinker_sync

@@ -1,4 +1,4 @@
-"""numpy, imported on first use, so a program that samples with lists does not load it.
+"""numpy, imported on first use, so a program that samples with plain lists does not load it.
 
 This module imports only `_lazy`. Modules that need numpy import `np` and the types of arrays from here. They
 must not read an attribute of `np` at import time, because that would import numpy at once. Their tables
@@ -33,7 +33,7 @@ __all__ = ["AnyArray", "BoolArray", "Float32Array", "Int32Array", "Int64Array", 
 def is_array(value: object) -> bool:
     """Return True if a value is a numpy array.
 
-    Does not import numpy: if there is an array, its creator has imported it.
+    This function does not import numpy: if the value is an array, its creator has imported numpy.
     """
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, "ndarray", ()))

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class RequestSent(NamedTuple):
-    """The event that an attempt of a call was sent.
+    """The event that a request was sent. An attempt of a call may send several requests, as after a redirect.
 
     >>> RequestSent(method="POST", path="/api/v1/asample", attempt=1, size_bytes=310)
     RequestSent(method='POST', path='/api/v1/asample', attempt=1, size_bytes=310)
@@ -44,7 +44,7 @@ class RequestSent(NamedTuple):
 
 
 class ReplyReceived(NamedTuple):
-    """The event that a complete answer of any status has arrived."""
+    """The event that a complete answer of any status has arrived, except a redirect that is followed."""
 
     method: str
     path: str
@@ -130,7 +130,9 @@ class CallFailed(NamedTuple):
 
 
 class TokensUsed(NamedTuple):
-    """The event that a pass or a sample has used tokens. Observers get it before the user's future resolves.
+    """The event that a sample, or a `forward` or `forward_backward` call, has used tokens.
+
+    Observers get it before the user's future resolves.
 
     >>> TokensUsed(model="s:train:0", trained=12).sampled
     0
@@ -171,17 +173,17 @@ Event = (
 
 
 class Observer(Protocol):
-    """A receiver of events, called on the thread of the event. It must be fast and thread-safe."""
+    """A receiver of events, on the thread that causes the event. It must be fast and thread-safe."""
 
     def observe(self, event: Event) -> None:
         """Handle an event. Exceptions are logged and otherwise ignored."""
 
 
 class Stopwatch(Protocol):
-    """A recording of the time that calls take. Without one, each call only checks an empty tuple."""
+    """A recording of the time that the user's calls take, such as that of `ServiceClient.explain`."""
 
     def follow(self, future: Any) -> None:
-        """Record a request when its future ends. Called on the thread that makes the call."""
+        """Record a call of the user when its future ends. The thread that makes the call calls this."""
 
     def encoded(self, method: str, began_s: float) -> None:
-        """Record that this thread encoded a request of a public method, from `began_s` until now."""
+        """Record that this thread has encoded a request of a public method, from `began_s` until now."""

@@ -1,8 +1,8 @@
 """The policy for failures: the meaning of each status at each stage, and the pause before a retry.
 
-One table has the meanings for all stages. The stages keep their own clocks, counts and deadlines, and look up
-each status here. The table is the single place to make a status retryable. Pure functions: any thread may
-call them.
+One table has the meanings for all stages. The code of each stage keeps its own clock, counts and deadlines,
+and looks up each status here. The `Rule` of a status decides if a request may be retried, unless a header of
+the answer decides it; the stages keep no lists of such statuses. Pure functions: any thread may call them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class Stage(Enum):
-    """The stage of a request at which a status arrives."""
+    """The kind of request that a status answers."""
 
     CALL = "a call whose answer is its result"
     SUBMIT = "a sample that is submitted; the answer is a promise"
@@ -41,14 +41,14 @@ class Meaning(Enum):
 
 
 class Rule(NamedTuple):
-    """A meaning, with the highest number of retries; None if the rule has no limit of its own."""
+    """An entry of the table: the meaning of a status, and the most retries after it; None sets no limit."""
 
     meaning: Meaning
     limit: int | None = None
 
     @property
     def passes(self) -> bool:
-        """True if another try may succeed."""
+        """True for a failure that may pass. The stages handle other meanings, such as `SUSPECT`."""
         return self.meaning in (Meaning.RETRY, Meaning.UNTOUCHED, Meaning.THROTTLED, Meaning.BLOCKED)
 
 
@@ -82,7 +82,7 @@ _4XX: Final = 4
 _5XX: Final = 5
 
 #              CALL        SUBMIT      RETRIEVE      SESSION_POLL  FILE     TELEMETRY
-_TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
+TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
     EMPTY_400: (_NO_REASON, _NO_REASON, _RETRY, _UNWANTED, _MOVED, _DROPPED),
     400: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _MOVED, _DROPPED),
     401: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED, _UNWANTED),
@@ -121,10 +121,10 @@ def rule_for(status: int, stage: Stage) -> Rule:
     (True, False)
 
     Args:
-        status: the status of the answer, or `EMPTY_400`.
+        status: the status of the answer, or `EMPTY_400` for a 400 without a body.
         stage: the stage of the request at which the status arrives.
     """
-    row = _TABLE.get(status) or _TABLE.get(status // 100) or _ANY_OTHER
+    row = TABLE.get(status) or TABLE.get(status // 100) or _ANY_OTHER
     return row[_STAGES.index(stage)]
 
 
@@ -151,13 +151,15 @@ def delay_s(
     first_s: float = FIRST_S,
     longest_s: float = LONGEST_S,
 ) -> float:
-    """Return the seconds to wait after the n-th failure in a row.
+    """Return the seconds to wait after a failure, before the next try.
 
     Args:
-        failures: the failures so far, from 1.
-        draw: a random number from 0 to 1.
-        hint_s: the pause that the server asked for, if it did.
-        first_s: the delay after the first failure.
+        failures: the failures in a row so far, from 1.
+        draw: a random number from 0 to 1. The result grows with it: from `hint_s` to a tenth (at most a
+            second) more, or without `hint_s` from three quarters of the delay to the whole delay.
+        hint_s: the pause that the server asked for, if it did. It replaces the delay, even if it is longer
+            than `longest_s`.
+        first_s: the delay after the first failure. The delay doubles with each further failure.
         longest_s: the longest delay.
 
     >>> [delay_s(n, draw=1.0) for n in (1, 2, 3, 7, 100)]

@@ -1,4 +1,4 @@
-"""Secrets, and their recognition in headers, addresses, JSON and plain text.
+"""`Secret`, and functions that recognise and mask secrets in headers, addresses, JSON and plain text.
 
 This module imports nothing of the package and has no state, so any thread may call it. Values are masked by
 name (a header called `Authorization`), by form (`tml-...`, a JWT, a password inside an address) and by value
@@ -37,19 +37,10 @@ _PLAIN_NAMES: Final = frozenset({"x-idempotency-key", "idempotency-key"})
 # A name is secret if one of its words is: `X-My-Token`, `weights_access_token`, `clientSecret`.
 _SECRET_WORDS: Final = frozenset(
     {
-        *(
-            "apikey",
-            "auth",
-            "authentication",
-            "authorization",
-            "bearer",
-            "cookie",
-            "credential",
-            "credentials",
-        ),
-        *("jwt", "passphrase", "passwd", "password", "pwd", "secret", "secrets", "sig", "signature", "token"),
+        "apikey", "auth", "authentication", "authorization", "bearer", "cookie", "credential", "credentials",
+        "jwt", "passphrase", "passwd", "password", "pwd", "secret", "secrets", "sig", "signature", "token",
     }
-)
+)  # fmt: skip
 _SECRET_PAIRS: Final = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("pass", "word")})
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Parameters of signed addresses whose names are harmless elsewhere.
@@ -70,9 +61,9 @@ _JSON_PAIR: Final = re.compile(r"([\"'])([\w\-]+)\1(\s?:\s?)(\"(?:[^\"\\]|\\.)*\
 
 
 class _Revealed(str):
-    """A secret for the code that sends it: an ordinary `str` with a masked repr.
+    """A secret text for the code that sends it: an ordinary `str` with a masked repr.
 
-    Dictionaries and tuples print the reprs of their values, so a header table does not show the key either.
+    Dictionaries and tuples print the reprs of their values, so a dictionary of headers shows no key.
     """
 
     __slots__ = ()
@@ -127,7 +118,7 @@ class Secret:
         return bool(self._text)
 
     def __eq__(self, other: object) -> bool:
-        """Compare in constant time; a secret differs from every plain text."""
+        """Compare two secrets in constant time. A secret never equals a plain text."""
         if not isinstance(other, Secret):
             return NotImplemented
         import hmac  # loads OpenSSL
@@ -181,7 +172,7 @@ class HeaderMap(Mapping[str, str]):
 
     @classmethod
     def of_lines(cls, lines: Mapping[str, tuple[str, str]]) -> HeaderMap:
-        """Return a map with these `lines`, without a copy. `header_pair` must have made each pair.
+        """Return a map with the given attribute `lines`, not copied. `header_pair` must have made each pair.
 
         >>> HeaderMap.of_lines({"x-api-key": header_pair("X-API-Key", "tml-example")})
         HeaderMap({'X-API-Key': '***'})
@@ -198,7 +189,7 @@ class HeaderMap(Mapping[str, str]):
     @overload
     def get(self, name: str, default: T, /) -> str | T: ...
     def get(self, name: str, default: Any = None, /) -> Any:
-        """Return the value of a header, or the default. An exception for a missing one would be slow."""
+        """Return the value of a header, or the default, faster than the method of `Mapping`."""
         pair = self.lines.get(name.lower())
         return default if pair is None else pair[1]
 
@@ -242,7 +233,7 @@ def header_pair(name: str, value: str) -> tuple[str, str]:
 
 
 def header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
-    """Return the headers as a map; an immutable map is returned as it is.
+    """Return headers as a `HeaderMap`; a `HeaderMap` is returned as it is.
 
     >>> headers = HeaderMap({"Accept": "*/*"})
     >>> header_map(headers) is headers
@@ -287,7 +278,7 @@ def is_secret_parameter(name: str) -> bool:
 def mask_headers(
     headers: Mapping[str, str] | Iterable[tuple[str, str]], secrets: Iterable[str | Secret] = ()
 ) -> dict[str, str]:
-    """Copy headers with the secret ones masked, and the others masked as by `mask_text`.
+    """Return a copy of headers in which secret headers, and secrets within other headers, are masked.
 
     >>> mask_headers({"Authorization": "Bearer abc", "Location": "https://bucket/o?sig=abc"})
     {'Authorization': '***', 'Location': 'https://bucket/o?sig=***'}
@@ -298,7 +289,7 @@ def mask_headers(
 
 
 def mask_url(url: str) -> str:
-    """Mask user name and password of an address, and the parameters that grant access to it.
+    """Return an address in which user name, password, and parameters that grant access are masked.
 
     >>> mask_url("https://me:pw@host/p?X-Amz-Signature=abc&page=2")
     'https://***@host/p?X-Amz-Signature=***&page=2'
@@ -307,7 +298,9 @@ def mask_url(url: str) -> str:
 
 
 def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
-    """Mask keys by their form in free text, and every value of `secrets`.
+    """Return a text in which secrets are masked: those recognised by name or form, and the given `secrets`.
+
+    Values of fewer than six characters in `secrets` are not masked: they would hide ordinary words.
 
     >>> mask_text("key tml-abcdefgh refused; hello hunter22", ["hunter22"])
     'key *** refused; hello ***'
@@ -316,7 +309,9 @@ def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
 
 
 def mask_json(tree: Any, secrets: Iterable[str | Secret] = ()) -> Any:
-    """Copy a JSON tree with secret fields masked by name, and all names and texts masked as by `mask_text`.
+    """Return a copy of a JSON tree in which texts under secret names, and secrets in other texts, are masked.
+
+    Texts in lists and objects under a secret name are masked too. Numbers stay, such as a `token_count`.
 
     >>> mask_json({"path": "tinker://r/weights/a", "weights_access_token": "abc"})
     {'path': 'tinker://r/weights/a', 'weights_access_token': '***'}
@@ -332,28 +327,28 @@ def _mask(text: str, known: tuple[str, ...]) -> str:
     return _JWT.sub(MASK, _VENDOR_KEY.sub(MASK, text))
 
 
-def _mask_tree(tree: Any, known: tuple[str, ...], depth: int) -> Any:
+def _mask_tree(tree: Any, known: tuple[str, ...], depth: int, secret: bool = False) -> Any:
     if isinstance(tree, str):
-        return _mask(tree, known)
+        return MASK if secret else _mask(tree, known)
     if isinstance(tree, (dict, list)) and depth > _DEEPEST:
         return MASK
     if isinstance(tree, list):
-        return [_mask_tree(item, known, depth + 1) for item in tree]
+        return [_mask_tree(item, known, depth + 1, secret) for item in tree]
     if isinstance(tree, dict):
         hidden = _find_echoes(tree)
         return {
             _mask(str(name), known): MASK
-            if name in hidden or (isinstance(value, str) and is_secret_name(str(name)))
-            else _mask_tree(value, known, depth + 1)
+            if name in hidden
+            else _mask_tree(value, known, depth + 1, secret or is_secret_name(str(name)))
             for name, value in tree.items()
         }
     return tree
 
 
 def _find_echoes(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the fields in which a server's report about a refused secret repeats the secret.
+    """Return the names of the fields in which a server's error report repeats a secret.
 
-    Such a report has the name of the refused field in `loc`, and its value in `input`.
+    A report about a refused field has the field's name in `loc`, and repeats its value in `input` or `ctx`.
     """
     place = tree.get("loc")
     secret = isinstance(place, list) and any(isinstance(part, str) and is_secret_name(part) for part in place)
@@ -376,7 +371,7 @@ def _mask_inner_pair(match: re.Match[str]) -> str:
 
 
 def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:
-    """Return the forms of all known values, the longest first.
+    """Return the forms of all known values of six or more characters, the longest first.
 
     Each value has three forms: plain, and percent-encoded with a blank as `%20` or as `+`.
     """

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 
 def find_closest(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool = True) -> str | None:
-    """Return the closest known name, or None. With `loosely`, initials and parts of names match too.
+    """Return the known name that is closest to a misspelt one, or None without a close one.
+
+    With `loosely`, initials and parts of names match too. A higher `cutoff`, up to 1, asks for closer names.
 
     >>> parameters = ["learning_rate", "weight_decay", "model_input"]
     >>> [find_closest(name, parameters) for name in ("learn_rate", "lr", "input", "colour")]

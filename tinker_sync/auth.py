@@ -1,4 +1,4 @@
-"""Checks of the configured credential, for programs that verify it before they begin.
+"""Checks of the configured credential before a program begins, and calls that show or delete one API key.
 
 The functions have no state; any thread may call them. `get_tinker_token` and `tinker_has_credentials` neither
 open a connection nor run a command.
@@ -43,10 +43,11 @@ _KEY_PATH: Final = "/api/v1/auth/apikey/me"
 
 
 def get_tinker_token() -> str | None:
-    """Return the key from the environment or, without one, the stored default key; None without either.
+    """Return the key from the environment, else the default key of the credentials file, else None.
 
-    This function never runs the credential command. It returns None for a key of a form that the service
-    does not accept.
+    If `TINKER_BASE_URL` names an embedded server, return the key of that server. This function never runs the
+    credential command. It returns None for a key of a form that the service does not accept, and if the
+    configuration cannot be read.
 
     >>> get_tinker_token() is None
     True
@@ -90,7 +91,7 @@ def raise_if_tinker_not_accessible(*, base_url: str | None = None) -> None:
         base_url: the server; None means `TINKER_BASE_URL` or, if that is not set, the hosted service.
 
     Raises:
-        CredentialError: No credential is configured, or the credential command failed.
+        CredentialError: No usable credential is configured, or the credential command failed.
         AuthenticationError: The service does not accept the credential.
         BillingError: The account is not set up.
         APIConnectionError: The service cannot be reached.
@@ -152,7 +153,7 @@ def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
 def delete_key(api_key: str, *, base_url: str | None = None) -> None:
     """Delete a key in the service, permanently and for all its users.
 
-    The arguments are those of `describe_key`.
+    The arguments and the errors are those of `describe_key`.
     """
     _about_key("DELETE", Secret(api_key), base_url)
 
@@ -172,7 +173,10 @@ def _ask(settings: Settings) -> None:
 
 
 def _refuse_wrong_key(caller: Caller) -> None:
-    """Make a call that needs a key, since some open servers list their models to every caller.
+    """Raise an error if an open server (one that is not of the hosted service) does not accept the key.
+
+    Some open servers answer the request for their capabilities without a key, so this function makes a call
+    that needs a key. A server that fails in another way raises no error.
 
     Raises:
         AuthenticationError, PermissionDeniedError: the server does not accept the key.
