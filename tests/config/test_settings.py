@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -76,8 +77,6 @@ def test_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # -------------------------------------------------------------------------- arguments before variables
-
-
 @pytest.mark.parametrize(
     ("field", "variable", "from_variable", "argument"),
     [
@@ -138,8 +137,6 @@ def test_telemetry(value: str | None, on: bool) -> None:
 
 
 # -------------------------------------------------------------------------------------------- base URL
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -215,8 +212,6 @@ def test_direct_construction_is_checked() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ keys
-
-
 def test_source_of_the_key(stored: CredentialsFile) -> None:
     def found(environ: dict[str, str], **arguments: Any) -> tuple[object, object]:
         settings = resolve(environ, credentials_file=stored, **arguments)
@@ -257,11 +252,14 @@ def test_unsendable_keys_are_refused(key: str, variable: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- others
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        ({"api_key": 7}, "api_key: expected text, got int"),
+        ({"base_url": b"http://x"}, "base_url: expected text, got bytes"),
+        ({"credential_cmd": ["key"]}, "credential_cmd: expected text, got list"),
+        ({"cf_access_id": 7}, "cf_access_id: expected text, got int"),
+        ({"cf_access_secret": 7}, "cf_access_secret: expected text, got int"),
         ({"max_retries": -1}, "max_retries must be a whole number from 0"),
         ({"max_retries": 2.5}, "max_retries"),
         ({"max_retries": True}, "max_retries"),
@@ -295,12 +293,38 @@ def test_invalid_values_are_refused(arguments: dict[str, Any], complaint: str) -
         (None, 5.0, 60.0, 60.0),
         (7, 5.0, 7.0, 7.0),
         ((3, 9), 3.0, 9.0, 9.0),
-        (Timeout(1, 2, 3), 1.0, 2.0, 3.0),
+        (Timeout(connect=1, read=2, idle=3), 1.0, 2.0, 3.0),
+        (SimpleNamespace(connect=10.0, read=300.0, write=None, pool=None), 10.0, 300.0, 300.0),
+        (SimpleNamespace(connect=None, read=None), 86400.0, 86400.0, 86400.0),
     ],
 )
 def test_timeout_forms(given: Any, connect: float, read: float, idle_s: float) -> None:
     timeout = resolve(timeout=given).timeout
     assert (timeout.connect, timeout.read, timeout.idle_s) == (connect, read, idle_s)
+
+
+def test_a_timeout_takes_the_arguments_of_the_reference_client() -> None:
+    assert Timeout(60, connect=5) == Timeout(timeout=60, connect=5, write=1, pool=None)
+    assert Timeout(60, connect=5) == Timeout(connect=5, read=60)
+    assert Timeout(7) == Timeout(connect=7, read=7)
+    assert Timeout(None) == Timeout(connect=None, read=None) == Timeout(86400)
+    assert Timeout(SimpleNamespace(connect=3, read=None), read=9) == Timeout((3, 9))
+    assert Timeout(Timeout(idle=4), read=9) == Timeout(read=9, idle=4)
+    with pytest.raises(ConfigurationError, match="read must be a number of seconds, not 'x'"):
+        Timeout("x")
+    made = Timeout(60, connect=5, idle=2)
+    assert attrs.evolve(made, read=8) == Timeout(connect=5, read=8, idle=2)
+    assert pickle.loads(pickle.dumps(made)) == made == copy.copy(made)
+
+
+def test_a_base_url_may_be_an_object_whose_text_is_a_url() -> None:
+    class URL:
+        scheme = "http"
+
+        def __str__(self) -> str:
+            return "http://localhost:8000/pre/"
+
+    assert resolve(base_url=URL()).base_url == "http://localhost:8000/pre"
 
 
 def test_dialect_objects_are_accepted() -> None:
@@ -309,8 +333,6 @@ def test_dialect_objects_are_accepted() -> None:
 
 
 # -------------------------------------------------------------------------------- frozen, equal, moved
-
-
 def test_settings_are_frozen_values() -> None:
     settings = resolve(api_key=KEY, default_headers={"X-A": "1"})
     assert settings == resolve(api_key=KEY, default_headers={"x-a": "1"})
@@ -377,14 +399,14 @@ def test_secrets_lists_every_value_to_mask() -> None:
         session=session,
     )
     assert {secret.reveal() for secret in settings.secrets} == {
-        *("tml-k", "cmd", "cf-id", "cf-secret", "header-pw", "pr%6Fxy-pw", "proxy-pw", "basic-pw", "gate-pw"),
+        *("tml-k", "cmd", "cf-id", "cf-secret", "header-pw", "pr%6Fxy-pw", "proxy-pw", "basic-pw", "gate-pw")
     }
+    session.auth = requests.auth.HTTPBasicAuth("me", "object-pw")
+    assert Secret("object-pw") in resolve(session=session).secrets
     assert resolve().secrets == ()
 
 
 # ------------------------------------------------------------------------------------------------ logs
-
-
 @pytest.fixture
 def our_logger() -> Iterator[logging.Logger]:
     logger = logging.getLogger("tinker_sync")
@@ -450,9 +472,7 @@ def test_records_are_printed_once(our_logger: logging.Logger, capsys: pytest.Cap
     assert rest == "INFO] hello 3"
 
 
-def test_programs_with_logging_print_each_record_once(
-    our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_record_is_printed_once(our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[str] = []
 
     class Keeper(logging.Handler):

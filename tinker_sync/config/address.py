@@ -17,14 +17,15 @@ _VENDOR_DOMAINS: Final = ("thinkingmachines.dev", "thinkingmachines.ai")
 
 
 def normalize_base_url(url: Secret, name: str) -> str:
-    """Check a base URL, and return it without trailing slashes.
+    """Check a base URL, and return it without surrounding blanks and trailing slashes.
 
     Args:
         url: the address, wrapped because an invalid one may hold a password.
-        name: of the argument or environment variable, for the error.
+        name: the name of the argument or environment variable, for the error.
 
     Raises:
-        ConfigurationError: it is not of the form `http(s)://host[:port][/path]`. The text gives the reason.
+        ConfigurationError: `url` is not of the form `http(s)://host[:port][/path]`. The text gives the
+            reason.
 
     >>> normalize_base_url(Secret("http://localhost:8000/pre//"), "base_url")
     'http://localhost:8000/pre'
@@ -37,7 +38,9 @@ def normalize_base_url(url: Secret, name: str) -> str:
 
 @lru_cache(maxsize=32)  # called for every request
 def is_vendor_url(url: str) -> bool:
-    """Return True for an address at one of the vendor's hosts, where the vendor's rules for keys apply.
+    """Return True for an address at a host of the vendor, the company of the hosted service.
+
+    The rules of the vendor for keys apply there.
 
     >>> [is_vendor_url(u) for u in (DEFAULT_BASE_URL, "https://thinkingmachines.dev.example.org")]
     [True, False]

@@ -1,8 +1,8 @@
 """The keys in `~/.tinker/credentials.json`, a file shared with the reference client.
 
-Each operation reads the file and replaces it as a whole, so any thread may call; of two simultaneous writers
-the later one wins. Unknown entries of the file survive a rewrite. Errors never show its content: exceptions
-of parsers quote the text they failed on, so they are not chained.
+Every method reads the whole file; `add` and `delete` also replace it as a whole. Any thread may call them; of
+two simultaneous writers the later one wins. `add` and `delete` keep entries that this package does not know.
+Errors never show a key: exceptions of parsers quote the file, so they are not chained.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _VERSION: Final = 1
 class StoredKey:
     """A key in the credentials file.
 
-    The user pasted a `manual` key. An older command line created a `generated` one for itself; logging out
-    deletes that key on the server, too.
+    The `type` is "manual" for a key that the user has pasted, and "generated" for one that an older command
+    line has created. `tinker-sync auth logout` deletes a generated key on the server, too. The file holds
+    `organization` and `email` only together, and a generated key needs them.
 
     >>> StoredKey(key=Secret("tml-example"), name="laptop")
     StoredKey(key=Secret('***'), name='laptop', type='manual', note=None, organization=None, email=None)
@@ -45,7 +46,7 @@ class StoredKey:
 
 @frozen
 class CredentialsFile:
-    """A file of named API keys, one of which may be the default.
+    """A file of named API keys, one of which may be the default. A missing file counts as one without keys.
 
     >>> import tempfile
     >>> store = CredentialsFile(Path(tempfile.mkdtemp()) / "credentials.json")
@@ -69,18 +70,22 @@ class CredentialsFile:
         return {key_id: _parse_record(record) for key_id, record in self._load()["keys"].items()}
 
     def default_id(self) -> str | None:
-        """Return the id of the default key, or None without a stored default."""
+        """Return the id of the default key, or None if the file has none."""
         tree = self._load()
         return tree["default"] if tree.get("default") in tree["keys"] else None
 
     def default_key(self) -> StoredKey | None:
-        """Return the default key, or None."""
+        """Return the default key, or None if the file has none."""
         tree = self._load()
         record = tree["keys"].get(tree.get("default"))
         return None if record is None else _parse_record(record)
 
     def add(self, key_id: str, stored: StoredKey, *, make_default: bool = False) -> None:
-        """Store a key under an id, in place of an earlier key of that id."""
+        """Store a key under an id, in place of an earlier key of that id.
+
+        Raises:
+            ConfigurationError: also if the file cannot be written, or a field of the key has a wrong type.
+        """
         record = _make_record(stored)
         problem = _find_record_problem(record)
         if problem:
@@ -92,22 +97,15 @@ class CredentialsFile:
         self._save(tree)
 
     def delete(self, key_id: str) -> None:
-        """Remove a key, and the default if it was that key. `KeyError` when the key is not stored."""
+        """Remove a key. If it was the default key, the file has no default key afterwards.
+
+        Raises:
+            KeyError: no key with this id is stored.
+        """
         tree = self._load()
         del tree["keys"][key_id]
         if tree.get("default") == key_id:
             del tree["default"]
-        self._save(tree)
-
-    def set_default(self, key_id: str | None) -> None:
-        """Make a stored key the default; None removes the default. `KeyError` when the key is not stored."""
-        tree = self._load()
-        if key_id is None:
-            tree.pop("default", None)
-        elif key_id in tree["keys"]:
-            tree["default"] = key_id
-        else:
-            raise KeyError(key_id)
         self._save(tree)
 
     def _load(self) -> dict[str, Any]:

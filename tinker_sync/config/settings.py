@@ -1,8 +1,8 @@
 """All settings of a client in one frozen object.
 
 `Settings.resolve` reads arguments, then environment variables, then the credentials file, once for a client.
-(The price table and the hub's cache read variables of their own.) `show_logs` prints the records that
-`TINKER_LOG` asks for; importing this module has no effect.
+(The price table and the hub's cache read variables of their own.) `show_logs` prints the log records of the
+package; importing this module has no effect.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class _Console(logging.Handler):
 
 
 def show_logs(level: LogLevel | None) -> None:
-    """Set the level of the logger `tinker_sync`, and print its records unless the program handles them.
+    """Set the level of the logger `tinker_sync`, and print its records on stderr. None has no effect.
 
-    The root logger stays as it is. A level of None has no effect.
+    The records are not printed while the root logger has handlers. The root logger stays as it is.
     """
     if level is None:
         return
@@ -77,7 +77,7 @@ KeySource = Literal["argument", "environment", "stored", "local"]
 
 
 class DefaultInt(int):
-    """A default value, which code can distinguish from the same number given by the user.
+    """An int that is a default value, so code can distinguish it from the same number given by the user.
 
     >>> DefaultInt(10), DefaultInt(10) == 10
     (10, True)
@@ -107,19 +107,21 @@ class _Environment:
         self._values = os.environ if values is None else values
 
     def text(self, name: str) -> str | None:
-        """Return a variable, or None when it is unset or empty."""
+        """Return the value of a variable, or None if it is unset or empty."""
         return self._values.get(name) or None
 
     def raw(self, name: str) -> str | None:
         return self._values.get(name)
 
     def secret(self, name: str) -> Secret | None:
-        return wrap_secret(self._values.get(name))
+        return wrap_secret(self._values.get(name), name)
 
 
-def wrap_secret(value: str | Secret | None) -> Secret | None:
-    """Strip and wrap a secret. Return None when it is empty."""
+def wrap_secret(value: Any, name: str) -> Secret | None:
+    """Return a text as a `Secret` without blanks around it, None if nothing is left; refuse other types."""
     text = value.reveal() if isinstance(value, Secret) else value
+    if not isinstance(text, str | None):
+        raise ConfigurationError(f"{name}: expected text, got {type(text).__name__}")
     return Secret(text.strip()) if text and text.strip() else None
 
 
@@ -194,17 +196,17 @@ class Settings:
 
     @property
     def is_vendor_host(self) -> bool:
-        """True at the vendor's hosts, which require a key of a known kind."""
+        """True if the server is one of the hosted service, which requires a key of a known kind."""
         return is_vendor_url(self.base_url)
 
     @property
     def log_curl(self) -> bool:
-        """True when each request is logged as a curl line."""
+        """True if each request is logged as a curl command line."""
         return self.log == "curl"
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """The known values that must not appear in logs and errors."""
+        """The secret values in these settings, which must not appear in logs and errors."""
         own = (self.api_key, self.credential_cmd, self.cf_access_id, self.cf_access_secret)
         named = [Secret(value) for name, value in self.default_headers.items() if is_secret_header(name)]
         return (*(secret for secret in own if secret), *named, *_find_session_secrets(self.session))
@@ -237,7 +239,8 @@ class Settings:
     ) -> Settings:
         """Resolve every setting from its argument, else its environment variable, else its default.
 
-        An empty text counts as missing. The first call also starts the console output of `TINKER_LOG`.
+        An empty environment variable counts as missing, except `TINKER_TELEMETRY`. So does an empty address,
+        key, command or project. A level in `log` or `TINKER_LOG` prints log records on stderr (`show_logs`).
 
         Args:
             base_url: `TINKER_BASE_URL`. The address of the server, which may have a path. "local" is an
@@ -249,37 +252,39 @@ class Settings:
             credential_cmd_timeout_s: the time limit of the command.
             project_id: `TINKER_PROJECT_ID`. The project of new sessions.
             tags: `TINKER_TAGS`, separated by commas. Empty and repeated tags are dropped.
-            telemetry: report failures to the server, without content. None reports to the vendor's servers
+            telemetry: report failures to the server, without content. None reports to the hosted service
                 only, and not if `TINKER_TELEMETRY` is set to something other than 1, true, yes or on.
-            log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line).
-            cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and `_SECRET`.
+            log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line). Another value
+                of the variable has no effect.
+            cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and
+                `CLOUDFLARE_ACCESS_CLIENT_SECRET`. A service token for a server behind Cloudflare Access.
             default_headers: sent with every request; they override the client's own headers.
-            session: provides headers, proxies, certificates, user name and password, and cookies.
-            timeout: seconds to wait for a response, a pair (connect, read), or a `Timeout`.
-            max_retries: how often a failed request is repeated. By default, requests that a script depends
-                on are repeated for at least five minutes.
+            session: a `requests.Session` whose headers, proxies, certificates, `auth` and cookies are used.
+            timeout: seconds to wait for a response, or another form that `Timeout.of` takes.
+            max_retries: how often a request is repeated; by default for five minutes, if that may help.
             max_body_bytes: a larger response is an error.
             sdk_version: the protocol version to declare.
-            dialect: the dialect of the server: auto, proto, json or a `Dialect`.
-            deadline_s: the limit for one call with all its retries; None sets no limit.
-            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; a test of a program that
-                provokes failures may set 0.01.
+            dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
+            deadline_s: the limit for a call with all its retries; None: minutes or hours, by kind of call.
+            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; tests may set 0.01.
             environ: variables to read instead of `os.environ`.
             credentials_file: file to read instead of `~/.tinker/credentials.json`.
 
         Raises:
             ConfigurationError: a setting cannot be used; the text names it and gives the reason.
         """
-        api_key, credential_cmd = wrap_secret(api_key), wrap_secret(credential_cmd)
-        cf_access_id, cf_access_secret = wrap_secret(cf_access_id), wrap_secret(cf_access_secret)
-        address = wrap_secret(base_url)  # it may hold a password by mistake
+        api_key = wrap_secret(api_key, "api_key")
+        cf_access_id = wrap_secret(cf_access_id, "cf_access_id")
+        cf_access_secret = wrap_secret(cf_access_secret, "cf_access_secret")
+        # It may be an object of a URL class, and may hold a password by mistake.
+        address = wrap_secret(str(base_url) if hasattr(base_url, "scheme") else base_url, "base_url")
         env = _Environment(environ)
         default_headers, header_problem = _check_headers(default_headers)
         if header_problem:
             raise ConfigurationError(header_problem)
         level = _read_log_level(log, env)
         show_logs(level)
-        command = credential_cmd or env.secret("TINKER_CREDENTIAL_CMD")
+        command = wrap_secret(credential_cmd, "credential_cmd") or env.secret("TINKER_CREDENTIAL_CMD")
         server, key = _resolve_server(address, env, api_key)
         source: KeySource | None = "local"
         if key is None:
@@ -339,13 +344,13 @@ def _find_key(
     if key is None and command is None:
         # A command takes precedence over the stored key, so the file is read only without a command.
         stored = (file or CredentialsFile()).default_key()
-        key, source = wrap_secret(stored.key) if stored else None, "stored"
+        key, source = wrap_secret(stored.key, "the stored key") if stored else None, "stored"
     name = {"argument": "api_key", "environment": "TINKER_API_KEY", "stored": "the stored key"}[source]
     return _check_sendable(key, name), cast("KeySource", source) if key else None
 
 
 def _check_sendable(secret: Secret | None, name: str) -> Secret | None:
-    """Refuse a secret that cannot be sent in a header, without showing it."""
+    """Return a secret that a header can carry; else raise a ConfigurationError that does not show it."""
     if secret is not None and not all("!" <= character <= "~" for character in secret.reveal()):
         raise ConfigurationError(
             f"{name} holds blanks, line breaks or characters outside ASCII; is it complete?"
@@ -358,8 +363,9 @@ def _resolve_server(
 ) -> tuple[str, Secret | None]:
     """Return the URL of the server, and its key if it is an embedded server.
 
-    With base_url="local" that key replaces a given one, so scripts written for the hosted service run
-    unchanged. At the explicit address of an embedded server, a given key wins.
+    With base_url="local", the server's key replaces the `api_key` of the user, so scripts written for the
+    hosted service run unchanged. With the address of an embedded server, the argument `api_key` wins, but
+    the server's key replaces `TINKER_API_KEY` and the stored key.
     """
     asked = address or env.secret("TINKER_BASE_URL")
     if asked is not None and asked.reveal() == _embedded.LOCAL:
@@ -428,14 +434,15 @@ def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
 
 
 def _find_session_secrets(session: requests.Session | None) -> list[Secret]:
-    """Return the passwords in the user's session: those of proxies, basic authentication and headers."""
+    """Return the secrets in the user's session: passwords of proxies and of an `auth` pair, and headers."""
     found: list[str | bytes | None] = []
     with suppress(Exception):  # the user's object may have any class, and this only helps masking
         for proxy in session.proxies.values() if session else ():
             password = urlsplit(proxy).password
             found += [password, unquote(password or "")]
-        if session and isinstance(session.auth, tuple):
-            found.append(session.auth[1])
+        if session and session.auth:
+            auth = session.auth  # a pair, or an object such as `HTTPBasicAuth`
+            found.append(auth[1] if isinstance(auth, tuple) else getattr(auth, "password", None))
         found += (
             [value for name, value in session.headers.items() if is_secret_header(name)] if session else []
         )

@@ -1,10 +1,10 @@
-"""`Timeout`, the limits on silence of a server, and `RequestOptions`, a name for annotations."""
+"""`Timeout`, the limits on silence of a server, and `RequestOptions`, a type for annotations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from attrs import Attribute, field, frozen
 
@@ -25,24 +25,55 @@ def _positive_or_none(instance: object, attribute: Attribute[float | None], valu
         _positive(instance, attribute, value)  # type: ignore[arg-type]  # only the attribute's name is read
 
 
+_CONNECT_S, _READ_S, _NO_LIMIT_S = 5.0, 60.0, 86_400.0
+_UNSET: Any = object()
+
+
 @frozen
 class Timeout:
-    """Limits on silence, in seconds. A transfer may take any time while data arrives.
+    """Limits on the silence of a server, in seconds. A transfer may take any time while data arrives.
+
+    None in place of a number is one day. `httpx.Timeout` has the same parameters except `idle`.
 
     Args:
-        connect: until the connection is ready, TLS included.
-        read: from the end of the request to the first byte of the response.
-        idle: between two pieces of a response; the default is `read`.
+        timeout: a number for both `connect` and `read`, or a pair or an object as `of` takes it.
+        connect: the limit for each step of opening a connection: TCP, the tunnel of a proxy, TLS.
+        read: the limit from the end of the request to the first byte of the response. While the request is
+            sent, the limit for the server to take each piece of it.
+        idle: the limit between two pieces of a response; the default is `read`.
+        write, pool: have no effect.
 
-    >>> Timeout(read=120)
-    Timeout(connect=5.0, read=120.0, idle=None)
+    >>> Timeout(read=120), Timeout(60, connect=10)
+    (Timeout(connect=5.0, read=120.0, idle=None), Timeout(connect=10.0, read=60.0, idle=None))
     >>> Timeout.of(30), Timeout.of((3.05, 27))
     (Timeout(connect=5.0, read=30.0, idle=None), Timeout(connect=3.05, read=27.0, idle=None))
     """
 
-    connect: float = field(default=5.0, validator=_positive)
-    read: float = field(default=60.0, validator=_positive)
+    connect: float = field(default=_CONNECT_S, validator=_positive)
+    read: float = field(default=_READ_S, validator=_positive)
     idle: float | None = field(default=None, validator=_positive_or_none)
+
+    def __init__(
+        self,
+        timeout: Any = _UNSET,
+        *,
+        connect: float | None = _UNSET,
+        read: float | None = _UNSET,
+        idle: float | None = None,
+        write: float | None = None,  # noqa: ARG002
+        pool: float | None = None,  # noqa: ARG002
+    ) -> None:
+        defaults: tuple[Any, Any] = _CONNECT_S, _READ_S
+        if timeout is None or isinstance(timeout, (int, float)):
+            defaults = timeout, timeout
+        elif timeout is not _UNSET:
+            base = Timeout.of(timeout)
+            defaults, idle = (base.connect, base.read), base.idle if idle is None else idle
+        pairs = zip((connect, read), defaults, strict=True)
+        limits = [default if given is _UNSET else given for given, default in pairs]
+        self.__attrs_init__(  # type: ignore[attr-defined]
+            *(_NO_LIMIT_S if limit is None else limit for limit in limits), idle
+        )
 
     def __attrs_post_init__(self) -> None:
         for name in ("connect", "read", "idle"):
@@ -56,8 +87,11 @@ class Timeout:
         return self.read if self.idle is None else self.idle
 
     @classmethod
-    def of(cls, value: Timeout | float | tuple[float, float] | None) -> Timeout:
-        """Convert a number (read), a pair (connect, read), a `Timeout` or None to a `Timeout`.
+    def of(cls, value: Any) -> Timeout:
+        """Convert a number (read), a pair (connect, read), or None (defaults) to a `Timeout`.
+
+        A `Timeout` stays as it is. Another object with `connect` and `read`, such as an `httpx.Timeout`,
+        gives these two.
 
         Raises:
             ConfigurationError: the value has another form, or is not positive.
@@ -70,6 +104,8 @@ class Timeout:
             if len(value) != 2:
                 raise ConfigurationError(f"timeout takes a pair (connect, read), not {len(value)} values")
             return cls(connect=value[0], read=value[1])
+        if hasattr(value, "connect") and hasattr(value, "read"):
+            return cls(connect=value.connect, read=value.read)
         return cls(read=value)
 
 
