@@ -11,7 +11,6 @@ import base64
 import copy
 import json
 import pickle
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -56,6 +55,13 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 def _quiet_logger() -> Iterator[None]:
     with logger_restored():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    yield
+    assert_hidden(logged(), "the log")
+    assert_hidden("".join(capfd.readouterr()), "the console")
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +163,7 @@ def test_credentials_file_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_object_hidden(file)
     assert_object_hidden(stored)
     assert_hidden(repr(file.keys()), "all keys")
-    for use in (lambda: file.delete("missing"), lambda: file.set_default("missing")):
-        assert_exception_hidden(provoke(use))
+    assert_exception_hidden(provoke(lambda: file.delete("missing")))
     for name in ("mkdir", "replace", "fsync", "chmod"):
         with monkeypatch.context() as patch:
             patch.setattr(f"os.{name}", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "disk full")))
@@ -184,7 +189,7 @@ def test_credentials_file_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         "no-such-command-{line}",
     ],
 )
-def test_credential_commands_that_fail(line: str, logged: Callable[[], str]) -> None:
+def test_credential_commands_that_fail(line: str) -> None:
     command = line.format(out=PLANTED["command output"], line=PLANTED["command line"])
     settings = planted(
         api_key="",
@@ -198,7 +203,6 @@ def test_credential_commands_that_fail(line: str, logged: Callable[[], str]) -> 
         assert isinstance(error, errors.CredentialError)
         assert_exception_hidden(error)
     assert_object_hidden(ring)
-    assert_hidden(logged(), "the log")
 
 
 def test_the_last_resort_of_wrong_keys() -> None:
@@ -228,7 +232,6 @@ def test_tokens(logged: Callable[[], str]) -> None:
     ring.step()  # it logs another warning
     assert_exception_hidden(provoke(ring.credential))
     assert "no new token" in logged()
-    assert_hidden(logged(), "the log")
 
 
 def refused(credential: str) -> Grant:
@@ -282,6 +285,8 @@ def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
         assert_object_hidden(error.response)
         assert_hidden(error.response.content.decode("latin-1"), "the body kept")
         assert_hidden(repr(error.body), "the parsed body")
+    proxy = errors.APIConnectionError(f"bad proxy http://u:{PLANTED['api_key']}@p:1/")
+    assert proxy.message == "bad proxy http://***@p:1/"
 
 
 def test_a_secret_that_is_cut_short_is_hidden() -> None:
@@ -386,21 +391,17 @@ def redirect_away(peer: Any) -> None:
     peer.wait_gone()
 
 
-def check_wires(wires: Wires, outcome: object, logged: Callable[[], str], out: str) -> None:
+def check_wires(wires: Wires, outcome: object, logged: Callable[[], str]) -> None:
     if isinstance(outcome, BaseException):
         assert isinstance(outcome, TinkerError)
         assert_exception_hidden(outcome)
     for part in wires.parts():
         assert_object_hidden(part)
     assert "load_weights" in logged()
-    assert_hidden(logged(), "the log")
-    assert_hidden(out, "the console")
 
 
 @pytest.mark.parametrize("status", [200, 401, 422, 500])
-def test_answers_that_repeat_the_request(
-    status: int, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_that_repeat_the_request(status: int, logged: Callable[[], str]) -> None:
     with AnsweringServer(echo_everything(status)) as server, Wires(planted(server.url)) as wires:
         outcome: object
         if status == 200:
@@ -410,65 +411,39 @@ def test_answers_that_repeat_the_request(
             outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=1)))
         sent = " ".join(value for _, value in server.seen[0].pairs)
         # The secrets were really sent, so the test would find them.
-        for place in (
-            "token",
-            "default header",
-            "CF id",
-            "CF secret",
-            "weights_access_token",
-            "session header",
-        ):
-            assert PLANTED[place] in sent
+        places = {"token", "default header", "CF id", "CF secret", "weights_access_token", "session header"}
+        assert all(PLANTED[place] in sent for place in places)
         assert base64.b64encode(f"me:{PLANTED['session password']}".encode()).decode() in sent
-        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+        check_wires(wires, outcome, logged)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [*FAILING, redirect_away],
-    ids=lambda script: script.__name__,
-)
+@pytest.mark.parametrize("script", [*FAILING, redirect_away], ids=lambda script: script.__name__)
 def test_servers_that_fail(
-    script: Callable[[Any], None],
-    logged: Callable[[], str],
-    capfd: pytest.CaptureFixture[str],
+    script: Callable[[Any], None], logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with ScriptedServer(script) as server, Wires(planted(server.url, timeout=0.1)) as wires:
         call = load_weights(max_retries=1, repeatable=True)
         outcome = provoke(lambda: wires.caller.call(call))
-        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
-
-
-def test_an_unreachable_server(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        with Wires(planted(f"http://127.0.0.1:{free.getsockname()[1]}")) as wires:
-            outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=1)))
-            check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+        check_wires(wires, outcome, logged)
 
 
 @pytest.mark.parametrize("refuse", [0, 403, 502])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxies_that_fail(
-    scheme: str, refuse: int, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_proxies_that_fail(scheme: str, refuse: int, logged: Callable[[], str]) -> None:
     with ProxyServer(user="me", password="another", refuse=refuse) as proxy:
         session = planted_session(f"127.0.0.1:{proxy.port}")
         session.proxies["https"] = session.proxies["http"]
         settings = planted(f"{scheme}://server.invalid", session=session)
         with Wires(settings) as wires:
             outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
-            check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+            check_wires(wires, outcome, logged)
 
 
 @pytest.mark.parametrize("proxy", ["127.0.0.1:1", "127.0.0.1:port", "[::1", "server.invalid:3128"])
-def test_proxies_that_are_not_there(
-    proxy: str, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_proxies_that_are_not_there(proxy: str) -> None:
     with Wires(planted("http://server.invalid", session=planted_session(proxy))) as wires:
         outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
         assert_exception_hidden(outcome)
-        assert_hidden(logged() + "".join(capfd.readouterr()), "the log")
 
 
 @pytest.mark.parametrize("status", [401, 500])
@@ -481,4 +456,3 @@ def test_asking_whether_the_service_is_accessible(
         assert_exception_hidden(provoke(auth.raise_if_tinker_not_accessible))
         assert server.seen[0].header("x-api-key") == PLANTED["TINKER_API_KEY"]
     assert "$TINKER_API_KEY" in logged()
-    assert_hidden(logged(), "the log")

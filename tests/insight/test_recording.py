@@ -36,7 +36,7 @@ def test_a_client_without_a_recording_has_no_stopwatch() -> None:
         with service.explain():
             assert len(service.holder.stopwatches) == 1
         assert service.holder.stopwatches == ()
-        assert service.holder.connection.journal.observers == ()
+        assert service.holder.connection.journal.observers == []
 
 
 def test_waiting_for_a_pass_before_the_step_is_noticed() -> None:

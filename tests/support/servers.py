@@ -267,13 +267,36 @@ class ScriptedServer:
         return wrapped
 
 
+def silent(peer: Peer) -> None:
+    """Read a request, and send no answer."""
+    peer.read_request()
+    peer.wait_gone()
+
+
+def resets(peer: Peer) -> None:
+    """Read a request, and reset the connection."""
+    peer.read_request()
+    peer.reset()
+
+
+def once(raw: bytes) -> Script:
+    """Return a script that answers one request with these bytes, and closes the connection."""
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(raw)
+        peer.close()
+
+    return script
+
+
 class AnsweringServer(ScriptedServer):
     """A server that answers each request with the bytes that a function returns for it.
 
     Its connections are kept alive.
     """
 
-    def __init__(self, respond: Answer, **options: Any) -> None:
+    def __init__(self, respond: Answer = lambda _: answer(), **options: Any) -> None:
         super().__init__(self._converse, **options)
         self._respond = respond
 

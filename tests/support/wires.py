@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from support.clock import FakeClock
 from support.servers import ScriptedServer
 
 from tinker_sync._observe import Event
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.transport.http import Call, Http
-from tinker_sync.transport.journal import Journal
 
 KEY = "tml-marked-0123456789"
 
@@ -65,11 +63,21 @@ def settings_for(server: ScriptedServer | str, **options: Any) -> Settings:
     return Settings.resolve(base_url=base_url, **options)
 
 
-def http_for(server: ScriptedServer | str, **options: Any) -> Http:
+class BriefHttp(Http):
+    """An `Http` that is closed at the end of a `with` block."""
+
+    def __enter__(self) -> BriefHttp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def http_for(server: ScriptedServer | str, **options: Any) -> BriefHttp:
     """Return an `Http` for a server."""
     parts = {name: options.pop(name) for name in ("clock", "journal", "keys", "max_idle") if name in options}
     parts.setdefault("keys", Keys())
-    return Http(settings_for(server, **options), **parts)
+    return BriefHttp(settings_for(server, **options), **parts)
 
 
 def post(path: str = "/api/v1/x", body: bytes = b"{}", **fields: Any) -> Call:
@@ -80,10 +88,3 @@ def post(path: str = "/api/v1/x", body: bytes = b"{}", **fields: Any) -> Call:
 def get(path: str = "/api/v1/x", **fields: Any) -> Call:
     """Return a GET call."""
     return Call(**{"method": "GET", "path": path, **fields})
-
-
-def journal_into(notebook: Notebook) -> Journal:
-    return Journal(notebook)
-
-
-__all__ = ["KEY", "FakeClock", "Keys", "Notebook", "get", "http_for", "journal_into", "post", "settings_for"]

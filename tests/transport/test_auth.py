@@ -11,7 +11,7 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync.config import CredentialsFile, Secret, Settings, StoredKey
-from tinker_sync.errors import APIConnectionError, CredentialError
+from tinker_sync.errors import CredentialError
 from tinker_sync.transport.auth import KeyRing, choose_source, static_key
 from tinker_sync.transport.credential_command import CredentialCommand
 from tinker_sync.transport.tokens import Grant
@@ -225,11 +225,8 @@ class Server:
     def __init__(self, ring: KeyRing, clock: FakeClock, **claims: Any) -> None:
         self.ring, self.clock, self.claims = ring, clock, claims
         self.seen: list[str] = []
-        self.down = False
 
     def __call__(self) -> Grant:
-        if self.down:
-            raise APIConnectionError("down")
         self.seen.append(self.ring.for_exchange())
         return Grant(token(len(self.seen), self.clock, **self.claims), self.clock.time())
 
@@ -288,34 +285,6 @@ def test_the_command_runs_for_each_token(tmp_path: Path) -> None:
     clock.advance(950)
     ring.credential()
     assert server.seen == ["key-1", "key-2"]
-
-
-def test_renewal_ahead_of_time(tmp_path: Path) -> None:
-    ring, server, clock = exchanged(settings(tmp_path, arg="tml-a"))
-    assert ring.next_refresh_in_s() is None
-    ring.credential()
-    pause_s = ring.next_refresh_in_s()
-    assert pause_s is not None
-    assert 450 <= pause_s <= 550
-    clock.advance(pause_s)
-    ring.step()
-    assert len(server.seen) == 2
-    assert ring.credential().endswith(".2")
-
-
-def test_an_unreachable_exchange(tmp_path: Path) -> None:
-    ring, server, clock = exchanged(settings(tmp_path, arg="tml-a"))
-    server.down = True
-    with pytest.raises(APIConnectionError):
-        ring.credential()
-    server.down = False
-    ring.credential()
-    server.down = True
-    clock.advance(999)
-    assert ring.credential().endswith(".1")
-    clock.advance(1)
-    with pytest.raises(CredentialError, match="the token is over"):
-        ring.credential()
 
 
 def test_steps_without_an_exchange_do_nothing(tmp_path: Path) -> None:

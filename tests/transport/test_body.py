@@ -43,11 +43,9 @@ def random_pieces(seed: int) -> list[bytes | memoryview]:
 def test_pieces_arrive_in_order_and_whole(seed: int) -> None:
     pieces = random_pieces(seed)
     body = PiecedBody(pieces)
-    with AnsweringServer(lambda _: answer(b"ok")) as server:
-        http = http_for(server.url)
+    with AnsweringServer(lambda _: answer(b"ok")) as server, http_for(server.url) as http:
         assert http.send(post(body=body)).status == 200
         assert http.send(post(body=body)).status == 200
-        http.close()
     whole = b"".join(pieces)
     assert [seen.body for seen in server.seen] == [whole, whole]
     assert server.seen[0].header("content-length") == str(len(whole)) == str(len(body))
@@ -70,10 +68,9 @@ def test_pieces_follow_a_redirect_to_another_server() -> None:
     with (
         AnsweringServer(lambda _: answer(b"ok")) as there,
         AnsweringServer(lambda _: redirect(there.url + "/y")) as here,
+        http_for(here.url) as http,
     ):
-        http = http_for(here.url)
         assert http.send(post(body=PiecedBody([b"a" * 9000, b"b"]))).status == 200
-        http.close()
     assert there.seen[0].body == b"a" * 9000 + b"b"
 
 
@@ -88,13 +85,11 @@ def test_a_dead_connection_is_replaced_only_for_the_same_bytes() -> None:
         array[77] = 1
         peer.close()
 
-    with ScriptedServer(then_hang_up) as server:
-        http = http_for(server.url)
+    with ScriptedServer(then_hang_up) as server, http_for(server.url) as http:
         assert http.send(post(body=b"{}")).status == 200
         with pytest.raises(InvalidInputError, match="an array has changed") as refused:
             http.send(post(body=body))
         assert refused.value.ambiguous  # the server may have the first bytes
-        http.close()
 
 
 # ------------------------------------------------------------------------------------- in a training pass

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.servers import Peer, ScriptedServer, answer
+from support.servers import Peer, ScriptedServer, answer, resets, silent
 from support.wires import KEY, Notebook, get, http_for, post, settings_for
 
 from tinker_sync import errors
+from tinker_sync._policy import UNREADABLE_ANSWERS
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -254,6 +255,18 @@ def test_what_may_have_been_received_is_sent_again_only_if_that_is_safe() -> Non
         assert len(waits_of(harmless, OK, call=post(repeatable=False))) == 1
 
 
+def test_an_answer_that_cannot_be_read_is_asked_for_again_only_if_that_is_safe() -> None:
+    def read(_: Reply) -> None:
+        raise errors.APIResponseValidationError("no request_id")
+
+    for repeatable, tries in ((True, UNREADABLE_ANSWERS), (False, 1)):
+        http = ScriptedHttp(OK)
+        with pytest.raises(errors.APIResponseValidationError) as caught:
+            caller_for(http).read(post(repeatable=repeatable), read)
+        assert len(http.calls) == tries
+        assert caught.value.ambiguous
+
+
 def test_an_empty_400_is_tried_a_few_times_over_new_connections() -> None:
     http = ScriptedHttp(Reply(400, {"content-length": "0"}, b""))
     with pytest.raises(errors.BadRequestError):
@@ -344,7 +357,7 @@ def test_closing_wakes_a_pause_and_refuses_what_follows() -> None:
 
 
 def test_a_call_that_close_interrupts_names_the_close() -> None:
-    with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
+    with ScriptedServer(silent) as server:
         http = http_for(server)
         caller = Caller(http, settings_for(server))
         with ThreadPoolExecutor(1) as pool:
@@ -403,7 +416,7 @@ def test_over_real_sockets() -> None:
     clock = FakeClock()
     with ScriptedServer(
         busy,
-        lambda peer: (peer.read_request(), peer.reset())[0],
+        resets,
         lambda peer: (peer.read_request(), peer.close())[0],
         lambda peer: (peer.read_request(), peer.send(answer(b"done")), peer.wait_gone())[0],
     ) as server:

@@ -44,10 +44,8 @@ def refuses(*keys: str, challenge: str = 'Bearer error="invalid_token"') -> Any:
 
 def test_a_request_with_a_rejected_token_is_sent_once_more() -> None:
     keys = Rotating()
-    with AnsweringServer(refuses("key-1")) as server:
-        http = http_for(server, keys=keys)
+    with AnsweringServer(refuses("key-1")) as server, http_for(server, keys=keys) as http:
         assert http.send(post(body=b"work", idempotency_key="once", attempt=3)).status == 200
-        http.close()
     assert [seen.header("x-api-key") for seen in server.seen] == ["key-1", "key-2"]
     assert [seen.body for seen in server.seen] == [b"work", b"work"]
     for name in ("x-idempotency-key", "x-retry-count"):
@@ -57,10 +55,8 @@ def test_a_request_with_a_rejected_token_is_sent_once_more() -> None:
 
 def test_a_second_rejection_is_final() -> None:
     keys = Rotating()
-    with AnsweringServer(refuses("key-1", "key-2", "key-3")) as server:
-        http = http_for(server, keys=keys)
+    with AnsweringServer(refuses("key-1", "key-2", "key-3")) as server, http_for(server, keys=keys) as http:
         assert http.send(post()).status == 401
-        http.close()
     assert len(server.seen) == 2
 
 
@@ -104,10 +100,8 @@ def test_a_key_among_the_default_headers_is_not_renewed() -> None:
 
 def test_the_long_lived_key_is_not_renewed() -> None:
     keys = Rotating()
-    with AnsweringServer(refuses("tml-longlived-0123456789")) as server:
-        http = http_for(server, keys=keys)
+    with AnsweringServer(refuses("tml-longlived-0123456789")) as server, http_for(server, keys=keys) as http:
         assert http.send(post(credential="exchange")).status == 401
-        http.close()
     assert (len(server.seen), keys.rejected) == (1, [])
 
 
@@ -117,10 +111,8 @@ def test_a_token_rejected_behind_a_redirect_is_renewed_there() -> None:
             return refuses("key-1")(seen)
         return answer(status=307, headers={"Location": "/there"})
 
-    with AnsweringServer(respond) as server:
-        http = http_for(server, keys=Rotating())
+    with AnsweringServer(respond) as server, http_for(server, keys=Rotating()) as http:
         assert http.send(post()).status == 200
-        http.close()
     assert [seen.target.rpartition("/")[2] for seen in server.seen[1:]] == ["there", "there"]
 
 
@@ -129,8 +121,9 @@ def test_an_exchange_that_fails_is_raised_instead_of_the_rejection() -> None:
         def renewed(self, rejected: Secret) -> Secret | None:
             raise CredentialError("no new one")
 
-    with AnsweringServer(refuses(KEY)) as server:
-        http = http_for(server, keys=Failing())
-        with pytest.raises(CredentialError, match="no new one"):
-            http.send(post())
-        http.close()
+    with (
+        AnsweringServer(refuses(KEY)) as server,
+        http_for(server, keys=Failing()) as http,
+        pytest.raises(CredentialError, match="no new one"),
+    ):
+        http.send(post())

@@ -119,6 +119,13 @@ def test_a_million_empty_members_are_refused() -> None:
         decode(gzip.compress(b"") * 1000, "gzip", limit=1000)
 
 
+def test_no_more_than_three_codings_are_undone() -> None:
+    body = gzip.compress(gzip.compress(gzip.compress(b"x")))
+    assert decode(body, "gzip, gzip, gzip", limit=100) == b"x"
+    with pytest.raises(MalformedMessage, match="4 content encodings"):
+        decode(gzip.compress(body), "gzip, gzip, gzip, gzip", limit=100)
+
+
 def test_zstd_is_only_asked_for_where_it_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)  # as if the package were not installed
     assert accepted_encodings() == "gzip, deflate"

@@ -12,7 +12,7 @@ import pytest
 import requests
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
-from support.servers import AnsweringServer, Peer, ScriptedServer, answer, redirect
+from support.servers import AnsweringServer, Peer, ScriptedServer, answer, redirect, resets, silent
 from support.wires import Notebook, http_for, post
 
 from tinker_sync.config import Timeout
@@ -53,13 +53,11 @@ def test_one_thread_reads_many_answers(selector: selectors.BaseSelector) -> None
         gate.wait(PATIENCE_S)  # the server answers when all requests have arrived
         return answer(seen.body)  # type: ignore[attr-defined]
 
-    with AnsweringServer(respond) as server:
-        http = http_for(server)
+    with AnsweringServer(respond) as server, http_for(server) as http:
         exchanges = [http.open(post(body=str(n).encode())) for n in range(50)]
         replies = poll(selector, exchanges)
         assert {n: reply.body for n, reply in replies.items()} == {n: str(n).encode() for n in range(50)}
         assert "50 idle, 0 busy" in repr(http)
-        http.close()
 
 
 def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> None:
@@ -73,8 +71,7 @@ def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> Non
         peer.send(raw[50:])
         peer.wait_gone()
 
-    with ScriptedServer(halves) as server:
-        http = http_for(server)
+    with ScriptedServer(halves) as server, http_for(server) as http:
         exchange = http.open(post())
         selector.register(exchange.fileno(), selectors.EVENT_READ)
         assert selector.select(PATIENCE_S)
@@ -83,7 +80,6 @@ def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> Non
         on.set()
         selector.unregister(exchange.fileno())
         assert len(poll(selector, [exchange])[0].body) == 100_000
-        http.close()
 
 
 def test_tls_tickets_do_not_block_it(tmp_path: Path, selector: selectors.BaseSelector) -> None:
@@ -110,7 +106,7 @@ def test_tls_tickets_do_not_block_it(tmp_path: Path, selector: selectors.BaseSel
 
 def test_an_expired_exchange_fails_at_the_next_step() -> None:
     clock = FakeClock()
-    with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
+    with ScriptedServer(silent) as server:
         http = http_for(server, clock=clock, timeout=Timeout(connect=10, read=45))
         exchange = http.open(post())
         assert exchange.expires_at_s == clock.now() + 45
@@ -128,10 +124,9 @@ def test_redirects_are_followed_step_by_step(selector: selectors.BaseSelector) -
     with (
         AnsweringServer(lambda seen: answer(b"there"), host="127.0.0.2") as there,
         AnsweringServer(lambda seen: redirect(there.url)) as here,
+        http_for(here) as http,
     ):
-        http = http_for(here)
         assert poll(selector, [http.open(post())])[0].body == b"there"
-        http.close()
 
 
 def drops_on_the_second_request(peer: Peer) -> None:
@@ -155,17 +150,15 @@ def test_a_lost_connection_is_replaced_between_steps(selector: selectors.BaseSel
 
 
 def test_giving_up_closes_the_connection() -> None:
-    with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
-        http = http_for(server)
+    with ScriptedServer(silent) as server, http_for(server) as http:
         exchange = http.open(post())
         exchange.abort()
         exchange.abort()
         assert "0 idle, 0 busy" in repr(http)
-        http.close()
 
 
 def test_closing_wakes_a_selector(selector: selectors.BaseSelector) -> None:
-    with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
+    with ScriptedServer(silent) as server:
         http = http_for(server)
         exchange = http.open(post())
         selector.register(exchange.fileno(), selectors.EVENT_READ)
@@ -181,22 +174,18 @@ def test_no_file_stays_open() -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with AnsweringServer(lambda seen: answer()) as server:
-        warm = http_for(server)
+    with AnsweringServer() as server, http_for(server) as warm:
         warm.send(post())
-        warm.close()
     before = open_files()
-    with AnsweringServer(lambda seen: answer()) as server:
+    with AnsweringServer() as server:
         for _ in range(5):
             http = http_for(server)
             http.send(post())
             http.open(post()).abort()
             http.open(post()).finish()
             http.close()
-    with ScriptedServer(lambda peer: (peer.read_request(), peer.reset())[0]) as server:
-        http = http_for(server)
+    with ScriptedServer(resets) as server, http_for(server) as http:
         for _ in range(5):
             with pytest.raises(SendFailed):
                 http.send(post())
-        http.close()
     assert open_files() == before

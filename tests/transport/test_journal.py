@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.wires import KEY, Notebook, post
@@ -69,3 +72,19 @@ def test_an_observer_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) 
 
     everything(Journal(Broken()))
     assert caplog.text.count("an observer raised") == 6
+
+
+def test_observers_that_many_threads_add_and_remove_are_all_kept_and_all_gone() -> None:
+    journal = Journal()
+    stops: list[Callable[[], None]] = []
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            stops += pool.map(journal.listen, (Notebook() for _ in range(2000)))
+            assert len(journal.observers) == 2000
+            list(pool.map(lambda stop: stop(), stops))
+    finally:
+        sys.setswitchinterval(usual_s)
+    stops[0]()
+    assert len(journal.observers) == 0

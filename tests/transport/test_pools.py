@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.clock import FakeClock
-from support.servers import ScriptedServer, unused_port
+from support.servers import Peer, ScriptedServer, unused_port
 
 from tinker_sync.transport.pools import MAX_IDLE_S, ConnectFailed, Connection, Origin, Pools, Route, connect
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(lambda peer: peer.wait_gone()) as made:
+    with ScriptedServer(Peer.wait_gone) as made:
         yield made
 
 

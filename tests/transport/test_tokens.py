@@ -8,13 +8,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.crowd import together, until
+from support.crowd import start, together, until
 
 from tinker_sync._secret import Secret
 from tinker_sync.errors import (
@@ -70,6 +69,30 @@ def waiting(tokens: TokenCache) -> int:
     """Return the number of threads that wait for the fetch under way."""
     flight = tokens._flight
     return 0 if flight is None else len(flight.over._cond._waiters)  # type: ignore[attr-defined]
+
+
+class Held:
+    """A step of an exchange that begins, and ends with `outcome` when the test releases it."""
+
+    def __init__(self, outcome: float | BaseException) -> None:
+        self.outcome = outcome
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def __call__(self) -> float | BaseException:
+        self.begun.set()
+        assert self.released.wait(PATIENCE_S)
+        if not isinstance(self.outcome, (float, Exception)):
+            raise self.outcome
+        return self.outcome
+
+    def await_begun(self) -> None:
+        assert self.begun.wait(PATIENCE_S)
+
+    def release_when(self, tokens: TokenCache, count: int) -> None:
+        """Release the step when `count` threads wait for it."""
+        self.await_begun()
+        until(lambda: waiting(tokens) == count)
+        self.released.set()
 
 
 def number(token: Secret) -> int:
@@ -239,21 +262,11 @@ def test_a_rejection_of_an_older_token_costs_no_exchange() -> None:
 
 
 def test_threads_rejected_together_share_one_exchange() -> None:
-    begun, release = threading.Event(), threading.Event()
-
-    def slow() -> float:
-        begun.set()
-        assert release.wait(PATIENCE_S)
-        return 3600.0
-
+    slow = Held(3600.0)
     tokens, exchange, _ = cache(3600.0, slow)
     first = tokens.get()
-    with ThreadPoolExecutor(8) as pool:
-        flights = [pool.submit(tokens.renewed, first) for _ in range(8)]
-        assert begun.wait(PATIENCE_S)
-        until(lambda: waiting(tokens) == 7)
-        release.set()
-        assert {number(flight.result(PATIENCE_S)) for flight in flights} == {2}
+    *renewed, _ = together(*[lambda: tokens.renewed(first)] * 8, lambda: slow.release_when(tokens, 7))
+    assert {number(token) for token in renewed} == {2}
     assert exchange.count == 2
 
 
@@ -407,57 +420,32 @@ def test_this_token_and_the_last_can_be_seen_for_masking() -> None:
 
 
 def test_many_threads_share_one_fetch() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def slow() -> float:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return 1000.0
-
+    slow = Held(1000.0)
     tokens, exchange, _ = cache(slow)
-
-    def let_go() -> None:
-        assert entered.wait(PATIENCE_S)
-        until(lambda: waiting(tokens) == 7)
-        release.set()
-
-    results = together(*[tokens.get] * 8, let_go)
-    assert {number(token) for token in results[:8]} == {1}
+    *results, _ = together(*[tokens.get] * 8, lambda: slow.release_when(tokens, 7))
+    assert {number(token) for token in results} == {1}
     assert exchange.count == 1
 
 
 def test_no_caller_waits_while_the_old_token_is_good() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def slow() -> float:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return 1000.0
-
+    slow = Held(1000.0)
     tokens, exchange, clock = cache(1000.0, slow)
     tokens.get()
     clock.advance(950)
-    with ThreadPoolExecutor(1) as pool:
-        renewing = pool.submit(tokens.get)
-        assert entered.wait(PATIENCE_S)
-        assert number(tokens.get()) == 1  # a wait would hang here
-        assert tokens.next_step_in_s() == 5.0
-        tokens.step()
-        release.set()
-        assert number(renewing.result(PATIENCE_S)) == 2
+    renewing = start(tokens.get)
+    slow.await_begun()
+    assert number(tokens.get()) == 1  # a wait would hang here
+    assert tokens.next_step_in_s() == 5.0
+    tokens.step()
+    slow.released.set()
+    assert number(renewing.result(PATIENCE_S)) == 2
     assert exchange.count == 2
 
 
 def test_a_failure_reaches_every_waiting_thread_as_an_error_of_its_own() -> None:
-    entered, release = threading.Event(), threading.Event()
     failure = AuthenticationError("bad key")
     failure.__cause__ = cause = ValueError("below")
-
-    def slow() -> Exception:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return failure
-
+    slow = Held(failure)
     tokens, exchange, _ = cache(slow)
 
     def attempt() -> Exception:
@@ -465,12 +453,7 @@ def test_a_failure_reaches_every_waiting_thread_as_an_error_of_its_own() -> None
             tokens.get()
         return caught.value
 
-    def let_go() -> None:
-        assert entered.wait(PATIENCE_S)
-        until(lambda: waiting(tokens) == 3)
-        release.set()
-
-    *errors, _ = together(*[attempt] * 4, let_go)
+    *errors, _ = together(*[attempt] * 4, lambda: slow.release_when(tokens, 3))
     assert len({id(error) for error in errors}) == 4
     assert {str(error) for error in errors} == {str(failure)}
     assert all(error.__cause__ is cause for error in errors)
@@ -478,13 +461,7 @@ def test_a_failure_reaches_every_waiting_thread_as_an_error_of_its_own() -> None
 
 
 def test_foreign_failures_reach_the_others_without_their_text_of_keys() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def slow() -> Exception:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return RuntimeError(f"odd {jwt()}")
-
+    slow = Held(RuntimeError(f"odd {jwt()}"))
     tokens, _, _ = cache(slow)
 
     def attempt() -> Exception:
@@ -492,61 +469,38 @@ def test_foreign_failures_reach_the_others_without_their_text_of_keys() -> None:
             tokens.get()
         return caught.value
 
-    def let_go() -> None:
-        assert entered.wait(PATIENCE_S)
-        until(lambda: waiting(tokens) == 1)
-        release.set()
-
-    *errors, _ = together(attempt, attempt, let_go)
-    assert sorted(str(error) for error in errors if isinstance(error, CredentialError)) == [
+    *errors, _ = together(attempt, attempt, lambda: slow.release_when(tokens, 1))
+    assert [str(error) for error in errors if isinstance(error, CredentialError)] == [
         "no token is to be had: odd ***"
     ]
 
 
 def test_an_interrupted_fetch_is_taken_over() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def interrupted() -> float:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        raise KeyboardInterrupt
-
-    tokens, exchange, _ = cache(interrupted, 1000.0)
+    slow = Held(KeyboardInterrupt())
+    tokens, exchange, _ = cache(slow, 1000.0)
 
     def first() -> None:
         with pytest.raises(KeyboardInterrupt):
             tokens.get()
 
     def second() -> Secret:
-        assert entered.wait(PATIENCE_S)
+        slow.await_begun()
         return tokens.get()
 
-    def let_go() -> None:
-        assert entered.wait(PATIENCE_S)
-        until(lambda: waiting(tokens) == 1)
-        release.set()
-
-    _, token, _ = together(first, second, let_go)
+    _, token, _ = together(first, second, lambda: slow.release_when(tokens, 1))
     assert number(token) == 2
     assert exchange.count == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forking")
 def test_a_forked_child_does_not_wait_for_its_parents_fetch() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def slow() -> float:
-        entered.set()
-        assert release.wait(PATIENCE_S)
-        return 1000.0
-
+    slow = Held(1000.0)
     tokens, _, _ = cache(slow, 1000.0)
-    with ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(tokens.get)
-        assert entered.wait(PATIENCE_S)
-        # The state in a forked child: a fetch is under way that belongs to the parent.
-        assert tokens._flight is not None
-        tokens._flight.process = os.getpid() + 1
-        assert number(tokens.get()) == 2
-        release.set()
-        fetching.result(PATIENCE_S)
+    fetching = start(tokens.get)
+    slow.await_begun()
+    # The state in a forked child: a fetch is under way that belongs to the parent.
+    assert tokens._flight is not None
+    tokens._flight.process = os.getpid() + 1
+    assert number(tokens.get()) == 2
+    slow.released.set()
+    fetching.result(PATIENCE_S)

@@ -1,9 +1,9 @@
-"""Round trips to a server. The package does not depend on the runtime.
+"""The sending of calls to a server: attempts, retries and credentials. The package does not use the runtime.
 
     caller                 the retries: `Tries` decides after each try; `Caller` makes blocking calls
     verdict                the decision about an answer or a failure, by `tinker_sync._policy`
-    http, exchange         one attempt: sends it over an idle or a new connection, lets a poller or the
-                           caller read the answer, follows redirects
+    http, exchange         one attempt to send a call, over an idle or a new connection, with its redirects;
+                           the caller or a poller (a thread that serves many requests) reads the answer
     request                one request to one address: its headers, also encoded as bytes (its head)
     pools                  open connections, kept for reuse
     body                   a large body in pieces, sent in blocks without a copy of the whole
@@ -13,6 +13,5 @@
     auth, tokens, challenge, credential_command   the key, and tokens in exchange for it
     journal, redact        log lines and events, with secrets masked
 
-Any thread may use these modules. A call belongs to the thread that makes it, an exchange to the thread that
-reads it.
+Any thread may use these modules. An exchange belongs to one thread at a time.
 """

@@ -1,9 +1,9 @@
 """Selection of the credential for each call.
 
-A credential has three sources: a static key, a command that prints one, and the exchange of either for a
-short-lived token. The vendor's servers accept keys of known kinds and state whether they want tokens. Other
-servers accept any key, or none. `KeyRing` returns the credential as text when a call is sent; everywhere else
-the credential is a `Secret`.
+A credential has three sources: a static key, a command that prints one, and the token exchange, a call that
+returns a short-lived token for either. The servers of the vendor (the company of the hosted service) accept
+keys of known kinds and state whether they want tokens. Other servers accept any key, or none. `KeyRing`
+returns the credential as text when a call is sent; everywhere else the credential is a `Secret`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def choose_source(settings: Settings, *, enforce_cmd: bool) -> Secret | Credenti
     Secret('***')
     """
     key, command = settings.api_key, _command_of(settings)
-    if key is not None and _is_jwt(key):
+    if key is not None and key.reveal().startswith(_JWT_PREFIX):
         return key
     if enforce_cmd:
         if command is None:
@@ -95,8 +95,8 @@ def static_key(settings: Settings) -> Secret | None:
 class KeyRing:
     """The credentials of one client. Thread-safe.
 
-    A ring starts with the long-lived credential. `use_exchange` switches to tokens if the server wants them.
-    A thread may call `step` after every `next_refresh_in_s` to renew tokens ahead of time.
+    A ring starts with the long-lived credential. `use_exchange` switches to tokens, for a server that wants
+    them. A thread may call `step` after every `next_refresh_in_s` to renew tokens ahead of time.
 
     >>> ring = KeyRing(Settings.resolve(api_key="tml-example"))
     >>> ring.credential() == "tml-example", ring.for_exchange() == "tml-example"
@@ -114,7 +114,7 @@ class KeyRing:
         self._kept: dict[Secret, None] = {}  # guarded by _lock; in order of arrival
 
     def credential(self) -> str:
-        """Return the credential for an ordinary call, empty if the call carries none. Its repr is masked.
+        """Return the credential for an ordinary call, or "" if none is set. The repr of the text is masked.
 
         Raises:
             CredentialError: The call needs a credential and none is usable.
@@ -128,7 +128,7 @@ class KeyRing:
         return self._static
 
     def renewed(self, rejected: Secret) -> Secret | None:
-        """Return a credential that replaces a rejected one, or None if the ring has no other source.
+        """Return a credential that replaces a rejected one, or None for a static key, which stays the same.
 
         Threads whose credentials are rejected together share one exchange, or one run of the command.
 
@@ -140,7 +140,10 @@ class KeyRing:
     def for_exchange(self) -> str:
         """Return the long-lived credential, for the first call of a client and for the token exchange itself.
 
-        This method runs the credential command if that is the source. The result is empty if none is set.
+        This method runs the credential command if that is the source. It returns "" if there is no source.
+
+        Raises:
+            CredentialError: No suitable credential is set, or the command failed.
         """
         secret = self._long_lived()
         return secret.reveal() if secret else ""
@@ -156,7 +159,10 @@ class KeyRing:
         self._tokens = tokens.TokenCache(fetch_token, self._clock)
 
     def check(self) -> None:
-        """Raise `CredentialError` if no usable credential is configured. This method runs no command."""
+        """Raise `CredentialError` if the server needs a credential and no usable one is configured.
+
+        This method runs no command.
+        """
         choose_source(self._settings, enforce_cmd=self._enforce_cmd)
 
     def step(self) -> None:
@@ -171,13 +177,15 @@ class KeyRing:
             self._tokens.renew_after_fork()
 
     def next_refresh_in_s(self) -> float | None:
-        """Return the seconds until the next call of `step`, or None while no token needs renewal."""
+        """Return the seconds until the next call of `step`, or None if there is no token to renew."""
         return None if self._tokens is None else self._tokens.next_step_in_s()
 
     def identity(self) -> Mapping[str, Any] | None:
-        """Return the identity of the user in the token (`sub`, `org_id`, `email`), or None if it has none.
+        """Return the claims of the token, which name the user (`sub`, `org_id`, `email`).
 
-        This method may fetch a token. It raises the errors of `credential`.
+        If the server wants no tokens and the key is itself a token of an identity service, return the claims
+        of the key. None means that there are no claims. This method may fetch a token. It raises the errors
+        of `credential`.
         """
         if self._tokens is not None:
             return tokens.claims_of(self._tokens.get()) or None
@@ -193,7 +201,9 @@ class KeyRing:
         return (*self._settings.secrets, *tokens, *kept)
 
     def keep(self, secret: Secret) -> None:
-        """Add to `secrets` a value that a call carries, such as a token for another user's weights.
+        """Add a value to `secrets`, such as a token for another user's weights that a call carries.
+
+        The ring forgets the oldest of more than 100 such values.
 
         >>> ring = KeyRing(Settings.resolve(base_url="http://localhost:1"))
         >>> ring.keep(Secret("of somebody else"))
@@ -234,10 +244,6 @@ def _command_of(settings: Settings) -> CredentialCommand | None:
     from tinker_sync.transport.credential_command import CredentialCommand
 
     return CredentialCommand(command, settings.credential_cmd_timeout_s)
-
-
-def _is_jwt(key: Secret) -> bool:
-    return key.reveal().startswith(_JWT_PREFIX)
 
 
 def _has_known_prefix(settings: Settings, key: Secret) -> bool:

@@ -1,10 +1,10 @@
 """A large body in pieces: the user's arrays, with a few bytes of framing around each.
 
-A try to send the body gathers small pieces into blocks, because each piece of a system call has its cost. A
-block is dropped once it is sent, so the body never lies in memory a second time. Large arrays go to the
-socket from where they lie. A retry must send the same bytes as the first try, and a user's program may have
-changed an array in between. So the first try keeps a checksum of each block, and later tries compare theirs
-with it. One thread at a time.
+Each try to send the body joins small pieces into blocks, because a system call for each piece would be slow.
+It drops a block once the block is sent, so memory never holds a second copy of the whole body. Large arrays
+go to the socket without a copy. A retry must send the same bytes as the first try, and a user's program may
+have changed an array in between. So the first try keeps a checksum of each block, and later tries compare
+their blocks with it. One thread at a time uses a body.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SUM_BYTES: Final = 5120
 
 
 class PiecedBody:
-    """A body that is sent without a copy of the whole. Its pieces are contiguous.
+    """The body of a request as a list of contiguous pieces, which is sent without a copy of the whole.
 
     >>> body = PiecedBody([b"tokens: ", memoryview(b"1234")])
     >>> len(body), b"".join(body.to_send())
@@ -92,9 +92,9 @@ class PiecedBody:
 
 
 def _groups(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield, for each block, the index of its first piece and the index after its last piece.
+    """Yield groups of pieces: the index of the first piece and the index after the last one.
 
-    A piece that is larger than a block is alone.
+    A group fits into one block. A piece that is larger than a block is a group of its own.
     """
     ends = list(accumulate(sizes))
     first = before = 0

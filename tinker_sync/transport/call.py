@@ -21,7 +21,7 @@ NO_HEADERS: Final = HeaderMap()
 
 
 class _CallFields(TypedDict, total=False):
-    """The parameters of `Call`."""
+    """The keyword arguments of `Call`, for type checkers."""
 
     method: Required[str]
     path: Required[str]
@@ -76,16 +76,23 @@ class Call:
     max_retries: int | None = None
     """The most retries; None means the configured number."""
     patient: bool = False
-    """True if tries in the first minutes do not count, unless the call or the user sets their number."""
+    """True to retry in the first five minutes even after the default number of retries is used up.
+
+    It has no effect if the call or the user sets the number of retries.
+    """
     deadline_s: float | None = None
     """The limit of the whole call, pauses included. None means the configured one."""
     repeatable: bool = True
     """True if the call may be sent again after the server may have received it."""
     needed: bool = False
-    """True to ignore a server's wish for no retry after a 409 or 5xx; the status alone decides then."""
+    """True to ignore a server's wish for no retry after a 409 or 5xx, and any limit that the policy sets for
+    the retries after a 5xx. Training cannot continue without such a call.
+    """
     follow_redirects: bool = True
     idempotency_key: str | None = None
-    """One key for each logical operation, kept over its retries. If it is None, the retry loop makes one."""
+    """One key for each logical operation, kept over its retries. If it is None, the retry loop makes one, but
+    not for a GET or HEAD.
+    """
     attempt: int = 1
     """The number of the try, from 1; set by the retry loop."""
     fresh: bool = False
@@ -150,12 +157,12 @@ class Reply:
 
 
 class SendFailed(Exception):
-    """The end of one attempt without an answer. It never leaves the transport and the runtime.
+    """One attempt to send a call has ended without an answer. Users get a `TinkerError` instead.
 
     Args:
         message: the description of the failure, without credentials.
         maybe_received: False if the server has certainly not received the whole request.
-        timed_out: True if the cause is silence, not an error.
+        timed_out: True if the attempt ended because a limit of time was over.
         stale: True if the connection had been used before and returned nothing for this request; most
             likely the server had closed it in the meantime.
         final: True if another try would end the same way.

@@ -1,9 +1,10 @@
 """The retries of calls: a `Call` becomes a `Reply`, or one of the public errors.
 
-`Tries` decides after each try. `Caller` sends the tries of a blocking call; the requests of training clients
-are sent by a poller and use `Tries` too. All tries of one logical operation carry the same idempotency key,
-and each carries the number of earlier tries. A call that the server may have carried out is repeated if it is
-marked as repeatable or the server asks for the retry. `close` interrupts a pause at once.
+A *try* is one attempt to send a call. `Tries` decides after each try. `Caller` sends the tries of a blocking
+call. A poller, a thread that serves many requests, sends the requests of training clients and uses `Tries`
+too. All tries of a call carry the same idempotency key; a GET and a HEAD get none. Each try
+carries the number of earlier tries. If the server may have carried out a call, the call is repeated only if
+it is marked as repeatable or the server asks for the retry. `Caller.close` interrupts a pause at once.
 
 Many threads may call at the same time. Each waits in its own call and holds no lock meanwhile.
 """
@@ -20,7 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import UNREADABLE_ANSWERS, Meaning, Stage, delay_s, rule_for
-from tinker_sync._secret import Secret
+from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import (
@@ -33,7 +34,6 @@ from tinker_sync.errors import (
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.redact import redact_text
 from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 
 # If neither the call nor the settings have a deadline, no new try begins after this time. A try under way
@@ -49,17 +49,17 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
-    """An object that sends a call once, such as `Http`."""
+    """An object that makes one attempt to send a call, such as `Http`."""
 
     def send(self, call: Call) -> Reply: ...
 
 
 class Caller:
-    """A sender that repeats a failed call if that can help. Thread-safe.
+    """A sender of calls that repeats a failed call if another try may succeed. Thread-safe.
 
     Args:
         http: sends each try.
-        settings: the retries and the deadline of calls that set none.
+        settings: the number of retries and the deadline, for calls that set none.
         clock: the source of time; it also waits for the pauses.
         draw: returns random numbers from 0 to 1, for the jitter of pauses.
         journal: records the pauses.
@@ -82,33 +82,34 @@ class Caller:
         self._draw = draw
         self._journal = journal or Journal()
         self._secrets = secrets or (lambda: settings.secrets)
-        self._judge = Judge(settings.base_url, clock, self._secrets)
+        self.judge = Judge(settings.base_url, clock, self._secrets)
+        """The judge that decides about retries, for code that sends the requests itself."""
         self._closing = threading.Event()
         self._keys = _unique_keys()
         self._notes_lock = threading.Lock()
         self._notes: set[str] = set()  # guarded by _notes_lock; deprecation notes already logged
 
-    @property
-    def judge(self) -> Judge:
-        """The judge that decides about retries, for code that sends the requests itself."""
-        return self._judge
-
     def call(self, call: Call) -> Reply:
-        """Send a call until a good answer comes, and return the answer.
+        """Send a call, repeat it after a failure that may pass, and return the good answer.
+
+        An answer is good if it is a 2xx, or a redirect that the call does not follow.
 
         Raises:
             APIStatusError: The server refused the call, or asked the client to try later for too long.
             APIConnectionError: No answer came, or the client was closed meanwhile.
             CredentialError: The call needs a key and none is usable.
+            TinkerError: Another error of `Http.send`, such as a certificate file that cannot be used.
         """
-        return self.read(call, _leave)
+        return self.read(call, lambda reply: reply)
 
     def read(self, call: Call, read: Callable[[Reply], T]) -> T:
-        """Send a call until an answer comes that `read` can read, and return what `read` returns.
+        """Send a call, and return what `read` makes of the good answer (see `call`).
+
+        The call is repeated after a failure that may pass, and if `read` cannot read the answer.
 
         Raises:
-            APIResponseValidationError: No answer could be read; `read` has raised it.
-            APIError, CredentialError: As for `call`.
+            APIResponseValidationError: `read` raised it, and the call must not be repeated or no try is left.
+            TinkerError: As for `call`.
         """
         tries = self.tries(call)
         while True:
@@ -121,7 +122,7 @@ class Caller:
             self._clock.wait(self._closing, found * self._settings.pace)
 
     def next_key(self) -> str:
-        """Return a key that no other call has, so that the server recognises a repetition."""
+        """Return a new idempotency key, by which the server recognises the tries of one call."""
         return next(self._keys)
 
     def tries(self, call: Call) -> Tries:
@@ -167,11 +168,11 @@ class Caller:
         self._notes_lock = threading.Lock()
 
     def note_deprecation(self, reply: Reply, call: Call) -> None:
-        """Log the server's note that a call is deprecated, once."""
+        """Log the server's note that a call is deprecated: each text once, and at most 100 texts."""
         note = reply.headers.get("x-deprecation-note")
         if not note:
             return
-        note = redact_text(note, self._secrets())
+        note = mask_text(note, self._secrets())
         with self._notes_lock:
             new = note not in self._notes and len(self._notes) < _MAX_NOTES
             if new:
@@ -198,7 +199,11 @@ class Trouble:
         self._named_s: float | None = None
 
     def is_due(self, now_s: float, pause_s: float) -> bool:
-        """Return True if a failure is to be logged before a pause: the first after 2 s, then one a minute."""
+        """Return True if a failure at `now_s`, before a pause of `pause_s`, is to be logged.
+
+        A failure is not logged if its pause ends less than 2 s after the first failure. Of the others, at
+        most one a minute is logged.
+        """
         if self.since_s is None:
             self.since_s = now_s
         if now_s + pause_s - self.since_s < QUIET_S:
@@ -212,8 +217,8 @@ class Trouble:
 class Tries:
     """The tries of one call, and the decision after each. For one thread at a time.
 
-    All tries carry the same idempotency key. The owner sends the call that `next_try` returns, passes the
-    outcome to `after`, and waits for the pause that `after` returns.
+    The owner sends the call that `next_try` returns, passes the outcome to `after`, and waits for the pause
+    that `after` returns.
     """
 
     __slots__ = (
@@ -251,15 +256,15 @@ class Tries:
         self._trouble: Trouble | None = None
 
     def next_try(self) -> Call:
-        """Return the call to send now. If it has a deadline, its new deadline is the time left."""
+        """Return the call to send now. It carries the time left until the deadline, if there is one."""
         if not self._cuts_tries or (self._call.attempt == 1 and self._call.deadline_s is not None):
             return self._call
         return self._call.but(deadline_s=max(self._until_s - self._now_s(), 0.0))
 
     def after(self, outcome: Reply | SendFailed) -> Reply | float:
-        """Return the answer if it is good, else the pause before the next try.
+        """Return the answer if the call succeeded, else the seconds to wait before the next try.
 
-        The owner multiplies the pause by the pace of the settings.
+        The owner multiplies these seconds by the `pace` of the settings.
 
         Raises:
             APIError: The call has failed, or no try is left.
@@ -283,7 +288,7 @@ class Tries:
         return self._pause_before(found)
 
     def after_unreadable(self, error: APIResponseValidationError) -> float:
-        """Return the pause before the next try, because the answer could not be read.
+        """Return the seconds to wait before the next try, after an answer that could not be read.
 
         Raises:
             APIResponseValidationError: the given error, if the call must not be repeated or no try is left.
@@ -294,7 +299,7 @@ class Tries:
         return self._pause_before(Retry(error, limit=UNREADABLE_ANSWERS - 1))
 
     def _pause_before(self, found: Retry) -> float:
-        """Use up a retry, and return the pause before it."""
+        """Count a retry, report it, and return the seconds to wait before it."""
         caller, call = self._caller, self._call
         pause_s = caller.pause_s(found, call)
         now_s = self._now_s()
@@ -315,7 +320,8 @@ class Tries:
     def _spend(self, verdict: Retry, next_try_s: float) -> None:
         """Count a retry that begins at `next_try_s`.
 
-        Raise the error if no retry or no time is left for it.
+        Raises:
+            APIError: the error of `verdict`, because no retry or no time is left.
         """
         limit = verdict.limit
         self._limited += limit is not None
@@ -327,10 +333,6 @@ class Tries:
 
     def _now_s(self) -> float:
         return self._clock.now() + self._skipped_s
-
-
-def _leave(reply: Reply) -> Reply:
-    return reply
 
 
 def _may_have_been_done(error: APIError) -> bool:
@@ -345,13 +347,13 @@ def _may_have_been_done(error: APIError) -> bool:
 def _unique_keys() -> Iterator[str]:
     """Return an iterator of unique keys.
 
-    Any thread may draw from it: see "Threads" in the docstring of `runtime`.
+    Any thread may draw from it; the docstring of `runtime` gives the conditions.
     """
     return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
 def _keyed(call: Call) -> Call:
-    """Return the call with a key by which the server recognises repetitions of this operation."""
+    """Return the call with an idempotency key. A call that has one, a GET and a HEAD stay as they are."""
     if call.idempotency_key or call.method in ("GET", "HEAD"):
         return call
     return call.but(idempotency_key=str(uuid.uuid4()))

@@ -1,4 +1,4 @@
-"""A parser of the `WWW-Authenticate` header of a 401, for rejected tokens. Pure."""
+"""A parser of the `WWW-Authenticate` header of a 401, which shows if a token was rejected. Pure."""
 
 from __future__ import annotations
 

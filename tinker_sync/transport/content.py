@@ -51,8 +51,8 @@ def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
     """Return a body without the encodings that its `Content-Encoding` header names.
 
     Raises:
-        MalformedMessage: The body does not fit its encoding, ends too early, or has an encoding that the
-            request did not accept.
+        MalformedMessage: The body does not fit its encoding, ends too early, has an encoding that the request
+            did not accept, or has more than three encodings.
         MessageTooLarge: The output exceeds `limit` bytes.
 
     >>> import gzip

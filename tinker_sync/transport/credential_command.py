@@ -43,12 +43,13 @@ class CredentialCommand:
     def run(self) -> Secret:
         """Run the command and return its output without surrounding blanks.
 
-        Its standard input is empty. It runs in a session of its own, so that `run` can end it together with
-        its child processes.
+        The standard input of the command is empty. On POSIX systems, the command runs in its own session, so
+        that `run` can end it together with its child processes.
 
         Raises:
-            CredentialError: The command could not be started, took too long, failed, or did not print a
-                single word. The text quotes the end of its error output, and masks its standard output there.
+            CredentialError: The command could not be started, took too long, failed, or did not print
+                exactly one word. The text quotes the end of its error output, and masks its standard output
+                there.
         """
         end = _run(self.command, self.time_limit_s, self.clock)
         if end.problem:
@@ -84,7 +85,7 @@ class _Run:
         ]
 
     def wait(self, time_limit_s: float, clock: Clock) -> bool:
-        """Wait for the command, and kill it at the limit. Return True if it ended by itself in time."""
+        """Wait for the command, and kill it at the limit. Return True if it ended before the limit."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -97,7 +98,7 @@ class _Run:
                     thread.join(_AFTER_KILL_S)
 
     def kill(self) -> None:
-        """End the command and all processes in its session."""
+        """End the command and, on POSIX systems, the other processes of its group."""
         with suppress(OSError):  # the command has just ended by itself
             if os.name == "posix":
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -159,10 +160,10 @@ def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
 
 
 def _keys_in(command: Secret) -> list[Secret]:
-    """Return the command line, and those of its words that may be keys, to mask them in error texts.
+    """Return the texts to mask in error texts: the command line, and those of its words that may be keys.
 
-    Shells and tools quote such words. Names of programs and files are not among them, because an error text
-    without them would be useless.
+    Shells and tools quote words of the command line. The result leaves out names of programs and files,
+    because an error text without them would be useless.
     """
     words = re.split(r"[\s'\"=:;|&()<>]+", command.reveal())
     return [command, *(Secret(word) for word in words if _MAYBE_KEY.match(word))]

@@ -1,13 +1,13 @@
-"""A sent call whose answer is still to be read, over all its redirects.
+"""`Exchange`: a call that was sent and whose answer is still to be read; it also follows redirects.
 
 A poller puts `fileno()` into a selector. It calls `step()` when the socket is readable or `expires_at_s` has
 come. `step()` takes the bytes that have arrived without waiting for more, and returns the reply once it is
 whole. After a redirect or a broken connection, `step()` connects and sends again, which may block for a
 moment. `fileno()` changes then, so the poller reads it after every `step`.
 
-If the server rejects the token of a request as invalid, the exchange gets a new token and sends the same
-request once more, for every kind of call. This blocks the thread that reads the answer, as the first token
-blocks the thread that sends.
+If the server rejects the token of a request as invalid, the exchange gets a new token, if there is one, and
+sends the same request once more, even for a call that must not be repeated. This blocks the thread that reads
+the answer.
 
 An exchange belongs to one thread at a time.
 """
@@ -29,7 +29,7 @@ from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.pools import ConnectFailed, Connection, Origin, Pools, Route, connect
+from tinker_sync.transport.pools import ConnectFailed, Connection, Pools, Route, connect
 from tinker_sync.transport.request import (
     API_KEY,
     MAX_REDIRECTS,
@@ -51,13 +51,14 @@ _FRESH_ENOUGH_S: Final = 2.0
 
 
 class Launcher:
-    """A sender of requests, over idle connections or new ones. Thread-safe.
+    """A sender of requests, over idle connections or new ones. Exchanges use it. Thread-safe.
 
     Args:
         heads: composes the requests.
-        rules: the routes that the session allows.
+        rules: the routes, headers and cookies of the user's session.
         pools: the open connections.
         clock: the source of time.
+        journal: records every request, answer and failure.
         before_connecting: called before a connection is opened; raises SendFailed if connecting is useless.
     """
 
@@ -67,30 +68,36 @@ class Launcher:
         rules: SessionRules,
         pools: Pools,
         clock: Clock,
+        journal: Journal,
         before_connecting: Callable[[], object],
     ) -> None:
+        self.clock = clock
+        self.journal = journal
         self._heads = heads
         self._rules = rules
         self._pools = pools
-        self._clock = clock
         self._before_connecting = before_connecting
-        self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its route is fixed
+        self._direct: Route | None = None  # the route to the configured server if no proxy leads there; fixed
 
     def compose(self, call: Call, credential: str) -> Hop:
         """Return the first request of a call."""
         return self._heads.hop(call, credential, self._rules.headers())
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
-        """Send a request.
+        """Send a request, and return the `SocketLine` that reads its answer.
 
         Args:
             hop: the request and its address.
-            limits: the time limits.
-            repeatable: True if the request may be sent again after its connection turned out to be dead.
+            limits: the limits of time, and of the size of the answer.
+            repeatable: True if the request may be sent again after its connection has broken. Other requests
+                use no connection that was idle for more than 2 s.
             fresh: True to use a new connection.
 
         Raises:
             SendFailed: The request was not sent, or not to its end.
+            ConfigurationError: A certificate file or a proxy cannot be used.
+            ConfigurationError, MissingExtraError: The embedded server cannot be started.
+            InvalidInputError: An array of the body has changed since an earlier try.
         """
         way = self._rules.way_to(hop.origin)
         headers = self._complete(hop, way)
@@ -98,23 +105,20 @@ class Launcher:
         head = request_head(hop.method, target, headers.values())
         return self._send(way.route, hop.method, head, hop.body, limits, repeatable=repeatable, fresh=fresh)
 
-    def launch_head(
-        self, origin: Origin, call: Call, head: bytes, limits: Limits, *, fresh: bool
-    ) -> SocketLine | None:
-        """Send a request whose head (request line and headers) is already encoded.
+    def launch_head(self, call: Call, head: bytes, limits: Limits, *, fresh: bool) -> SocketLine | None:
+        """Send the first request of a call, whose head (request line and headers) is already encoded.
 
-        Return None, and send nothing, if a proxy leads to the origin. Then the caller must use `launch`.
+        Return None, and send nothing, if a proxy leads to the server. Then the caller must use `launch`.
 
         Raises:
-            SendFailed: The request was not sent, or not to its end.
+            SendFailed, ConfigurationError, MissingExtraError, InvalidInputError: As for `launch`.
         """
-        direct = self._direct
-        if direct is None or direct[0] is not origin:
-            route = self._rules.way_to(origin).route
+        route = self._direct
+        if route is None:
+            route = self._rules.way_to(self._heads.origin).route
             if route.proxy is not None:
                 return None
-            self._direct = direct = origin, route
-        route = direct[1]
+            self._direct = route
         return self._send(
             route, call.method, head, call.body, limits, repeatable=call.repeatable, fresh=fresh
         )
@@ -135,7 +139,7 @@ class Launcher:
             connection = self._pools.take(route, max_idle_s=None if repeatable else _FRESH_ENOUGH_S)
         if connection is None:
             connection = self._connect(route, limits)
-        line = SocketLine(connection, self._pools, self._clock, method, limits)
+        line = SocketLine(connection, self._pools, self.clock, method, limits)
         line.send(head, body)
         return line
 
@@ -161,7 +165,7 @@ class Launcher:
 
     def _connect(self, route: Route, limits: Limits) -> Connection:
         self._before_connecting()
-        left_s = min(limits.connect_s, limits.give_up_s - self._clock.now())
+        left_s = min(limits.connect_s, limits.give_up_s - self.clock.now())
         if left_s <= 0:
             raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
         try:
@@ -177,21 +181,21 @@ class Launcher:
 
 
 class Exchange:
-    """One attempt of a call, with its redirects. `Http.open` makes it. For one thread at a time."""
+    """One attempt to send a call and read its answer, with redirects. `Http.open` makes it.
+
+    For one thread at a time.
+    """
 
     # Slots, because tens of thousands may wait for their answers.
     __slots__ = (
         "_began_s",
         "_call",
-        "_clock",
         "_credential",
         "_head",
-        "_journal",
         "_launcher",
         "_limits",
         "_line",
         "_made_hop",
-        "_origin",
         "_redirects",
         "_renew",
         "_resent",
@@ -205,35 +209,31 @@ class Exchange:
         self,
         call: Call,
         head: bytes | None,
-        origin: Origin,
+        credential: str,
         limits: Limits,
         launcher: Launcher,
-        clock: Clock,
-        journal: Journal,
-        renew: Callable[[Secret], Secret | None] | None = None,
-        credential: str = "",
+        renew: Callable[[Secret], Secret | None] | None,
     ) -> None:
         """Send a call.
 
         Args:
             head: the head of the first request if it is already written, otherwise None.
-            origin: the server.
-            renew: returns a credential that replaces a rejected one, or None if no other exists. It may
-                block, and its errors reach the reader of the answer.
             credential: the credential of the request. A key among the user's default headers replaces it,
                 and is not renewed.
+            renew: returns a credential that replaces a rejected one, or None if no other exists. It may
+                block, and its errors reach the reader of the answer.
+
+        Raises:
+            SendFailed, ConfigurationError, MissingExtraError, InvalidInputError: As for `Launcher.launch`.
         """
         self._credential = credential
         self._renew = renew  # None after its first call: a second rejection is final
         self._call = call
         self._head = head  # None once the request was sent
-        self._origin = origin
         self._made_hop: Hop | None = None
         self._limits = limits
         self._launcher = launcher
-        self._clock = clock
-        self._journal = journal
-        self._began_s = clock.now()
+        self._began_s = launcher.clock.now()
         self._redirects = 0
         self._resent = False  # the server may have received an earlier send
         self._taken = False  # an earlier address has processed the request and redirected to a GET
@@ -256,7 +256,7 @@ class Exchange:
         self._made_hop = hop
 
     def fileno(self) -> int:
-        """Return the socket to wait for, or -1 once the exchange is over."""
+        """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
         return self._line.sock.fileno()
 
     @property
@@ -269,6 +269,9 @@ class Exchange:
 
         Raises:
             SendFailed: The attempt ended without a reply.
+            CredentialError: The server rejected the token, and no new token could be fetched.
+            ConfigurationError: A certificate file or a proxy cannot be used for the address of a redirect.
+            InvalidInputError: The request had to be sent again, but an array of its body has changed.
         """
         try:
             raw = self._line.step()
@@ -281,7 +284,7 @@ class Exchange:
         """Wait for the reply and return it.
 
         Raises:
-            SendFailed: The attempt ended without a reply.
+            SendFailed, CredentialError, ConfigurationError, InvalidInputError: As for `step`.
         """
         while True:
             try:
@@ -309,21 +312,26 @@ class Exchange:
 
     def _send(self, *, fresh: bool) -> None:
         line = None
+        launcher = self._launcher
         head, self._head = self._head, None  # thousands may wait for their answers, and few are sent again
         if head is not None:
-            line = self._launcher.launch_head(self._origin, self._call, head, self._limits, fresh=fresh)
+            line = launcher.launch_head(self._call, head, self._limits, fresh=fresh)
         if line is None:
-            line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
+            line = launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
         self._line = line
-        journal = self._journal
+        journal = launcher.journal
         self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
         if self._told:
             journal.sent(self._call, self._hop.headers)
 
     def _replace_or_raise(self, failed: SendFailed) -> None:
-        """Send again over a new connection if an idle one was dead; otherwise raise the failure.
+        """Send the request over a new connection if the server had closed the idle one. Otherwise raise.
 
         A call that must not be repeated is sent again only if the server certainly has not received it.
+
+        Raises:
+            SendFailed: the given failure, or that of the second send.
+            InvalidInputError: an array of the body has changed since the first send.
         """
         if failed.stale and (self._repeatable or not failed.maybe_received):
             self._resent = self._resent or failed.maybe_received
@@ -358,7 +366,8 @@ class Exchange:
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
         if self._told:
-            self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
+            launcher = self._launcher
+            launcher.journal.answered(self._call, reply, launcher.clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
             return None
@@ -395,15 +404,18 @@ class Exchange:
             raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
         self._taken = self._taken or self._hop.method != before.method
         same_origin = self._hop.origin == before.origin
-        self._journal.redirected(self._call, status, same_origin=same_origin, to=str(self._hop.origin))
+        self._launcher.journal.redirected(
+            self._call, status, same_origin=same_origin, to=str(self._hop.origin)
+        )
         self._begin()
 
     def _lost(self, failed: SendFailed) -> SendFailed:
         failed.maybe_received = failed.maybe_received or self._taken or self._resent
-        self._journal.lost(self._call, failed, self._clock.now() - self._began_s)
+        launcher = self._launcher
+        launcher.journal.lost(self._call, failed, launcher.clock.now() - self._began_s)
         return failed
 
 
 def _location(raw: ReplyParser) -> str | None:
-    """Return the target of a redirect. Its repr is masked, because it may be a signed address."""
+    """Return the target of a redirect, or None. Its repr is masked, because it may be a signed address."""
     return next((Secret(value).reveal() for name, value in raw.headers if name.lower() == "location"), None)

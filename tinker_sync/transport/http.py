@@ -1,9 +1,11 @@
-"""One blocking round trip: `Http` sends a `Call` and returns a `Reply` or raises `SendFailed`.
+"""`Http`: one attempt to send a `Call`, which ends with a `Reply` or with `SendFailed`.
 
-It makes one attempt; the retries are in `caller.py`. It follows redirects. It replaces a pooled connection
-that the server has closed in the meantime, unless this could repeat a call that must not be repeated.
+The retries are in `caller.py`. An attempt follows redirects. If the server has closed an idle connection in
+the meantime, the attempt sends again over a new one, unless this could repeat a call that must not be
+repeated.
 
-A poller uses `Http.open`; `exchange.py` describes how.
+`Http.send` waits for the reply. `Http.open` returns before it, for a poller, a thread that reads the answers
+of many calls; `exchange.py` describes how.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tinker_sync.errors import APIConnectionError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange, Launcher
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.pools import MAX_IDLE, Pools
+from tinker_sync.transport.pools import MAX_IDLE, Pools, Route
 from tinker_sync.transport.request import RequestHeads
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
@@ -34,7 +36,7 @@ _GREETING_S: Final = 1.0
 
 
 class Credentials(Protocol):
-    """A source of keys; `KeyRing` is one."""
+    """A source of the credentials that `Http` sends, such as `KeyRing`."""
 
     def credential(self) -> str: ...
     def for_exchange(self) -> str: ...
@@ -49,7 +51,7 @@ class Http:
         keys: the source of credentials, read at each attempt; None sends none.
         clock: the source of time.
         journal: records every request, answer and failure.
-        max_idle: the number of idle connections to keep.
+        max_idle: the most idle connections to keep.
     """
 
     def __init__(
@@ -64,7 +66,6 @@ class Http:
         self._settings = settings
         self._keys = keys
         self._clock = clock
-        self._journal = journal or Journal()
         self._heads = RequestHeads(settings)
         self._origin = self._heads.origin
         self._embedded = hold_server(settings.base_url, settings.api_key)
@@ -73,17 +74,23 @@ class Http:
         )
         self._pools = Pools(clock, max_idle=max_idle)
         self.has_idle_connection = self._pools.has_idle
-        self._launcher = Launcher(self._heads, self._rules, self._pools, clock, self.start_server)
+        self._launcher = Launcher(
+            self._heads, self._rules, self._pools, clock, journal or Journal(), self.start_server
+        )
         self._renewed = None if keys is None else keys.renewed
         # Set by any thread once the server has answered or its port was probed for TLS; never reset.
         self._heard = False
 
     def send(self, call: Call) -> Reply:
-        """Send a call once and return its answer, of any status.
+        """Make one attempt to send a call, and return the answer of any status.
 
         Raises:
             SendFailed: No answer came.
             CredentialError: The call needs a key and none is usable.
+            TinkerError: The exchange of the key for the first token failed.
+            ConfigurationError: A certificate file or a proxy cannot be used.
+            ConfigurationError, MissingExtraError: The embedded server cannot be started.
+            InvalidInputError: An array of the body has changed since an earlier try.
         """
         try:
             reply = self.open(call).finish()
@@ -100,24 +107,16 @@ class Http:
 
         Raises:
             SendFailed: The call could not be sent.
-            CredentialError: The call needs a key and none is usable.
+            TinkerError: As for `send`.
         """
         keys = self._keys
         if keys is None or call.credential != "usual":
             credential = self._credential(call, keys)
         else:
             credential = keys.credential()
-        return Exchange(
-            call,
-            self._heads.write(call, credential) if self._rules.adds_nothing else None,
-            self._origin,
-            self._limits(call),
-            self._launcher,
-            self._clock,
-            self._journal,
-            self._renewed if credential and call.credential == "usual" else None,
-            credential,
-        )
+        renew = self._renewed if credential and call.credential == "usual" else None
+        head = self._heads.write(call, credential) if self._rules.adds_nothing else None
+        return Exchange(call, head, credential, self._limits(call), self._launcher, renew)
 
     def start_server(self) -> None:
         """Start the embedded server if these calls go to it and it is not running.
@@ -146,20 +145,33 @@ class Http:
         if self._heard or not unanswered or origin.scheme != "http" or self._embedded is not None:
             return False
         self._heard = True
-        direct = self._rules.way_to(origin).route.proxy is None
+        direct = self.route().proxy is None
         left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
         return direct and speaks_tls(origin.host, origin.port, left_s)
+
+    def route(self) -> Route:
+        """Return the route of requests to the configured server.
+
+        Raises:
+            ConfigurationError: A certificate file or a proxy cannot be used.
+        """
+        return self._rules.way_to(self._origin).route
 
     def headers_of(self, call: Call) -> dict[str, str]:
         """Return the headers with which a call would be sent now, the key among them.
 
+        `Host`, the length, cookies, and a user name and password of the session are not among them.
+
         Raises:
             CredentialError: The call needs a key and none is usable.
+            TinkerError: The exchange of the key for the first token failed.
         """
         return dict(self._launcher.compose(call, self._credential(call, self._keys)).headers.values())
 
     def describe(self, call: Call) -> dict[str, Any]:
-        """Return a call without its headers, and its route, as plain data for another process to send.
+        """Return a call as plain data, for another process to send.
+
+        The data contain the address, TLS files, the proxy and a `bytes` body, but no headers of the call.
 
         Raises:
             ConfigurationError: A certificate file or a proxy cannot be used.
@@ -182,7 +194,7 @@ class Http:
 
     @property
     def serves_itself(self) -> bool:
-        """True if the calls go to the embedded server of this process."""
+        """True if the calls go to the embedded server of this process or its parent."""
         return self._embedded is not None
 
     def forget_idle(self) -> None:
@@ -190,7 +202,10 @@ class Http:
         self._pools.forget_idle()
 
     def close(self) -> None:
-        """Close all connections; requests under way fail. May be called twice, from any thread."""
+        """Close all connections, and release the hold that keeps the embedded server running.
+
+        Requests under way fail. May be called twice, from any thread.
+        """
         self._pools.close()
         self._rules.close()
         if self._embedded is not None:
@@ -213,7 +228,7 @@ class Http:
 
     @staticmethod
     def _credential(call: Call, keys: Credentials | None) -> str:
-        """Return the text of the call's credential, empty if the call carries none."""
+        """Return the text of the call's credential, or "" if the call carries none."""
         if keys is None:
             return ""
         if call.credential == "usual":

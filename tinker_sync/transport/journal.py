@@ -1,13 +1,14 @@
-"""Reports about requests, for the log and the observers.
+"""Reports about requests, for the log and for observers, the objects that receive the events of a client.
 
-The log lines have headers and bodies redacted, and bodies cut. Most are at DEBUG, and are formatted only if
-that level is enabled. Any thread may call the methods.
+Log lines show headers and bodies with secrets masked, and only the beginning of a body. Most lines are at
+DEBUG, and are formatted only if that level is enabled. Any thread may call the methods.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from tinker_sync._observe import (
@@ -19,9 +20,9 @@ from tinker_sync._observe import (
     RequestSent,
     RetryScheduled,
 )
-from tinker_sync._secret import Secret
+from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.redact import curl, redact_body, redact_headers, redact_text
+from tinker_sync.transport.redact import curl, redact_body
 from tinker_sync.transport.request import Headers
 
 _logger: Final = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class Journal:
     Args:
         observer: receives every event; None for no observer.
         base_url: the base of the addresses in curl lines.
-        as_curl: True to log each request as a curl line, too.
+        as_curl: True to log each request as a curl line, too, at DEBUG.
         secrets: returns the values to mask in the log.
     """
 
@@ -45,9 +46,9 @@ class Journal:
         as_curl: bool = False,
         secrets: Callable[[], Iterable[Secret]] = lambda: (),
     ) -> None:
-        self.observers: tuple[Observer, ...] = () if observer is None else (observer,)
-        """The observers: a tuple that is replaced, never changed. Callers check it and the level of `log`
-        before they report.
+        self.observers: list[Observer] = [] if observer is None else [observer]
+        """The observers, which any thread may add and remove. Exchanges check whether there are any, and the
+        level of `log`, before they report a request or an answer.
         """
         self.log = _logger
         self._base_url = base_url
@@ -56,10 +57,11 @@ class Journal:
 
     def listen(self, observer: Observer) -> Callable[[], None]:
         """Add an observer, and return a function that removes it."""
-        self.observers = (*self.observers, observer)
+        self.observers.append(observer)
 
         def stop() -> None:
-            self.observers = tuple(one for one in self.observers if one is not observer)
+            with suppress(ValueError):  # a second call has no effect
+                self.observers.remove(observer)
 
         return stop
 
@@ -67,7 +69,7 @@ class Journal:
         """Report that a request was sent with these headers."""
         size_bytes = len(call.body or b"")
         if self.observers:
-            self._tell(
+            self._notify(
                 RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
             )
         if not _logger.isEnabledFor(logging.DEBUG):
@@ -78,13 +80,13 @@ class Journal:
         shown = redact_body(call.body, call.content_type, secrets)
         _logger.debug(
             "%s %s, attempt %d, %d bytes, headers %s %s",
-            call.method, call.path, call.attempt, size_bytes, redact_headers(sent, secrets), shown,
+            call.method, call.path, call.attempt, size_bytes, mask_headers(sent, secrets), shown,
         )  # fmt: skip
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
         """Report that the whole answer has arrived."""
         if self.observers:
-            self._tell(
+            self._notify(
                 ReplyReceived(
                     method=call.method,
                     path=call.path,
@@ -101,12 +103,12 @@ class Journal:
         _logger.debug(
             "%s %s: %d in %.3f s, %d bytes, headers %s %s",
             call.method, call.path, reply.status, duration_s, len(reply.body),
-            redact_headers(reply.headers, secrets), shown,
+            mask_headers(reply.headers, secrets), shown,
         )  # fmt: skip
 
     def lost(self, call: Call, failed: SendFailed, duration_s: float) -> None:
         """Report that the attempt has ended without an answer."""
-        self._tell(
+        self._notify(
             RequestLost(
                 method=call.method,
                 path=call.path,
@@ -117,12 +119,12 @@ class Journal:
             )
         )
         if _logger.isEnabledFor(logging.DEBUG):
-            text = redact_text(failed.message, self._secrets())
+            text = mask_text(failed.message, self._secrets())
             _logger.debug("%s %s: no answer after %.3f s: %s", call.method, call.path, duration_s, text)
 
     def redirected(self, call: Call, status: int, *, same_origin: bool, to: str) -> None:
         """Report that the client follows a redirect."""
-        self._tell(Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin))
+        self._notify(Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin))
         if same_origin:
             _logger.debug("%s %s: redirected (%d)", call.method, call.path, status)
         else:
@@ -131,15 +133,15 @@ class Journal:
 
     def retrying(self, call: Call, delay_s: float, reason: str) -> None:
         """Report that the client repeats the call after a pause."""
-        self._tell(
+        self._notify(
             RetryScheduled(
                 method=call.method, path=call.path, attempt=call.attempt, delay_s=delay_s, reason=reason
             )
         )
         _logger.debug("%s %s: again in %.2f s (%s)", call.method, call.path, delay_s, reason)
 
-    def _tell(self, event: Event) -> None:
-        for observer in self.observers:
+    def _notify(self, event: Event) -> None:
+        for observer in tuple(self.observers):
             try:
                 observer.observe(event)
             except Exception:

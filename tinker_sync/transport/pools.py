@@ -5,7 +5,7 @@ opens a connection: a socket, with TLS of the standard library for an https orig
 through proxies, and is imported for them alone. `Pools` keeps the idle connections of each route.
 `socket_line.py` writes and reads on their sockets.
 
-Any thread may take a connection and give it back. The connection belongs to the thread that took it.
+Any thread may take a connection and give it back. Only one thread at a time uses a connection.
 """
 
 from __future__ import annotations
@@ -42,14 +42,11 @@ _TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
-    """Return socket options: no delay for small requests, and probes for a dead peer behind a long poll.
+    """Return the options of new sockets: small requests go out at once, and silent connections are probed.
 
-    The probes notice a dead peer within a minute.
+    Within a minute, the probes notice that the other side of a long poll is gone.
     """
-    options = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    ]
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # not on every system
             options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
@@ -100,7 +97,7 @@ class Origin(NamedTuple):
 class Route:
     """The way to an origin: direct or through a proxy, with TLS settings.
 
-    Routes compare by identity, because each is made once.
+    Routes compare by identity, because `session.SessionRules` makes one for each origin.
     """
 
     origin: Origin
@@ -112,29 +109,29 @@ class Route:
 
     @property
     def forwarded(self) -> bool:
-        """True if the proxy itself reads the requests."""
+        """True if a proxy reads the requests and forwards them; False for a tunnel or no proxy."""
         return self.proxy is not None and self.origin.scheme == "http"
 
 
 class ConnectFailed(Exception):
-    """The failure to open a connection. No part of the request was sent."""
+    """A connection could not be opened, so no part of the request was sent."""
 
     def __init__(self, message: str, *, timed_out: bool = False, final: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
         self.final = final
-        """True if another try would end the same way: a bad certificate, or a proxy that refuses access."""
+        """True if another try would end the same way, as with a bad certificate or a proxy that refuses."""
 
 
 class Connection:
-    """An open connection and its state in the pools."""
+    """An open socket to a server or proxy, with its route and the figures that decide on its reuse."""
 
     __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
         self.requests = 0
-        """The number of answers read from it."""
+        """The number of answers that were read from the connection."""
         self.idle_since_s = 0.0
         self.sock = sock
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -145,7 +142,7 @@ class Connection:
             self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def close(self) -> None:
-        """Close the connection; the other side sees its end."""
+        """Close the connection. The other side sees this, unless another process has a copy of the socket."""
         # A TLS socket that the peer has reset may raise here, but is closed.
         with contextlib.suppress(OSError):
             self.sock.close()
@@ -156,10 +153,7 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def is_quiet(self) -> bool:
-        """Return True if nothing has arrived since the last answer.
-
-        Bytes, or the end of the stream, make the connection unfit for use.
-        """
+        """Return True if nothing has arrived since the last answer, so reuse is possible."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek
                 return not _has_arrived(self.sock)
@@ -187,7 +181,12 @@ def never_block(sock: socket.socket) -> None:
 
 
 def connect(route: Route, timeout_s: float | None) -> Connection:
-    """Open a connection. Each step (name lookup, TCP, tunnel, TLS) may take `timeout_s`.
+    """Open a connection.
+
+    Args:
+        route: the way to the server.
+        timeout_s: the limit for each step: TCP to one address, the tunnel of a proxy, TLS. The name lookup
+            has no limit here. None means no limit.
 
     Raises:
         ConnectFailed: No connection was opened. The text names the cause and holds no credentials.
@@ -288,8 +287,8 @@ def _reason(error: Exception) -> str:
 class Pools:
     """The open connections of each route, idle ones for reuse. Thread-safe.
 
-    A forked child starts without connections. On first use it closes its copies of the parent's connections.
-    This has no effect on the parent or the server.
+    A forked child starts without connections. When the child first uses the pools, it closes its copies of
+    the parent's connections. This has no effect on the parent or the server.
     """
 
     def __init__(self, clock: Clock, *, max_idle: int = MAX_IDLE, max_idle_s: float = MAX_IDLE_S) -> None:
@@ -307,7 +306,7 @@ class Pools:
     def take(self, route: Route, *, max_idle_s: float | None = None) -> Connection | None:
         """Return an idle connection that the server has not closed, or None.
 
-        The caller has to give the connection back or discard it.
+        The caller must later pass the connection to `give_back` or `discard`.
 
         Args:
             route: the route of the connection.
@@ -332,14 +331,14 @@ class Pools:
     def has_idle(self) -> bool:
         """Return True if the next request can probably use an idle connection.
 
-        This takes no lock, so the answer may lag by a moment.
+        This method takes no lock, so the answer may lag by a moment.
         """
         return self._idle_count > 0
 
     def adopt(self, connection: Connection) -> bool:
-        """Count a new connection as in use.
+        """Count a new connection as in use, and return True.
 
-        Return False if the pools are closed: the caller must close it.
+        If the pools are closed, return False; the caller must then close the connection.
         """
         self._notice_fork()
         with self._lock:
@@ -348,7 +347,11 @@ class Pools:
             return not self._closed
 
     def give_back(self, connection: Connection) -> None:
-        """Take back a connection whose answer was read to its end."""
+        """Keep a connection for reuse, after its answer was read to the end.
+
+        Close it if the pools are full or closed. About once a second, also close the connections that were
+        idle for too long.
+        """
         now_s = self._clock.now()
         connection.idle_since_s = now_s
         with self._lock:

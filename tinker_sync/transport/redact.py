@@ -1,8 +1,7 @@
-"""Redaction of calls and answers for the log.
+"""Bodies and curl lines for the log, with secrets masked.
 
-Every log line of the transport passes through this module at the moment of writing. Pure functions; any
-thread may call them. The rules (names and forms of secrets) are in `tinker_sync._secret`, since errors follow
-them too.
+`journal` calls this module when it writes a log line. Pure functions; any thread may call them. The rules for
+secrets (their names and forms) are in `tinker_sync._secret`, because errors follow them too.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from tinker_sync._secret import (
     Secret,
     is_secret_header,
     is_secret_name,
-    mask_headers,
     mask_json,
     mask_text,
-    mask_url,
 )
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call
-
-__all__ = ["curl", "redact_body", "redact_headers", "redact_json", "redact_text", "redact_url"]
 
 # The part of a body that a log line shows: a longer one is of no use in a log.
 _SHOWN_CHARACTERS: Final = 2048
@@ -43,19 +38,15 @@ _VARIABLES: Final[Mapping[str, str]] = {
     "cf-access-client-secret": "CLOUDFLARE_ACCESS_CLIENT_SECRET",
 }
 
-redact_headers = mask_headers
-redact_text = mask_text
-redact_url = mask_url
-redact_json = mask_json
-
-
 _FROM_FILE: Final = ["--data-binary", "@body.bin"]
 
 
 def redact_body(
     content: bytes | PiecedBody | None, content_type: str, secrets: Iterable[str | Secret] = ()
 ) -> str:
-    """Return the beginning of a body: masked if it is text, otherwise the number of its bytes.
+    """Return the beginning of a text body with secrets masked.
+
+    Of a body of another type, or of more than 64 KiB, return only the size and the type.
 
     >>> redact_body(b'{"path": "p", "weights_access_token": "abc"}', "application/json")
     '{"path": "p", "weights_access_token": "***"}'
@@ -74,21 +65,19 @@ def redact_body(
 
 
 def curl(
-    call: Call,
-    base_url: str,
-    headers: Mapping[str, str] | None = None,
-    secrets: Iterable[str | Secret] = (),
+    call: Call, base_url: str, headers: Mapping[str, str] | None = None, secrets: Iterable[str | Secret] = ()
 ) -> str:
     """Return a curl command line that repeats a call, once the variables in it are set.
 
     Secrets appear as variables: the key as `$TINKER_API_KEY`, others under the name of their header or field.
-    The command line reads a body from the file `body.bin` if it is long, encoded, or not JSON.
+    If the body is long, encoded, or not JSON, the command line reads it from a file `body.bin`, which this
+    function does not write.
 
     Args:
         call: the call.
         base_url: the base of its address.
-        headers: the headers as sent, with the credential; None takes those that the call itself states.
-        secrets: the values to mask everywhere.
+        headers: the headers as sent, with the credential; None means those that follow from the call alone.
+        secrets: the values to mask wherever they appear.
 
     >>> call = Call(method="POST", path="/api/v1/auth/token", body=b"{}")
     >>> print(curl(call, "https://host/pre"))
@@ -161,18 +150,18 @@ def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
     return _SLOT.sub(lambda match: f"'\"${match[1]}\"'", quote(text))
 
 
-def _with_slots(tree: Any, known: tuple[str | Secret, ...]) -> Any:
-    """Return a JSON tree with placeholders for the values of its secret fields."""
+def _with_slots(tree: Any, known: tuple[str | Secret, ...], slot: str = "") -> Any:
+    """Return a JSON tree with placeholders for the texts in its secret fields; `slot` if it is in one."""
     if isinstance(tree, dict):
         return {
-            name: f"\ue000{_variable(name)}\ue001"
-            if isinstance(value, str) and is_secret_name(name)
-            else _with_slots(value, known)
+            name: _with_slots(
+                value, known, slot or (f"\ue000{_variable(name)}\ue001" if is_secret_name(name) else "")
+            )
             for name, value in tree.items()
         }
     if isinstance(tree, list):
-        return [_with_slots(item, known) for item in tree]
-    return mask_text(tree, known) if isinstance(tree, str) else tree
+        return [_with_slots(item, known, slot) for item in tree]
+    return slot or mask_text(tree, known) if isinstance(tree, str) else tree
 
 
 def _variable(name: str) -> str:

@@ -1,8 +1,8 @@
 """One request to one address: its headers, its head (request line and headers) as bytes, and its redirects.
 
-Headers come in layers, and later layers replace earlier ones: defaults (`User-Agent`, `Accept-Encoding`,
-Cloudflare Access), the session's headers, those the protocol needs for the call, the call's own, and the
-user's default headers. Any thread may use this module.
+Headers come from five sources, and a later source replaces an earlier one: the defaults (`User-Agent`,
+`Accept-Encoding`, Cloudflare Access), the user's session, the protocol, the call, and the user's default
+headers. Any thread may use this module.
 
 Credentials stay with the origin for which they are meant. A request to another origin carries a short list of
 harmless headers, not "all but the secret ones", because users may put secrets into any header.
@@ -52,7 +52,7 @@ Headers = Mapping[str, tuple[str, str]]
 
 
 class RedirectRefused(Exception):
-    """The refusal to follow a redirect. The text names the reason and holds no credentials."""
+    """The client does not follow a redirect. The text names the reason and holds no credentials."""
 
 
 @frozen(eq=False, repr=False)
@@ -85,12 +85,13 @@ class Hop:
 def redirected(hop: Hop, status: int, location: str) -> Hop:
     """Return the request that follows a redirect.
 
-    307 and 308 keep method and body, and 303 asks for a GET. Browsers turn 301 and 302 into a GET too. Here
-    these two keep method and body, so that a training step does not become a read because a proxy has moved.
+    A 303 becomes a GET without a body, except that a HEAD stays a HEAD. The other redirects keep method and
+    body. Browsers turn 301 and 302 into a GET, too; here that would turn a training step into a read when a
+    proxy has moved. A request to another origin loses all headers except a few harmless ones.
 
     Raises:
         RedirectRefused: The redirect leads from https to http, to another protocol, or would take a secret in
-            the body to another origin.
+            the body to another origin, or its address is not valid.
     """
     url = _absolute(hop, location)
     try:
@@ -112,7 +113,13 @@ def redirected(hop: Hop, status: int, location: str) -> Hop:
 
 
 def _absolute(hop: Hop, location: str) -> SplitResult:
-    """Return the address in a `Location`, which may be relative, or hold blanks or UTF-8 read as latin-1."""
+    """Return the full address of a redirect.
+
+    A `Location` may be relative, and may hold blanks or UTF-8 that was read as latin-1.
+
+    Raises:
+        RedirectRefused: The address is not valid.
+    """
     try:
         text = location.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -127,7 +134,7 @@ def _absolute(hop: Hop, location: str) -> SplitResult:
 
 
 def _holds_secret(body: bytes | PiecedBody) -> bool:
-    """Return True if a JSON body holds a field or a text to mask. Other bodies hold tensors."""
+    """Return True if a JSON body holds a secret. Bodies of other types hold tensors, and no secrets."""
     if isinstance(body, PiecedBody):
         return False
     try:
@@ -160,42 +167,12 @@ def by_name(headers: Mapping[str, str]) -> Headers:
     return header_map(headers).lines
 
 
-class HeaderLayers:
-    """The layers that make up the headers of calls. Immutable, so any thread may use them."""
-
-    def __init__(self, settings: Settings) -> None:
-        ours = {"User-Agent": user_agent(), "Accept-Encoding": accepted_encodings()}
-        if settings.cf_access_id:
-            ours["CF-Access-Client-Id"] = settings.cf_access_id.reveal()
-        if settings.cf_access_secret:
-            ours["CF-Access-Client-Secret"] = settings.cf_access_secret.reveal()
-        self._ours = by_name(ours)
-        self._version = settings.sdk_version
-        self.users = by_name(settings.default_headers)
-        """The user's default headers, which replace all others."""
-
-    def compose(self, call: Call, credential: Secret | None, session_headers: HeaderMap) -> Headers:
-        """Return all headers of a call except those for its framing and its route."""
-        headers = {**self._ours, **session_headers.lines}
-        headers["accept"] = ("Accept", call.accept)
-        if credential:
-            headers["x-api-key"] = (API_KEY, credential.reveal())
-        if call.method not in ("GET", "HEAD"):
-            headers["content-type"] = ("Content-Type", call.content_type)
-            if call.idempotency_key:
-                headers["x-idempotency-key"] = (IDEMPOTENCY_KEY, call.idempotency_key)
-        if call.sdk_method:
-            headers["x-sdk-version"] = ("X-SDK-Version", self._version)
-            headers["x-sdk-method"] = ("X-SDK-Method", call.sdk_method)
-        headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
-        headers.update(call.headers.lines)
-        headers.update(self.users)
-        return headers
-
-
 @frozen(eq=False, repr=False)
 class _Written:
-    """The lines of a head that several requests share, as text. Its repr shows no header."""
+    """The part of an encoded head that similar requests share, with the names of its headers.
+
+    Its repr shows no header.
+    """
 
     text: str
     names: frozenset[str]
@@ -211,23 +188,45 @@ class RequestHeads:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._layers = HeaderLayers(settings)
+        ours = {"User-Agent": user_agent(), "Accept-Encoding": accepted_encodings()}
+        if settings.cf_access_id:
+            ours["CF-Access-Client-Id"] = settings.cf_access_id.reveal()
+        if settings.cf_access_secret:
+            ours["CF-Access-Client-Secret"] = settings.cf_access_secret.reveal()
+        self._ours = by_name(ours)
+        self._users = by_name(settings.default_headers)
+        self._version = settings.sdk_version
         self._base = urlsplit(settings.base_url)
         self.origin = Origin.of(self._base)
         self._written: dict[object, _Written | None] = {}  # replaced by an empty one when it is full
 
     def hop(self, call: Call, credential: str, session_headers: HeaderMap) -> Hop:
-        """Return the request of a call to the configured server. An empty `credential` is not sent."""
+        """Return the request of a call to the configured server, without `Host`, length and cookies.
+
+        If `credential` is "", the request carries no key.
+        """
         base = self._base
         url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
-        secret = Secret(credential) if credential else None
-        headers = self._layers.compose(call, secret, session_headers)
+        headers = {**self._ours, **session_headers.lines}
+        headers["accept"] = ("Accept", call.accept)
+        if credential:
+            headers[API_KEY.lower()] = (API_KEY, Secret(credential).reveal())  # its repr is masked
+        if call.method not in ("GET", "HEAD"):
+            headers["content-type"] = ("Content-Type", call.content_type)
+            if call.idempotency_key:
+                headers["x-idempotency-key"] = (IDEMPOTENCY_KEY, call.idempotency_key)
+        if call.sdk_method:
+            headers["x-sdk-version"] = ("X-SDK-Version", self._version)
+            headers["x-sdk-method"] = ("X-SDK-Method", call.sdk_method)
+        headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
+        headers.update(call.headers.lines)
+        headers.update(self._users)
         return Hop(call.method, url, self.origin, headers, call.body)
 
     def write(self, call: Call, credential: str) -> bytes | None:
-        """Return the encoded head of a POST with a body, for a client without headers of a session.
+        """Return the encoded head of a POST with a body, quickly, for a client without a session's headers.
 
-        Return None if the headers of this request must be composed and checked one by one.
+        Return None if this shortcut does not fit the call; then `hop` composes its headers one by one.
         """
         if call.method != "POST" or call.body is None:
             return None
@@ -261,7 +260,7 @@ class RequestHeads:
         hop = self.hop(call.but(headers=_NONE, idempotency_key=None), credential, _NONE)
         headers = {"host": ("Host", self.origin.netloc), **hop.headers}
         del headers[RETRY_COUNT.lower()]
-        if headers.keys() & _DIFFERING or RETRY_COUNT.lower() in self._layers.users:
+        if headers.keys() & _DIFFERING or RETRY_COUNT.lower() in self._users:
             return None
         head = request_head(hop.method, hop.target, headers.values()).decode("latin-1")
         return _Written(head.removesuffix("\r\n"), frozenset(headers))

@@ -1,7 +1,7 @@
-"""Detection of a port that uses TLS under an http address, or plain HTTP under an https address.
+"""Detection of a wrong scheme: an http address whose port uses TLS, or an https address whose port does not.
 
-Without it, an address with https:// in place of http:// fails with an error about record layers, and one with
-http:// in place of https:// fails with a broken connection.
+Without this detection, a wrong https:// fails with an error about TLS records, and a wrong http:// with a
+broken connection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _RECORD_BYTES: Final = 1 << 14
 
 
 def answered_without_tls(error: BaseException) -> bool:
-    """Return True if a handshake failed because the other side does not use TLS."""
+    """Return True if a TLS handshake failed with this error because the other side does not use TLS."""
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
-    """Send the greeting of TLS to a port, and return True if the answer is TLS.
+    """Send the greeting of TLS to a port. Return True if the answer is TLS, False for another or no answer.
 
     This function sends nothing else and checks no certificate. The handshake runs in memory, because a socket
     that is reset while the `ssl` module wraps it stays open.

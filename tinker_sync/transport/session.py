@@ -1,13 +1,12 @@
 """Routes, headers and cookies from the user's `requests.Session`, or from the environment.
 
 The client has its own connections. It takes the session's proxies, certificates, `trust_env`, headers, user
-name and password, and cookies. The client refuses a session that changes how requests are sent (a subclass,
-hooks, other adapters or authentication, parameters) when it is made. It refuses a proxy other than an HTTP
-proxy when it first needs the proxy.
+name and password, and cookies. A new client refuses a session that changes how requests are sent: a subclass,
+hooks, other adapters or authentication, parameters. It refuses a proxy that is not an HTTP proxy when it
+first needs the proxy.
 
-Without a session, the environment alone counts. This module imports requests if the environment has a proxy,
-or if a file goes through an adapter of requests; a program that connects to its server directly never loads
-it.
+Without a session, the environment alone counts. This module imports `requests` for a session, for a proxy of
+the environment, and for transfers of files.
 
 Any thread may use this module. The client reads proxies and certificates when it first contacts an origin. It
 reads headers, user name and password, and cookies with every request.
@@ -74,8 +73,8 @@ class Way(NamedTuple):
 class SessionRules:
     """The routes, headers and cookies of requests. Thread-safe.
 
-    They come from the user's session. Without one, the environment gives the routes, there are no headers,
-    and only servers set cookies.
+    They come from the user's session. Without a session, the environment decides on the routes, no headers
+    are added, and the only cookies are those that servers set.
 
     Args:
         session: the user's session.
@@ -91,7 +90,7 @@ class SessionRules:
             _refuse_unusual(session)
         self._given = session
         self.adds_nothing = session is None
-        """True while requests carry no header, authorization or cookie of a session."""
+        """True while requests carry no header, authorization or cookie beyond those of the client."""
         self._trust_environment = not direct
         self._plain: requests.Session | None = None  # guarded by _lock
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
@@ -113,10 +112,10 @@ class SessionRules:
             return self._plain
 
     def way_to(self, origin: Origin) -> Way:
-        """Return the `Way` (route and options) of requests to an origin. It is the same object every time.
+        """Return the `Way` (route and options) to an origin: for one origin, always the same object.
 
         Raises:
-            ConfigurationError: A certificate file cannot be used.
+            ConfigurationError: a certificate file or a proxy cannot be used.
         """
         if self._pid != os.getpid():
             self.renew_after_fork()
@@ -141,9 +140,9 @@ class SessionRules:
         )
 
     def authorization(self, way: Way) -> str | None:
-        """Return the `Authorization` for the configured server, or None.
+        """Return the `Authorization` header for the configured server, or None.
 
-        The user's session takes precedence over the netrc file. Without a session, neither counts.
+        The user's session takes precedence over the netrc file. Without a session, the result is None.
         """
         if self._given is None:
             return None
@@ -175,7 +174,7 @@ class SessionRules:
         return Secret(cookies).reveal() if cookies else None
 
     def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
-        """Store the cookies that an answer sets."""
+        """Store the cookies that an answer sets: in the user's session or, without one, in this object."""
         self.adds_nothing = False
         from http.cookiejar import CookieJar
 

@@ -1,8 +1,8 @@
 """One request on one connection, and the reading of its answer.
 
 Blocking callers and pollers both use a `SocketLine`. After its request is sent, `finish` blocks until the
-answer is whole; `step` takes the bytes that have arrived and never blocks. Both use the same parser, so a
-thread may call first one and then the other. A line belongs to one thread at a time.
+answer is whole; `step` takes the bytes that have arrived and never blocks. The two methods use the same
+parser, so a thread may call `finish` after `step`. A line belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEND_BYTES: Final = BLOCK_BYTES
 
 
 class Limits(NamedTuple):
-    """The limits of one request: its duration, the silences of the server, and the size of the answer."""
+    """The limits of one request: on time, on silence of the server, and on the size of the answer."""
 
     connect_s: float
     read_s: float
@@ -37,7 +37,11 @@ class Limits(NamedTuple):
 
 
 class SocketLine:
-    """A request under way on a connection. It returns the connection to the pools when it is over."""
+    """A request under way on a connection.
+
+    At the end of the request, the line returns the connection to the pools, or closes it if it cannot be used
+    again.
+    """
 
     # Slots, because tens of thousands may wait for their answers.
     __slots__ = (
@@ -80,7 +84,8 @@ class SocketLine:
         """Send the request. Return early if the server has answered before the end of the request.
 
         Raises:
-            SendFailed: The connection broke or stalled first, so the server has not received the request.
+            SendFailed: The connection broke or stalled before the end of the request, so the server has not
+                received the whole.
             InvalidInputError: An array of the body has changed since an earlier try.
         """
         try:
@@ -102,7 +107,11 @@ class SocketLine:
             raise
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
-        """Send a piece. The first try does not block and needs no timeout, since most requests are small."""
+        """Send a piece.
+
+        First send as much as the socket takes without blocking, which is the whole of most pieces. Then block
+        for what is left, with a timeout.
+        """
         sock, limits, now_s = self.sock, self._limits, self._clock.now()
         self.expires_at_s = min(now_s + limits.read_s, limits.give_up_s)
         if self.expires_at_s <= now_s:
@@ -124,7 +133,7 @@ class SocketLine:
             self._send_piece(view[at : at + _SEND_BYTES])
 
     def step(self) -> ReplyParser | None:
-        """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
+        """Take the bytes that have arrived, without blocking. Return the answer if it is whole, else None.
 
         Raises:
             SendFailed: The request failed, or no answer came in time.
@@ -159,7 +168,7 @@ class SocketLine:
         return self._conclude()
 
     def _receive(self) -> None:
-        """Wait for the next piece and take it."""
+        """Wait for the next bytes of the answer, and pass them to the parser."""
         sock, left_s = self.sock, self._left_s()
         while True:
             now_s = slice_of(left_s)
@@ -189,7 +198,6 @@ class SocketLine:
         return left_s
 
     def _take_from(self, sock: socket.socket) -> None:
-        """Receive once, and take what comes."""
         parser = self._parser
         room = parser.room() if parser.started else None
         if room is not None:
@@ -204,7 +212,10 @@ class SocketLine:
             self._begin_silence(self._limits.idle_s)
 
     def _answered_early(self) -> bool:
-        """Return True if the whole answer has arrived: a server may refuse a large body before its end."""
+        """Return True if the whole answer has arrived, though the request was not sent to its end.
+
+        A server may refuse a large body before it has read the whole.
+        """
         sock = self.sock
         try:
             never_block(sock)

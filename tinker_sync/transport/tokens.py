@@ -4,7 +4,7 @@ Guarantees:
 
 - One renewal runs at a time, for any number of threads.
 - The other threads do not wait for it while the current token is good.
-- No caller gets the error of a failed renewal before the current token ends.
+- No caller gets the error of a failed renewal before the current token ends or is rejected.
 - Renewals ahead of time have pauses between them, even if tokens have short lives.
 
 The cache assumes that `fetch` neither takes a token from it nor waits for a thread that does.
@@ -65,7 +65,7 @@ class Grant:
 
 
 def read_grant(reply: Reply) -> Grant:
-    """Return the token in the answer of the token exchange.
+    """Return the token, and the date, in the answer of the call that exchanges a key for a token.
 
     Raises:
         APIResponseValidationError: The answer holds no token. The text does not quote the answer.
@@ -98,10 +98,12 @@ def claims_of(token: Secret) -> dict[str, Any]:
 
 
 def lifetime_s(grant: Grant, time_s: float) -> float:
-    """Return the lifetime of a token from its receipt, in seconds.
+    """Return the seconds from the receipt of a token to its end.
 
-    The server's clock counts if the answer has a date, otherwise the local clock, which may be wrong by any
-    amount. If the result does not fit the life that the token claims, that whole life counts.
+    The end is the token's `exp`, compared with the server's time if the answer has a date, otherwise with the
+    local clock. If the token also has `iat`, its whole life lasts from `iat` to `exp`. If no time is left, or
+    more than the whole life, a clock is wrong, and the result is the whole life. A token without `exp` counts
+    as good for a minute. The result is at least one second.
 
     Args:
         grant: the token, just received.
@@ -131,10 +133,13 @@ class _Held:
     received: _Moment
     lifetime_s: float
     renew_at: float
-    """The fraction of its life after which `step` renews it."""
+    """The fraction of the token's life after which `step` renews it, but not within 5 s of its receipt."""
 
     def age_s(self, now: _Moment) -> float:
-        """Return the age by the clock that advanced more: a suspended machine stops the monotonic one."""
+        """Return the seconds since the receipt, by the clock that advanced more.
+
+        The monotonic clock stops while the machine is suspended.
+        """
         return max(now.monotonic_s - self.received.monotonic_s, now.wall_s - self.received.wall_s)
 
     def left_s(self, now: _Moment) -> float:
@@ -160,8 +165,8 @@ class _Flight:
 class TokenCache:
     """A cache of the current token. Thread-safe.
 
-    The cache has no thread of its own. `get` renews the token when it must. A thread that calls `step` after
-    every `next_step_in_s` renews it ahead of time.
+    The cache has no thread of its own. `get` renews the token if little of its life is left. A thread that
+    calls `step` after every `next_step_in_s` renews it ahead of time.
 
     Args:
         fetch: gets a new token; it blocks, and limits its own time.
@@ -188,16 +193,18 @@ class TokenCache:
 
     @property
     def known(self) -> tuple[Secret, ...]:
-        """The current token and the one before it, as far as they exist."""
+        """The current token and the previous one, without those that do not exist."""
         with self._lock:
             tokens = (self._held.token if self._held else None, self._before)
         return tuple(token for token in tokens if token)
 
     def get(self) -> Secret:
-        """Return a token that stays good for a while; renew it first if necessary.
+        """Return the current token; fetch a new one first if little of its life is left.
+
+        While another thread fetches, or if the fetch fails, return the old token until it ends.
 
         Raises:
-            CredentialError: The old token has ended and its renewal failed.
+            CredentialError: The old token has ended and its renewal failed, or `fetch` has called `get`.
             Exception: The first token could not be fetched; this is the error of `fetch`.
         """
         while True:
@@ -218,10 +225,12 @@ class TokenCache:
             # Either the renewal succeeded, or an interrupt ended it and another thread has to renew.
 
     def renewed(self, rejected: Secret) -> Secret:
-        """Return a token that replaces the one the server rejected. The first thread that asks fetches it.
+        """Return the current token if it is not the rejected one, otherwise fetch and return a new token.
+
+        Threads that call at the same time share one fetch. `get` no longer returns the rejected token.
 
         Raises:
-            CredentialError: The renewal failed. The cache does not return the rejected token again.
+            CredentialError: The renewal failed.
         """
         with self._lock:
             held = self._held
@@ -243,7 +252,7 @@ class TokenCache:
             _logger.warning("there is no new token: %s", mask_text(str(error)))
 
     def next_step_in_s(self) -> float | None:
-        """Return the seconds until the next call of `step`, or None before the first token."""
+        """Return the seconds until the next call of `step`, or None if there is no token to renew."""
         now = self._now()
         with self._lock:
             if self._flight_locked() is not None:
@@ -280,7 +289,7 @@ class TokenCache:
         """End a renewal: keep its token or note its failure, and wake the threads that wait for it.
 
         Returns:
-            The current token, new or old.
+            The current token, new or old; None if there has been none.
         """
         now = self._now()
         with self._lock:
@@ -320,10 +329,9 @@ class TokenCache:
 
 
 def _for_user(error: Exception, held: _Held | None) -> Exception:
-    """Return the error to raise after a failed renewal.
+    """Return the `CredentialError` to raise after a failed renewal.
 
-    If there never was a token, this is the error itself, because it names the cause best: a wrong key, or no
-    network.
+    If there was no token before, return `error` itself: it names the cause best, such as a wrong key.
     """
     if held is None:
         return error
@@ -333,9 +341,9 @@ def _for_user(error: Exception, held: _Held | None) -> Exception:
 
 
 def _twin(error: Exception) -> Exception:
-    """Return a copy of an error for another thread.
+    """Return a copy of an error for another thread, or a `CredentialError` for an error of another package.
 
-    If many threads raised the same error, its traceback would mix theirs.
+    If many threads raised the same error object, its traceback would show frames of all of them.
     """
     if not isinstance(error, TinkerError):
         return CredentialError(f"no token is to be had: {mask_text(str(error)) or type(error).__name__}")

@@ -1,8 +1,8 @@
-"""Decisions about the answer of a call, or about the lack of one, by the policy of `_policy`.
+"""The decision about the answer of a call, or about the failure to get one, by the policy in `_policy`.
 
-`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None if
-the answer is the one that the call asked for. The caller of `Judge` acts on it. Pure except for the clock, so
-any thread may call it.
+`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None (keep
+the answer). The caller of `Judge` carries the decision out. Pure except for the clock, so any thread may call
+it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ class Retry(NamedTuple):
     after_s: float | None = None
     """The pause that the server asked for."""
     limit: int | None = None
-    """The limit of retries for this kind of failure; None means no limit of its own."""
+    """The limit of retries for this kind of failure; None means that only the limit of the call applies."""
     fresh: bool = False
     """True to send over a new connection."""
 
 
 class Fatal(NamedTuple):
-    """The decision to give up: another try would end the same way, or might apply the call twice."""
+    """The decision to give up: another try would end the same way, or might apply the call twice.
+
+    The server can also ask for no retry.
+    """
 
     error: APIError
 
@@ -47,7 +50,7 @@ class Judge:
 
     Args:
         base_url: the base of the addresses in errors.
-        clock: the clock for pauses until a date.
+        clock: the local time, with which the date in a `Retry-After` is compared.
         secrets: returns the values to mask in an error.
     """
 
@@ -59,10 +62,11 @@ class Judge:
         self._secrets = secrets
 
     def reply(self, reply: Reply, call: Call, stage: Stage = Stage.CALL) -> Verdict | None:
-        """Return the verdict on an answer, or None if it is the one that the call asked for.
+        """Return the verdict on an answer, or None for a 2xx or a redirect that the call does not follow.
 
-        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx if the call is
-        `needed`, because training could not go on.
+        The header `x-should-retry` with "true" or "false" overrides the policy. Only the policy's limits of
+        the retries after a 4xx still hold. A "false" with a 409 or 5xx has no effect if the call is `needed`,
+        because training could not continue without it.
 
         Args:
             reply: the answer.
@@ -115,10 +119,7 @@ class Judge:
         if failed.maybe_received and not call.repeatable:
             text += "; the server may have received the call, so it is not sent again: it could apply twice"
         error = kind(
-            f"{text[:1].upper()}{text[1:]}.",
-            self._request(call),
-            path=call.path,
-            attempts=call.attempt,
+            f"{text[:1].upper()}{text[1:]}.", self._request(call), path=call.path, attempts=call.attempt
         )
         error.__cause__ = failed
         error.ambiguous = failed.maybe_received
