@@ -35,6 +35,7 @@ from tinker.types.try_again_response import TryAgainResponse
 
 import tinker_sync.types
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._structured import fields_of
 
 INSTANCES_OF_EACH_CLASS = 100
 
@@ -64,7 +65,7 @@ def seeded(name: str) -> random.Random:
 def shared_fields(cls: Any) -> list[attrs.Attribute[Any]]:
     return [
         field
-        for field in attrs.fields(cls)
+        for field in fields_of(cls)
         if not field.name.startswith("_") and (cls.__name__, field.name) not in LACKING_FIELDS
     ]
 

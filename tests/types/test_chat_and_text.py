@@ -10,6 +10,7 @@ import pytest
 
 import tinker_sync
 from tinker_sync import Datum, InvalidInputError, ModelInput, SampledSequence
+from tinker_sync.types.datum import count_trained
 
 CHAT = [{"role": "user", "content": "2 + 3?"}]
 
@@ -84,6 +85,16 @@ def test_the_text_of_a_sample() -> None:
 )
 def test_trained_tokens(inputs: Any, trained: list[int]) -> None:
     assert Datum(ModelInput.from_ints([1, 2, 3]), inputs).trained_tokens == trained
+
+
+@pytest.mark.parametrize("name", ["weights", "advantages"])
+@pytest.mark.parametrize("targets", [[7], [7, 8], [[7, 8], [9, 10]]])
+def test_a_scalar_decides_for_all_targets(name: str, targets: Any) -> None:
+    for value, counted in ((0.5, np.ravel(targets).tolist()), (0.0, [])):
+        inputs = {"target_tokens": targets, name: np.array(value, dtype=np.float32)}
+        datum = Datum(ModelInput.from_ints(range(len(targets))), inputs)
+        assert (datum.problems(), datum.trained_tokens) == ([], counted)
+        assert count_trained([datum]) == (datum.model_input.length if counted else 0)
 
 
 def test_trained_tokens_of_a_chat_are_those_of_the_assistant() -> None:

@@ -26,22 +26,12 @@ def test_a_path_is_parsed(path: str, run: str, kind: str, checkpoint: str) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        "",
-        "run/weights/a",
-        "tinker:/run/weights/a",
-        "Tinker://run/weights/a",
-        " tinker://run/weights/a",
-        "tinker://run/weights",
-        "tinker://run/weights/a/b",
-        "tinker://run/other/a",
-        "tinker://run/Weights/a",
-        "tinker:///weights/a",
-        "tinker://run/weights/",
-        "tinker://../weights/a",
-        "tinker://run/weights/..",
-        "tinker://run/weights/.",
+        "", "run/weights/a", "tinker:/run/weights/a", "Tinker://run/weights/a", " tinker://run/weights/a",
+        "tinker://run/weights", "tinker://run/weights/a/b", "tinker://run/other/a",
+        "tinker://run/Weights/a", "tinker:///weights/a", "tinker://run/weights/", "tinker://../weights/a",
+        "tinker://run/weights/..", "tinker://run/weights/.",
     ],
-)
+)  # fmt: skip
 def test_a_malformed_path_is_refused(path: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         ParsedCheckpointTinkerPath.from_tinker_path(path)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,6 @@ import tinker_sync
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _convert
 from tinker_sync.types._convert import converter_for
-from tinker_sync.types._moment import format_moment, parse_moment
 from tinker_sync.types._structured import Unfit, short_repr
 
 UTC = timezone.utc
@@ -262,8 +261,6 @@ def test_anything_goes_where_anything_is_declared() -> None:
 
 
 # ------------------------------------------------------------------------------------------- short_repr
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -293,47 +290,3 @@ def test_long_text_is_cut() -> None:
 def test_a_number_that_cannot_be_printed_can_be_refused() -> None:
     assert short_repr(2**1000) == f"{2**1000}"[:197] + "…"
     assert refusal(float, 10**5000) == "X.f: expected a number, got <a number of 16610 bits> (int)"
-
-
-# --------------------------------------------------------------------------------------------- moments
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("2026-01-31T12:30:45Z", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
-        ("2026-01-31t12:30:45z", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
-        ("2026-01-31 12:30:45+00:00", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
-        ("2026-01-31T12:30:45.1Z", datetime(2026, 1, 31, 12, 30, 45, 100_000, tzinfo=UTC)),
-        ("2026-01-31T12:30:45,123456789Z", datetime(2026, 1, 31, 12, 30, 45, 123_456, tzinfo=UTC)),
-        (
-            "2026-01-31_12:30:45+0530",
-            datetime(2026, 1, 31, 12, 30, 45, tzinfo=timezone(timedelta(hours=5.5))),
-        ),
-        ("2026-01-31T12:30-08:00", datetime(2026, 1, 31, 12, 30, tzinfo=timezone(timedelta(hours=-8)))),
-        ("2026-01-31", datetime(2026, 1, 31)),  # noqa: DTZ001
-        ("2026-01-31T12:30:45", datetime(2026, 1, 31, 12, 30, 45)),  # noqa: DTZ001
-        ("20000000000", datetime(2603, 10, 11, 11, 33, 20, tzinfo=UTC)),
-        ("20000000001", datetime(1970, 8, 20, 11, 33, 20, 1000, tzinfo=UTC)),
-    ],
-)
-def test_moments_of_text(text: str, moment: datetime) -> None:
-    parsed = parse_moment(text)
-    assert parsed == moment
-    assert parsed.utcoffset() == moment.utcoffset()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "-", "x", "2026-1-31", "2026-01-31T12", "2026-01-31T24:00:00Z", "2026-13-01", "٢٠٢٦-01-31"]
-)
-def test_text_that_is_no_moment_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_moment(text)
-
-
-@pytest.mark.parametrize("minutes", [0, 1, 330, -480, -1439])
-def test_moments_come_back_from_their_text(minutes: int) -> None:
-    moment = datetime(2026, 1, 31, 12, 30, 45, 5, tzinfo=timezone(timedelta(minutes=minutes)))
-    text = format_moment(moment)
-    assert parse_moment(text) == moment
-    assert text.endswith("Z") is (minutes == 0)

@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, RequestErrorCategory
-from tinker_sync.types import (
-    FutureFailed,
-    FutureFinished,
-    FuturesRetrieveRequest,
-    FuturesRetrieveResponse,
-    RequestFailedResponse,
-    TryAgainResponse,
-    UntypedAPIFuture,
-)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +21,13 @@ from tinker_sync.types import (
     ],
 )
 def test_an_unknown_category_becomes_unknown(given: Any, category: RequestErrorCategory) -> None:
-    failed = RequestFailedResponse.model_validate({"error": "e", "category": given})
+    failed = types.RequestFailedResponse.model_validate({"error": "e", "category": given})
     assert failed.category is category
     assert failed.model_dump(mode="json") == {"error": "e", "category": category.value}
 
 
 def test_completions_are_recognized_by_their_state() -> None:
-    reply = FuturesRetrieveResponse.model_validate(
+    reply = types.FuturesRetrieveResponse.model_validate(
         {
             "completions": [
                 {"state": "finished", "request_id": "a", "response_payload_uncompressed_size": 5},
@@ -45,17 +37,17 @@ def test_completions_are_recognized_by_their_state() -> None:
         }
     )
     assert reply.completions == [
-        FutureFinished(request_id="a", response_payload_uncompressed_size=5),
-        FutureFailed(request_id="b"),
+        types.FutureFinished(request_id="a", response_payload_uncompressed_size=5),
+        types.FutureFailed(request_id="b"),
     ]
     with pytest.raises(
         InvalidInputError, match=r"\.completions\[1\]\.state: expected one of 'finished', 'failed'"
     ):
-        FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
+        types.FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
 
 
 def test_a_poll_is_dumped_with_its_defaults() -> None:
-    request = FuturesRetrieveRequest(target={"sampling_session_id": "s"})
+    request = types.FuturesRetrieveRequest(target={"sampling_session_id": "s"})
     assert request.model_dump(exclude_none=True) == {
         "target": {"type": "sampling_session", "sampling_session_id": "s", "cloned_sampler_id": 0},
         "prev_cursor": 0,
@@ -64,9 +56,11 @@ def test_a_poll_is_dumped_with_its_defaults() -> None:
 
 
 def test_a_promise_ignores_unknown_fields() -> None:
-    assert UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == UntypedAPIFuture(request_id="r")
+    assert types.UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == types.UntypedAPIFuture(
+        request_id="r"
+    )
 
 
 def test_an_unknown_queue_state_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^TryAgainResponse\.queue_state: "):
-        TryAgainResponse(request_id="r", queue_state="asleep")
+        types.TryAgainResponse(request_id="r", queue_state="asleep")

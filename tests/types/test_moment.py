@@ -31,8 +31,12 @@ UTC = timezone.utc
         ("2026-01-31T12:00:00.123456789Z", NOON.replace(microsecond=123_456, tzinfo=UTC)),
         ("2026-01-31T12:00:00", NOON),
         ("2026-01-31", NOON.replace(hour=0)),
+        ("2026-01-31_12:00:00+0530", NOON.replace(tzinfo=timezone(timedelta(hours=5, minutes=30)))),
+        ("20000000000", datetime(2603, 10, 11, 11, 33, 20, tzinfo=UTC)),
+        ("20000000001", datetime(1970, 8, 20, 11, 33, 20, 1000, tzinfo=UTC)),
         ("1700000000", datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
         ("1700000000.5", datetime(2023, 11, 14, 22, 13, 20, 500_000, tzinfo=UTC)),
+        ("-20000000001", datetime(1969, 5, 14, 12, 26, 39, 999_000, tzinfo=UTC)),
         ("-5", datetime(1969, 12, 31, 23, 59, 55, tzinfo=UTC)),
     ],
 )
@@ -47,7 +51,9 @@ def test_text_is_parsed(text: str, moment: datetime) -> None:
     [
         "",
         "now",
+        "-",
         "nan",
+        "2026-13-01",
         "inf",
         "1e9",
         "2026-02-30",

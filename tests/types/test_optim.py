@@ -8,23 +8,12 @@ from typing import Any
 
 import pytest
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import (
-    AdamOptimizerConfig,
-    AdamParams,
-    CreateModelRequest,
-    DimuonOptimizerConfig,
-    DimuonParams,
-    GetInfoResponse,
-    OptimizerConfigBase,
-    OptimParamsBase,
-    OptimStepRequest,
-    OptimStepResponse,
-)
+from tinker_sync.types import AdamParams, DimuonParams, OptimizerConfigBase, OptimParamsBase, OptimStepRequest
+
 
 # ------------------------------------------------------------------------------------------ open families
-
-
 def test_an_open_family_keeps_all_fields() -> None:
     config = OptimizerConfigBase(type="muon", version=2, nested={"a": None}, gone=None)
     assert (config.type, config.version, config.nested) == ("muon", 2, {"a": None})
@@ -40,7 +29,7 @@ def test_open_families_compare_by_all_fields_and_hash_by_type() -> None:
     assert one != OptimizerConfigBase(type="muon")
     assert one != OptimParamsBase(type="muon", version=2)
     assert hash(one) == hash(OptimizerConfigBase(type="muon", version=3))
-    assert OptimizerConfigBase(type="adamw") != AdamOptimizerConfig()
+    assert OptimizerConfigBase(type="adamw") != types.AdamOptimizerConfig()
 
 
 def test_copies_of_open_families_are_complete() -> None:
@@ -61,7 +50,7 @@ def test_absent_fields_raise_attribute_error() -> None:
     with pytest.raises(AttributeError):
         config._hidden  # noqa: B018
     with pytest.raises(AttributeError):
-        AdamOptimizerConfig().version  # noqa: B018
+        types.AdamOptimizerConfig().version  # noqa: B018
     with pytest.raises(AttributeError):
         config.version = 3
     assert config.model_dump()["_hidden"] == 1
@@ -78,10 +67,10 @@ def test_a_field_named_like_a_method_does_not_replace_it(extras: dict[str, Any])
 
 def test_closed_families_refuse_unknown_fields() -> None:
     with pytest.raises(TypeError, match="version"):
-        AdamOptimizerConfig(version=1)
+        types.AdamOptimizerConfig(version=1)
     with pytest.raises(TypeError, match="lr"):
         DimuonParams(learning_rate=1, lr=2)
-    assert isinstance(DimuonOptimizerConfig(), OptimizerConfigBase)
+    assert isinstance(types.DimuonOptimizerConfig(), OptimizerConfigBase)
     assert isinstance(DimuonParams(learning_rate=1), OptimParamsBase)
 
 
@@ -95,28 +84,28 @@ def test_the_type_of_a_family_is_required() -> None:
 @pytest.mark.parametrize(
     ("mapping", "config"),
     [
-        ({}, AdamOptimizerConfig()),
-        ({"type": "adamw"}, AdamOptimizerConfig()),
+        ({}, types.AdamOptimizerConfig()),
+        ({"type": "adamw"}, types.AdamOptimizerConfig()),
         ({"type": "adamw", "added": 1}, OptimizerConfigBase(type="adamw", added=1)),
         ({"type": "dimuon", "version": 9}, OptimizerConfigBase(type="dimuon", version=9)),
         ({"type": "muon"}, OptimizerConfigBase(type="muon")),
     ],
 )
 def test_responses_may_have_any_family(mapping: dict[str, Any], config: Any) -> None:
-    info = GetInfoResponse.model_validate({"model_data": {}, "model_id": "m", "optimizer_config": mapping})
+    info = types.GetInfoResponse.model_validate(
+        {"model_data": {}, "model_id": "m", "optimizer_config": mapping}
+    )
     assert info.optimizer_config == config
 
 
 def test_the_default_family_is_adamw() -> None:
-    request = CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
+    request = types.CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
     assert request.model_dump()["optimizer_config"] == {"type": "adamw"}
-    other = request.model_copy(update={"optimizer_config": DimuonOptimizerConfig()})
+    other = request.model_copy(update={"optimizer_config": types.DimuonOptimizerConfig()})
     assert other.model_dump()["optimizer_config"] == {"type": "dimuon", "version": 1}
 
 
 # ------------------------------------------------------------------------------------------------ steps
-
-
 @pytest.mark.parametrize("name", ["optim_params", "adam_params", "optimizer_params"])
 def test_the_settings_of_a_step_have_three_names(name: str) -> None:
     request = OptimStepRequest(**{name: AdamParams(learning_rate=1)}, model_id="m", seq_id=1)
@@ -195,4 +184,4 @@ def test_limits_of_dimuon_are_inclusive() -> None:
 
 
 def test_metrics_are_floats() -> None:
-    assert OptimStepResponse(metrics={"a": 1, "b": "2"}).metrics == {"a": 1.0, "b": 2.0}
+    assert types.OptimStepResponse(metrics={"a": 1, "b": "2"}).metrics == {"a": 1.0, "b": 2.0}

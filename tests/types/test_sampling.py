@@ -13,43 +13,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.each import for_each
 from support.listing import long_lists
+from support.refusals import refusal
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import (
-    EncodedTextChunk,
-    ImageChunk,
-    ModelInput,
-    PromptAltTokens,
-    SampledSequence,
-    SampleRequest,
-    SampleResponse,
-    SamplingParams,
-    TensorData,
-    TopkLogprobs,
-)
+from tinker_sync.types import SampledSequence, SampleResponse, SamplingParams, TensorData, TopkLogprobs
 
 EMPTY = -99999.0
 
 
-def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
-    with pytest.raises(InvalidInputError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
-
-
 # -------------------------------------------------------------------------------------------- parameters
-
-
 def test_parameters_have_the_defaults_of_the_protocol() -> None:
-    assert SamplingParams().model_dump() == {
-        "max_tokens": None,
-        "seed": None,
-        "stop": None,
-        "temperature": 1.0,
-        "top_k": -1,
-        "top_p": 1.0,
-    }
+    defaults = {"max_tokens": None, "seed": None, "stop": None, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
+    assert SamplingParams().model_dump() == defaults
 
 
 def test_a_mistyped_name_is_refused() -> None:
@@ -144,34 +122,28 @@ def test_parameters_out_of_range_are_refused(wrong: Any, message: str) -> None:
     assert refusal(SamplingParams, **wrong).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "allowed",
+@for_each(
+    ("name", "value"),
     [
-        {"max_tokens": 0},
-        {"max_tokens": "16"},
-        {"max_tokens": np.int64(3)},
-        {"temperature": 0},
-        {"temperature": 50},
-        {"top_p": 1},
-        {"top_p": 5e-324},
-        {"top_k": 0},
-        {"top_k": -5},
-        {"seed": -1},
-        {"seed": 2**64},
+        *[("max_tokens", value) for value in (0, "16", np.int64(3))],
+        *[("temperature", value) for value in (0, 50)],
+        *[("top_p", value) for value in (1, 5e-324)],
+        *[("top_k", value) for value in (0, -5)],
+        *[("seed", value) for value in (-1, 2**64)],
     ],
 )
-def test_unusual_parameters_are_accepted(allowed: Any) -> None:
-    ((name, value),) = allowed.items()
-    assert float(getattr(SamplingParams(**allowed), name)) == float(value)
+def test_unusual_parameters_are_accepted(name: str, value: Any) -> None:
+    assert float(getattr(SamplingParams(**{name: value}), name)) == float(value)
 
 
 # -------------------------------------------------------------------------------------------- requests
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
-PROMPT = ModelInput.from_ints([1, 2, 3])
 
-
-def request(**fields: Any) -> SampleRequest:
-    return SampleRequest(**{"prompt": PROMPT, "sampling_params": SamplingParams(max_tokens=4), **fields})
+def request(**fields: Any) -> types.SampleRequest:
+    return types.SampleRequest(
+        **{"prompt": PROMPT, "sampling_params": SamplingParams(max_tokens=4), **fields}
+    )
 
 
 def test_a_request_has_defaults() -> None:
@@ -198,12 +170,12 @@ def test_a_request_has_defaults() -> None:
     [
         {},
         {"num_samples": 64},
-        {"prompt": ModelInput.empty()},
-        {"prompt": ModelInput.from_ints([1])},
+        {"prompt": types.ModelInput.empty()},
+        {"prompt": types.ModelInput.from_ints([1])},
         {"prompt_logprobs": True, "prompt_logprobs_last_n": 1},
         {"prompt_logprobs": True, "prompt_logprobs_last_n": 2},
         {
-            "prompt": PROMPT.append(ImageChunk(data=b"", format="png")),
+            "prompt": PROMPT.append(types.ImageChunk(data=b"", format="png")),
             "prompt_logprobs": 1,
             "prompt_logprobs_last_n": 99,
         },
@@ -211,7 +183,7 @@ def test_a_request_has_defaults() -> None:
         {"target_prompt_logprobs": TensorData([[1, -1], [2, 5]], "int64")},
         {"target_prompt_logprobs": TensorData([7], "int64", [2, 9], [0, 0, 1], [4])},
         {
-            "prompt": PROMPT.append(ImageChunk(data=b"", format="png", expected_tokens=1)),
+            "prompt": PROMPT.append(types.ImageChunk(data=b"", format="png", expected_tokens=1)),
             "target_prompt_logprobs": TensorData([1] * 9, "int64", [9, 1]),
         },
     ],
@@ -221,40 +193,35 @@ def test_valid_requests_pass(fields: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("name", "value", "message"),
     [
-        ({"num_samples": 0}, "num_samples: expected 1 or more, got 0"),
-        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs: expected 0 or more, got -1"),
-        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs: expected 0 or more, got -1"),
-        ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k: expected 0 or more, got -1"),
+        ("num_samples", 0, "expected 1 or more, got 0"),
+        ("topk_prompt_logprobs", -1, "expected 0 or more, got -1"),
+        ("topk_sample_logprobs", -1, "expected 0 or more, got -1"),
+        ("prompt_alt_tokens_k", -1, "expected 0 or more, got -1"),
+        ("prompt_logprobs_last_n", 0, "expected 1 or more, got 0"),
+        ("prompt_logprobs_last_n", 3, "expected at most 2 for a prompt of 3, got 3"),
         (
-            {"prompt_logprobs": True, "prompt_logprobs_last_n": 0},
-            "prompt_logprobs_last_n: expected 1 or more, got 0",
+            "target_prompt_logprobs",
+            TensorData([1.0, 2.0], "float32", [2, 1]),
+            "expected int64 token ids, got float32",
         ),
+        ("target_prompt_logprobs", TensorData([1, 2], "int64"), "expected two dimensions, got shape [2]"),
         (
-            {"prompt_logprobs": True, "prompt_logprobs_last_n": 3},
-            "prompt_logprobs_last_n: expected at most 2 for a prompt of 3, got 3",
-        ),
-        (
-            {"prompt_logprobs_last_n": 1},
-            "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True",
-        ),
-        (
-            {"target_prompt_logprobs": TensorData([1.0, 2.0], "float32", [2, 1])},
-            "target_prompt_logprobs: expected int64 token ids, got float32",
-        ),
-        (
-            {"target_prompt_logprobs": TensorData([1, 2], "int64")},
-            "target_prompt_logprobs: expected two dimensions, got shape [2]",
-        ),
-        (
-            {"target_prompt_logprobs": TensorData([1, 2, 3], "int64", [3, 1])},
-            "target_prompt_logprobs: expected 2 rows, one for each prompt token after the first, got 3",
+            "target_prompt_logprobs",
+            TensorData([1, 2, 3], "int64", [3, 1]),
+            "expected 2 rows, one for each prompt token after the first, got 3",
         ),
     ],
 )
-def test_invalid_requests_are_refused(fields: Any, message: str) -> None:
-    assert refusal(request(**fields).validate) == message
+def test_invalid_requests_are_refused(name: str, value: Any, message: str) -> None:
+    assert refusal(request(prompt_logprobs=True, **{name: value}).validate) == f"{name}: {message}"
+
+
+def test_last_log_probabilities_need_log_probabilities() -> None:
+    assert refusal(request(prompt_logprobs_last_n=1).validate) == (
+        "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True"
+    )
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -265,8 +232,6 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 # --------------------------------------------------------------------------------------------- top k
-
-
 def test_topk_converts_to_lists() -> None:
     ids = np.array([[5, 6, 7], [5, 6, 0], [0, 0, 0], [0, 8, 0], [0, 0, 9]], dtype=np.int32)
     logprobs = np.array(
@@ -307,8 +272,6 @@ def test_padding_of_topk_is_removed(rows: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------- responses
-
-
 def test_sequences_from_arrays_have_lists() -> None:
     tokens, logprobs = np.array([5, 6], dtype=np.int32), np.array([-1, -0.5], dtype=np.float32)
     topk = TopkLogprobs(np.array([[5], [6]]), np.array([[-1.0], [-0.5]]))
@@ -364,13 +327,12 @@ def test_responses_have_lists() -> None:
         TopkLogprobs(np.array([[0], [4]]), np.array([[EMPTY], [-1.0]])),
         TensorData([[0.5]], "float32"),
         3,
-        PromptAltTokens(TensorData([[7]], "int64"), TensorData([[-1]], "float32")),
+        types.PromptAltTokens(TensorData([[7]], "int64"), TensorData([[-1]], "float32")),
     )
     assert response.prompt_logprobs == [None, -0.5, np.inf, None]
     assert response.topk_prompt_logprobs == [None, [(4, -1.0)]]
     assert response.prompt_logprobs is response.prompt_logprobs
     assert response.topk_prompt_logprobs is response.topk_prompt_logprobs
-    assert response.prompt_alt_tokens is not None
     assert response.prompt_alt_tokens.tokens.tolist() == [[7]]
     assert SampleResponse([]).prompt_logprobs is None
     listed = SampleResponse([], _prompt_logprobs_list=[None, -0.5], _topk_prompt_logprobs_list=[None])
@@ -463,54 +425,6 @@ def test_a_pickle_omits_the_lists() -> None:
 
 
 # ------------------------------------------------------------------------------------------ being a value
-
-
-def values() -> list[Any]:
-    """Return models of which no two are equal."""
-    floats = np.array([np.nan, -0.0])
-    matrix = np.array([[1, 2]])
-    return [
-        SamplingParams(),
-        SamplingParams(stop=[]),
-        SamplingParams(stop=["a"]),
-        SamplingParams(temperature=0.5),
-        TopkLogprobs(matrix, matrix.astype(float)),
-        TopkLogprobs(matrix, np.array([[np.nan, 2]])),
-        TopkLogprobs(matrix.T, matrix.T.astype(float)),
-        SampledSequence("stop"),
-        SampledSequence("length"),
-        SampledSequence("stop", "s"),
-        SampledSequence("stop", "s", np.array([1, 2])),
-        SampledSequence("stop", "s", np.array([1, 3])),
-        SampledSequence("stop", "s", np.array([1, 2]), floats),
-        SampledSequence("stop", "s", _tokens_list=[1, 2]),
-        PromptAltTokens(TensorData([1], "int64"), TensorData([np.nan], "float32")),
-        PromptAltTokens(TensorData([1], "int64"), TensorData([0.0], "float32")),
-        SampleResponse([]),
-        SampleResponse([], floats),
-        SampleResponse([], prompt_cache_hit_tokens=1),
-        SampleResponse([SampledSequence("stop", "s", np.array([1, 2]), floats)]),
-        request(),
-        request(num_samples=2),
-        request(target_prompt_logprobs=TensorData([1], "int64")),
-    ]
-
-
-def test_models_compare_by_value() -> None:
-    for index, one in enumerate(values()):
-        for other_index, other in enumerate(values()):
-            assert (one == other) is (index == other_index), (one, other)
-
-
-def test_copies_are_equal() -> None:
-    for one in values():
-        copies = [copy.copy(one), copy.deepcopy(one), one.model_copy(), one.model_copy(deep=True)]
-        copies += [pickle.loads(pickle.dumps(one, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
-        for twin in copies:
-            assert twin == one
-            assert repr(twin) == repr(one)
-
-
 def test_equal_models_share_a_hash() -> None:
     ids = np.array([5, 6])
     pairs = [
@@ -528,16 +442,7 @@ def test_equal_models_share_a_hash() -> None:
         assert hash(one) == hash(other)
 
 
-def test_models_are_immutable() -> None:
-    for one in values():
-        for name in [*type(one).__slots__, "tokens", "colour"]:
-            with pytest.raises(AttributeError):
-                setattr(one, name, None)
-            with pytest.raises(AttributeError):
-                delattr(one, name)
-
-
 def test_dumps_use_the_names_of_fields() -> None:
     dumped = SampledSequence("stop", "s", np.array([5])).model_dump(exclude_none=True)
     assert dumped == {"stop_reason": "stop", "sequence_id": "s", "tokens_np": [5]}
-    assert EncodedTextChunk(tokens=[1]).model_dump_json() == '{"tokens":[1],"type":"encoded_text"}'
+    assert types.EncodedTextChunk(tokens=[1]).model_dump_json() == '{"tokens":[1],"type":"encoded_text"}'

@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import (
-    ActiveSessionStatusQuery,
-    ClientFinishedSessionStatusQuery,
-    ClientSessionFinished,
-    ClientSessionFinishInterrupted,
-    OwnSearchOwner,
-    SessionFailed,
-    SessionFailedSamplingSessionReason,
-    SessionSearchCursor,
-    SessionSearchRequest,
-    SessionSummary,
-    UserSearchOwner,
-)
+from tinker_sync.types import SessionSearchRequest
 
 
 @pytest.mark.parametrize(
@@ -53,19 +42,19 @@ def test_values_out_of_range_are_refused(arguments: dict[str, Any], text: str) -
 @pytest.mark.parametrize("limit", [1, 200])
 def test_limits_are_inclusive(limit: int) -> None:
     assert SessionSearchRequest(limit=limit).limit == limit
-    assert len(UserSearchOwner(owner_urns=["u"] * 10).owner_urns) == 10
+    assert len(types.UserSearchOwner(owner_urns=["u"] * 10).owner_urns) == 10
 
 
 def test_a_search_is_dumped_as_declared() -> None:
     request = SessionSearchRequest(
-        statuses=[ActiveSessionStatusQuery(), {"type": "client_finished", "reasons": ("errored",)}],
-        cursor=SessionSearchCursor(
+        statuses=[types.ActiveSessionStatusQuery(), {"type": "client_finished", "reasons": ("errored",)}],
+        cursor=types.SessionSearchCursor(
             last_created_at=datetime(2026, 1, 31, tzinfo=timezone.utc), last_session_id="s"
         ),
     )
     assert request.statuses == [
-        ActiveSessionStatusQuery(),
-        ClientFinishedSessionStatusQuery(reasons=["errored"]),
+        types.ActiveSessionStatusQuery(),
+        types.ClientFinishedSessionStatusQuery(reasons=["errored"]),
     ]
     assert request.model_dump(mode="json", exclude_none=True) == {
         "user_metadata": {},
@@ -78,7 +67,7 @@ def test_a_search_is_dumped_as_declared() -> None:
 
 def test_the_default_owner_is_immutable() -> None:
     assert SessionSearchRequest().owner is SessionSearchRequest().owner
-    assert SessionSearchRequest().owner == OwnSearchOwner()
+    assert SessionSearchRequest().owner == types.OwnSearchOwner()
 
 
 SUMMARY = {
@@ -101,22 +90,22 @@ SUMMARY = {
                 "message": "m",
                 "reason": {"type": "sampling_session", "sampling_session_id": "x"},
             },
-            SessionFailed(
+            types.SessionFailed(
                 category="user",
                 message="m",
-                reason=SessionFailedSamplingSessionReason(sampling_session_id="x"),
+                reason=types.SessionFailedSamplingSessionReason(sampling_session_id="x"),
             ),
         ),
         (
             {"type": "client_finished", "reason": {"type": "interrupted", "new": 1}},
-            ClientSessionFinished(reason=ClientSessionFinishInterrupted()),
+            types.ClientSessionFinished(reason=types.ClientSessionFinishInterrupted()),
         ),
     ],
 )
 def test_a_state_is_recognized_by_its_type(status: Any, expected: Any) -> None:
-    assert SessionSummary.model_validate({**SUMMARY, "status": status}).status == expected
+    assert types.SessionSummary.model_validate({**SUMMARY, "status": status}).status == expected
 
 
 def test_an_unknown_state_is_refused_by_name() -> None:
     with pytest.raises(InvalidInputError, match=r"^SessionSummary\.status\.type: expected one of 'failed', "):
-        SessionSummary.model_validate({**SUMMARY, "status": {"type": "asleep"}})
+        types.SessionSummary.model_validate({**SUMMARY, "status": {"type": "asleep"}})

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from support.listing import long_lists
+from support.refusals import refusal
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import TensorData
@@ -26,19 +27,11 @@ from tinker_sync.types import TensorData
 DTYPES = [("int64", np.int64), ("float32", np.float32)]
 
 
-def refusal(*args: Any, **kwargs: Any) -> str:
-    with pytest.raises(InvalidInputError) as caught:
-        TensorData(*args, **kwargs)
-    return str(caught.value)
-
-
 def csr(pad: int = 0) -> TensorData:
     return TensorData.from_numpy_sparse(np.array([[pad] * 9, [pad] * 8 + [7], [5] + [pad] * 8]), pad)
 
 
 # ----------------------------------------------------------------------------------------- constructing
-
-
 def test_arguments_are_accepted_by_position_and_by_name() -> None:
     by_position = TensorData([7.0], "float32", [2, 3], [0, 0, 1], [2])
     by_name = TensorData(
@@ -53,7 +46,7 @@ def test_the_dtype_is_required_and_checked() -> None:
     with pytest.raises(TypeError, match="dtype is required"):
         TensorData([1])
     for wrong in ("int32", "float64", "", np.float32):
-        assert "expected 'int64' or 'float32'" in refusal([1], wrong)
+        assert "expected 'int64' or 'float32'" in refusal(TensorData, [1], wrong)
 
 
 def test_no_data_is_an_empty_tensor() -> None:
@@ -63,25 +56,13 @@ def test_no_data_is_an_empty_tensor() -> None:
         assert (empty.shape, empty.data, empty.tolist(), empty.nbytes) == (None, [], [], 0)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: [1, 2],
-        lambda: (1, 2),
-        lambda: range(1, 3),
-        lambda: deque([1, 2]),
-        lambda: iter([1, 2]),
-        lambda: (i for i in (1, 2)),
-        lambda: ["1", 2.0],
-        lambda: np.array([1, 2], dtype=np.uint16),
-    ],
-)
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_data_of_every_kind_are_accepted(make: Any, dtype: Any) -> None:
-    tensor = TensorData(make(), dtype)
-    assert tensor.to_numpy().dtype == dtype
-    assert tensor.data == [1, 2]
-    assert {type(value) for value in tensor.data} == {int if dtype == "int64" else float}
+def test_data_of_every_kind_are_accepted(dtype: Any) -> None:
+    for data in ([1, 2], range(1, 3), deque([1, 2]), iter([1, 2]), ["1", 2.0], np.array([1, 2], np.uint16)):
+        tensor = TensorData(data, dtype)
+        assert tensor.to_numpy().dtype == dtype
+        assert tensor.data == [1, 2]
+        assert {type(value) for value in tensor.data} == {int if dtype == "int64" else float}
 
 
 def test_a_single_number_becomes_a_scalar_tensor() -> None:
@@ -93,16 +74,13 @@ def test_a_single_number_becomes_a_scalar_tensor() -> None:
 @pytest.mark.parametrize(
     ("data", "dtype", "message"),
     [
-        ([1.9], "int64", "TensorData.data[0]: expected a whole number, got 1.9"),
-        ([0, np.nan], "int64", "TensorData.data[1]: expected a whole number, got nan"),
-        (np.array([1, 2**63], dtype=np.uint64), "int64", f"TensorData.data[1]: {2**63} does not fit int64"),
+        ([0, 1.9], "int64", "TensorData.data[1]: expected a whole number, got 1.9"),
         ([1.0, 1e39], "float32", "TensorData.data[1]: 1e+39 is too large for float32"),
         ([[1, 2], [3]], "int64", "TensorData.data[1]: is a row of 1 where TensorData.data[0] is a row of 2;"),
-        (["a"], "float32", "TensorData.data[0]: expected a number, got 'a' (str)"),
     ],
 )
 def test_lossy_conversions_are_refused(data: Any, dtype: Any, message: str) -> None:
-    assert refusal(data, dtype).startswith(message)
+    assert refusal(TensorData, data, dtype).startswith(message)
 
 
 def test_nan_is_a_float() -> None:
@@ -134,12 +112,12 @@ def test_shapes_are_applied(shape: Any, kept: list[int]) -> None:
 
 @pytest.mark.parametrize("shape", [[3], [2, 3], [-1, -1], [-2], [-2, -2], [0, -1], [], [5, -1], [2**70]])
 def test_a_wrong_shape_is_refused(shape: list[int]) -> None:
-    assert refusal([1, 2, 3, 4], "int64", shape).startswith("TensorData.shape: ")
+    assert refusal(TensorData, [1, 2, 3, 4], "int64", shape).startswith("TensorData.shape: ")
 
 
 @pytest.mark.parametrize("shape", [4, "22", [2.5], [None], {"a": 1}])
 def test_a_shape_of_another_type_is_refused(shape: Any) -> None:
-    assert refusal([1, 2, 3, 4], "int64", shape).startswith("TensorData.shape")
+    assert refusal(TensorData, [1, 2, 3, 4], "int64", shape).startswith("TensorData.shape")
 
 
 def test_the_default_shape_is_that_of_the_array() -> None:
@@ -157,8 +135,6 @@ def test_a_list_of_sizes_is_copied() -> None:
 
 
 # --------------------------------------------------------------------------------------- nothing is copied
-
-
 @pytest.mark.parametrize(("name", "dtype"), DTYPES)
 def test_arrays_are_shared_without_lists(name: Any, dtype: Any, tmp_path: Path) -> None:
     array = np.arange(24, dtype=dtype)
@@ -224,23 +200,14 @@ def test_a_subclass_is_preserved() -> None:
             assert hash(twin) == hash(made)
 
 
-# ------------------------------------------------------------------------------------------- other
-# constructors
-
-
-@pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?", ">i4"])
-def test_numpy_integers_become_int64(kind: str) -> None:
-    tensor = TensorData.from_numpy(np.array([[1, 0]], dtype=kind))
-    assert (tensor.dtype, tensor.shape, tensor.data) == ("int64", [1, 2], [1, 0])
-
-
-@pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f8", "g"])
-def test_numpy_floats_become_float32(kind: str) -> None:
-    tensor = TensorData.from_numpy(np.array([[0.5, np.inf]], dtype=kind))
-    assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", [1, 2], [0.5, np.inf])
-
-
-def test_from_numpy_accepts_lists_and_scalars() -> None:
+# -------------------------------------------------------------------------------------- other constructors
+def test_from_numpy_accepts_arrays_lists_and_scalars() -> None:
+    for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?", ">i4"):
+        tensor = TensorData.from_numpy(np.array([[1, 0]], dtype=kind))
+        assert (tensor.dtype, tensor.shape, tensor.data) == ("int64", [1, 2], [1, 0])
+    for kind in ("f2", "f4", "f8", ">f8", "g"):
+        tensor = TensorData.from_numpy(np.array([[0.5, np.inf]], dtype=kind))
+        assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", [1, 2], [0.5, np.inf])
     assert TensorData.from_numpy([[1, 2]]).shape == [1, 2]
     assert TensorData.from_numpy(np.float64(0.5)).shape == []
     assert TensorData.from_numpy(3).dtype == "int64"
@@ -253,8 +220,6 @@ def test_from_numpy_refuses_other_types(array: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- CSR
-
-
 def by_hand(dense: np.ndarray, pad: int) -> tuple[list[Any], list[int], list[int]]:
     stored, crow, col = [], [0], []
     for row in dense.tolist():
@@ -266,17 +231,13 @@ def by_hand(dense: np.ndarray, pad: int) -> tuple[list[Any], list[int], list[int
     return stored, crow, col
 
 
-MATRICES = st.one_of(
-    npst.arrays(
-        np.int64,
-        npst.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9),
-        elements=st.sampled_from([0, 0, 0, -1, 7, 2**62]),
-    ),
-    npst.arrays(
-        np.float32,
-        npst.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9),
-        elements=st.sampled_from([0.0, -0.0, 0.0, -1.0, 0.5, float("nan"), float("inf")]),
-    ),
+def matrices(dtype: Any, elements: list[Any]) -> st.SearchStrategy[np.ndarray]:
+    shapes = npst.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9)
+    return npst.arrays(dtype, shapes, elements=st.sampled_from(elements))
+
+
+MATRICES = matrices(np.int64, [0, 0, 0, -1, 7, 2**62]) | matrices(
+    np.float32, [0.0, -0.0, 0.0, -1.0, 0.5, float("nan"), float("inf")]
 )
 
 
@@ -387,12 +348,12 @@ def test_sparse_data_are_flattened() -> None:
     ],
 )
 def test_bad_indices_are_refused(shape: Any, crow: Any, col: Any, message: str) -> None:
-    assert refusal([7.0], "float32", shape, crow, col).startswith(f"TensorData.{message}")
+    assert refusal(TensorData, [7.0], "float32", shape, crow, col).startswith(f"TensorData.{message}")
 
 
 def test_indices_must_come_in_pairs() -> None:
-    assert "go together" in refusal([7.0], "float32", [1, 3], [0, 1])
-    assert "go together" in refusal([7.0], "float32", [1, 3], None, [0])
+    assert "go together" in refusal(TensorData, [7.0], "float32", [1, 3], [0, 1])
+    assert "go together" in refusal(TensorData, [7.0], "float32", [1, 3], None, [0])
 
 
 def test_cells_may_have_any_order_but_no_duplicates() -> None:
@@ -424,42 +385,6 @@ def test_lists_are_created_at_each_access() -> None:
 
 
 # ------------------------------------------------------------------------------------------- being a value
-
-
-def samples() -> list[TensorData]:
-    """Return tensors of which no two are equal."""
-    return [
-        TensorData([1, 2, 3, 4], "int64"),
-        TensorData([1, 2, 3, 4], "int64", [2, 2]),
-        TensorData([1, 2, 3, 4], "float32"),
-        TensorData([1, 2, 3, 5], "int64"),
-        TensorData([1, 2, 3], "int64"),
-        TensorData([], "int64"),
-        TensorData([], "float32"),
-        TensorData([], "float32", [0, 3]),
-        TensorData([np.nan], "float32"),
-        TensorData([0.0], "float32"),
-        TensorData(1, "int64"),
-        TensorData([1], "int64"),
-        TensorData([7], "int64", [2, 9], [0, 0, 1], [4]),
-        TensorData([7], "int64", [2, 9], [0, 1, 1], [4]),
-        TensorData([7], "int64", [2, 9], [0, 0, 1], [5]),
-        TensorData([7], "int64", [2, 8], [0, 0, 1], [4]),
-        TensorData([8], "int64", [2, 9], [0, 0, 1], [4]),
-    ]
-
-
-def test_tensors_compare_by_value() -> None:
-    for index, one in enumerate(samples()):
-        for other_index, other in enumerate(samples()):
-            assert (one == other) is (index == other_index)
-            assert (one != other) is (index != other_index)
-            if index == other_index:
-                assert hash(one) == hash(other)
-    assert TensorData([1], "int64") != [1]
-    assert TensorData([1], "int64") != "TensorData"
-
-
 def test_equal_tensors_may_have_different_forms() -> None:
     array = np.arange(6)
     pairs = [
@@ -473,17 +398,18 @@ def test_equal_tensors_may_have_different_forms() -> None:
         assert hash(one) == hash(other)
 
 
-def test_copies_are_equal() -> None:
-    for tensor in samples():
-        copies = [copy.copy(tensor), copy.deepcopy(tensor), tensor.model_copy(), tensor.model_copy(deep=True)]
-        copies += [pickle.loads(pickle.dumps(tensor, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)]
-        copies += [TensorData.model_validate(tensor.model_dump())] if tensor.to_numpy().ndim == 1 else []
-        for twin in copies:
-            assert twin == tensor
-            assert hash(twin) == hash(tensor)
-            assert twin.shape == tensor.shape
-            assert twin.to_numpy().shape == tensor.to_numpy().shape
-            assert twin.nbytes == tensor.nbytes
+@pytest.mark.parametrize("tensor", [TensorData(1, "int64"), TensorData([], "float32", [0, 3]), csr()])
+def test_copies_keep_shape_and_size(tensor: TensorData) -> None:
+    copies = [copy.copy(tensor), copy.deepcopy(tensor), tensor.model_copy(), tensor.model_copy(deep=True)]
+    copies += [pickle.loads(pickle.dumps(tensor, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for twin in copies:
+        assert (twin.shape, twin.nbytes) == (tensor.shape, tensor.nbytes)
+        assert twin.to_numpy().shape == tensor.to_numpy().shape
+
+
+def test_a_dump_becomes_the_same_tensor() -> None:
+    for tensor in (TensorData([1, 2], "int64"), TensorData([np.nan], "float32")):
+        assert TensorData.model_validate(tensor.model_dump()) == tensor
 
 
 def test_a_deep_copy_shares_nothing() -> None:
@@ -512,16 +438,6 @@ def test_tensors_can_be_sent_to_other_processes() -> None:
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         for tensor in (csr(), TensorData([np.nan, 0.5], "float32"), TensorData(3, "int64")):
             assert pool.submit(_its_twin, tensor).result(120) == tensor
-
-
-def test_tensors_are_immutable() -> None:
-    tensor = csr()
-    for name in ("dtype", "shape", "_numpy", "_crow", "data", "nbytes", "colour"):
-        with pytest.raises(AttributeError):
-            setattr(tensor, name, None)
-        with pytest.raises(AttributeError):
-            delattr(tensor, name)
-    assert not hasattr(tensor, "__dict__")
 
 
 def test_reprs_are_short() -> None:

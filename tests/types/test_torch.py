@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import refusal
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (
@@ -29,20 +30,12 @@ REAL = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5
 PROMPT = ModelInput.from_ints([1, 2, 3])
 
 
-def refusal(call: Any, *args: Any) -> str:
-    with pytest.raises(InvalidInputError) as caught:
-        call(*args)
-    return str(caught.value)
-
-
 def known(names: list[str]) -> list[Any]:
     """Return the dtypes with these names that this torch has."""
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
 # ---------------------------------------------------------------------------------------------- to tensors
-
-
 @pytest.mark.parametrize("dtype", known(WHOLE), ids=str)
 def test_integers_become_int64(dtype: Any) -> None:
     tensor = TensorData.from_torch(torch.tensor([[1, 0]]).to(dtype))
@@ -153,7 +146,6 @@ def test_lossy_conversions_are_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ sparse
-
 MATRICES = st.tuples(st.integers(0, 6), st.integers(0, 9)).flatmap(
     lambda shape: st.lists(
         st.sampled_from([0, 0, 0, 0, -1, 7]), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]
@@ -241,8 +233,6 @@ def test_float_targets_must_be_whole() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- tokens
-
-
 @pytest.mark.parametrize(
     "dtype", known(["int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32"]), ids=str
 )
@@ -272,8 +262,6 @@ def test_scalars_are_accepted_as_settings() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ to torch
-
-
 @pytest.mark.parametrize(
     "array",
     [

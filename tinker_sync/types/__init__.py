@@ -1,6 +1,6 @@
-"""The types of requests and answers: frozen models without I/O and without a wire format.
+"""The types of requests and answers: frozen data classes, enums and aliases. `tinker_sync.wire` encodes them.
 
-Every name loads its module on first use, so scripts that use no arrays do not load numpy.
+The first use of a name loads the name's module, so scripts that use no arrays do not load numpy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Exact conversions from users' values (lists, ranges, numpy, torch) to the arrays of requests.
+"""Conversions from users' values (lists, ranges, numpy, torch) to the arrays of requests, and array checks.
 
-Each function converts without loss or raises an `InvalidInputError` that names the path and the first bad
-index. Values that already have the right form are not copied. Pure functions.
+Conversions to integers are exact; those to float32 may round. A cell that cannot be converted raises an
+`InvalidInputError` that names `where`, the place of the value, and the index of the first bad cell.
+Arrays that already have the right form are not copied. Pure functions.
 """
 
 from __future__ import annotations
@@ -11,21 +12,13 @@ import struct
 import sys
 from array import array as c_array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, cast
 
-from tinker_sync._numpy import (
-    AnyArray,
-    BoolArray,
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    is_array,
-    np,
-)
+from tinker_sync._numpy import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, is_array, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._convert import converter_for
+from tinker_sync.types._convert import SCALARS
 from tinker_sync.types._structured import refuse, short_repr
 
 _MOST_DIMENSIONS = 32
@@ -39,15 +32,18 @@ _EXACT_IN_FLOAT64 = 2.0**53
 
 
 def is_torch(value: object) -> bool:
-    """Return True for a torch tensor. This does not import torch: the creator of a tensor has imported it."""
+    """Return True for a torch tensor. Torch is not imported here: the creator of a tensor has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
 def array_of_torch(tensor: Any, where: str) -> AnyArray:
-    """Return a torch tensor as a dense numpy array, which shares its memory if possible.
+    """Return a torch tensor as a dense numpy array, over the memory of the tensor if possible.
 
     Values of a dtype that numpy lacks become float32.
+
+    Raises:
+        InvalidInputError: the tensor is on the meta device, which holds no values.
     """
     if tensor.device.type == "meta":
         raise InvalidInputError(f"{where}: a torch tensor on the meta device has no values")
@@ -63,7 +59,7 @@ def array_of_torch(tensor: Any, where: str) -> AnyArray:
 
 
 def plain_array(value: AnyArray, where: str) -> AnyArray:
-    """Return an instance of a numpy subclass as a plain array over the same memory."""
+    """Return a numpy array of any subclass as a plain array over the same memory. Refuse masked cells."""
     if type(value) is np.ndarray:
         return value
     if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
@@ -75,7 +71,14 @@ def plain_array(value: AnyArray, where: str) -> AnyArray:
 
 
 def array_like(value: Any, where: str) -> AnyArray | None:
-    """Return the array of a value (numpy, torch, jax, pandas, buffers); None for others, such as lists."""
+    """Return an array of numpy, torch, jax or pandas as a numpy array.
+
+    A `memoryview`, `bytearray` or `array.array` is converted too. Return None for any other value, such as a
+    list.
+
+    Raises:
+        InvalidInputError: the array has masked cells, or is a torch tensor on the meta device.
+    """
     if is_array(value):
         return plain_array(value, where)
     if is_torch(value):
@@ -89,11 +92,13 @@ def array_like(value: Any, where: str) -> AnyArray | None:
 
 
 def wire_array(value: Any, where: str, dtype: Literal["int64", "float32"] | None = None) -> AnyArray:
-    """Convert numbers of any kind to an int64 or float32 array; without `dtype`, the numbers decide.
+    """Convert numbers of any kind to an int64 or float32 array.
+
+    Without `dtype`, integers and booleans become int64, and other numbers, such as 1.0, float32.
 
     Raises:
         TypeError: the value cannot contain numbers; it is a mapping or a text, for example.
-        InvalidInputError: a cell is not a number or would change, or the rows differ in length.
+        InvalidInputError: a cell is not a number or does not fit the dtype, or the rows differ in length.
     """
     array = array_like(value, where)
     if array is None:
@@ -118,7 +123,7 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
             f"got {short_repr(value)} ({type(value).__name__})"
         )
     if isinstance(value, list) and dtype is not None:
-        packed = packed_list(value, dtype)
+        packed = pack_list(value, dtype)
         if packed is not None:
             return packed
     try:
@@ -134,25 +139,17 @@ _FORMATS = {"int64": "@{}q", "float32": "@{}f", "int32": "={}i"}
 """The formats with which `struct` packs numbers the fastest, by dtype; a count fills the braces."""
 
 
-def packed_list(numbers: list[Any], dtype: str) -> AnyArray | None:
-    """Convert a list to a flat array in the quickest way, or return None if a cell needs a closer look."""
-    try:
-        return _packed(numbers, dtype)
-    except Exception:  # noqa: BLE001  # odd cells raise many types; _cell_by_cell handles them
-        return None
+def pack_list(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray | None:
+    """Convert Python's numbers to a flat array, three times as fast as numpy.
 
-
-def _packed(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray:
-    """Convert numbers to a flat array, three times as fast as numpy.
-
-    Raise `struct.error`, TypeError, ValueError or OverflowError for a value that is not a number, is not
-    finite, or does not fit the dtype.
+    Return None if `struct` cannot pack an item as this dtype, or if an item is not finite.
     """
     packed = np.empty(len(numbers), dtype)
-    struct.pack_into(_FORMATS[dtype].format(len(numbers)), packed.data, 0, *numbers)
-    if not is_finite(packed):  # a number may be too large for float32
-        raise OverflowError
-    return packed
+    try:
+        struct.pack_into(_FORMATS[dtype].format(len(numbers)), packed.data, 0, *numbers)
+    except Exception:  # noqa: BLE001  # odd cells raise many types; _cell_by_cell handles them
+        return None
+    return packed if is_finite(packed) else None  # a number may be too large for float32
 
 
 _CHECKED_AS = {"int64": "int64", "float32": "float64"}
@@ -160,7 +157,7 @@ _CHECKED_AS = {"int64": "int64", "float32": "float64"}
 
 
 def _may_be_rounded(array: AnyArray) -> bool:
-    """Return True if numpy may have rounded a whole number of a list to float64."""
+    """Return True if numpy may have rounded whole numbers of a list when it made this array."""
     if array.dtype.kind != "f" or array.dtype.itemsize < 8:
         return False  # numpy converts lists with whole numbers to float64 or wider
     return bool((np.abs(array) >= _EXACT_IN_FLOAT64).any())
@@ -178,7 +175,11 @@ def _array_of_odd_kind(array: AnyArray, where: str, dtype: str | None) -> AnyArr
 
 
 def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
-    """Convert cell by cell: for text, None and numbers of other libraries, and to name the first bad cell."""
+    """Convert the cells one by one.
+
+    This function accepts numbers of any library and numbers in text. None becomes NaN in float32, and is
+    refused for int64. The error for a bad cell names its index.
+    """
     cells: list[Any] = []
     shape = _gather(value, where, cells)
     if dtype is None:
@@ -198,7 +199,11 @@ def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
 
 
 def _gather(value: Any, where: str, cells: list[Any], depth: int = 0) -> tuple[int, ...]:
-    """Collect the cells of nested rows; return their shape, or raise an error that names a ragged row."""
+    """Append the cells of nested rows to `cells` and return the shape of the rows.
+
+    Raises:
+        InvalidInputError: a row has another shape than the first row, or the rows are nested too deep.
+    """
     if is_torch(value):
         value = array_of_torch(value, where)
     if not _is_row(value):
@@ -231,13 +236,9 @@ def _row_name(shape: tuple[int, ...]) -> str:
     return f"a row of {shape[0]}" if len(shape) == 1 else f"an array of shape {list(shape)}"
 
 
-_as_int = cast("Callable[[Any], int]", converter_for(int, ""))
-_as_float = cast("Callable[[Any], float]", converter_for(float, ""))
-
-
 def _whole(cell: Any) -> int | None:
     try:
-        number = _as_int(cell)
+        number: int = SCALARS[int](cell)
     except InvalidInputError:
         return None
     return number if -(2**63) <= number < 2**63 else None
@@ -247,16 +248,17 @@ def _real(cell: Any) -> float | None:
     if cell is None:
         return math.nan  # the service itself sends NaN for absent values
     try:
-        return _as_float(cell)
+        number: float = SCALARS[float](cell)
     except InvalidInputError:
         return None
+    return number
 
 
 # ------------------------------------------------------------------------------------ dtype to dtype
 
 
 def to_int64(array: AnyArray, where: str) -> Int64Array:
-    """Convert to int64; refuse fractions, NaN and numbers out of range."""
+    """Convert an array to int64; refuse fractions, NaN and numbers out of range."""
     if array.dtype == np.int64:
         return array
     if array.dtype.kind == "f":
@@ -267,7 +269,10 @@ def to_int64(array: AnyArray, where: str) -> Int64Array:
 
 
 def to_int32(array: AnyArray, where: str) -> Int32Array:
-    """Convert to contiguous little-endian int32; return the array itself if it already is that."""
+    """Convert an array to contiguous little-endian int32, without a copy if possible.
+
+    Refuse fractions, NaN and numbers out of range.
+    """
     if array.dtype != np.int32:
         if array.dtype.kind == "f":
             _refuse_fractions(array, where)
@@ -277,7 +282,7 @@ def to_int32(array: AnyArray, where: str) -> Int32Array:
 
 
 def to_float32(array: AnyArray, where: str) -> Float32Array:
-    """Convert to float32. Rounding is accepted; finite numbers that would become infinite are refused."""
+    """Convert an array to float32. Rounding is accepted; finite numbers too large for float32 are refused."""
     if array.dtype == np.float32:
         return array
     with np.errstate(all="ignore"):
@@ -317,58 +322,11 @@ def place(where: str, bad: BoolArray) -> str:
 
 
 def first(array: AnyArray, bad: BoolArray) -> object:
-    """Return the first bad value as a Python object."""
     value: object = array.flat[int(np.argmax(bad))].item()
     return value
 
 
-# ---------------------------------------------------------------------------------------------- tokens
-
-
-def token_container(tokens: Any, where: str) -> Sequence[int] | AnyArray:
-    """Return token ids in the container to keep: arrays, tuples and ranges as they are, others as a list.
-
-    Lists are copied, because programs may append to their lists later.
-    """
-    if isinstance(tokens, (tuple, range)):
-        return tokens
-    if isinstance(tokens, list):
-        return list(tokens)
-    if isinstance(tokens, str):
-        raise refuse(where, "token ids; ModelInput.from_text(text, tokenizer) encodes a text", tokens)
-    if isinstance(tokens, Mapping) and "input_ids" in tokens:
-        raise refuse(where, "a sequence of token ids; give its ['input_ids']", tokens)
-    if isinstance(tokens, (bytes, bytearray, Mapping, Set)):
-        raise refuse(where, "a sequence of token ids", tokens)
-    array = array_like(tokens, where)
-    if array is not None:
-        return array
-    try:
-        return list(tokens)
-    except TypeError:
-        raise refuse(where, "a sequence of token ids", tokens) from None
-
-
-def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
-    """Convert token ids to a flat int32 array. Lists take one pass; int32 arrays are returned as they are."""
-    if isinstance(tokens, (list, tuple)):
-        try:
-            return _packed(tokens, "int32")
-        except (struct.error, TypeError, OverflowError, ValueError):
-            return _tokens_one_by_one(tokens, where)
-    if isinstance(tokens, range):
-        refuse_range_beyond_int32(tokens, where)
-        return np.arange(tokens.start, tokens.stop, tokens.step, dtype=np.int64).astype("<i4")
-    array = array_like(tokens, where)
-    if array is None:
-        return _tokens_one_by_one(list(tokens), where)
-    if array.ndim != 1:
-        raise InvalidInputError(
-            f"{where}: expected a flat sequence of token ids, got shape {list(array.shape)}"
-        )
-    if array.dtype.kind not in "biuf":
-        return _tokens_one_by_one(array.tolist(), where)
-    return to_int32(array, where)
+# --------------------------------------------------------------------------------- values of arrays
 
 
 def least_of(numbers: Any) -> int:
@@ -378,23 +336,21 @@ def least_of(numbers: Any) -> int:
 
 
 def are_natural(arrays: Sequence[AnyArray]) -> bool:
-    """Return True if no number in these arrays, none of them empty, is negative."""
+    """Return True if all numbers in these arrays are 0 or more. None of the arrays may be empty."""
     return all(joined.item(joined.argmin()) >= 0 for joined in join_small(arrays))
 
 
 def are_finite(arrays: Sequence[AnyArray]) -> bool:
-    """Return True if no number in these arrays is infinite or NaN."""
     return all(is_finite(joined) for joined in join_small(arrays))
 
 
 def count_nonzero(arrays: Sequence[AnyArray]) -> int:
-    """Return how many numbers in these arrays are not 0."""
     # The comparison with 0 makes the count twice as fast.
     return sum([int(np.count_nonzero(joined != 0)) for joined in join_small(arrays)])
 
 
 def is_finite(numbers: AnyArray) -> bool:
-    """Return True if no number is infinite or NaN."""
+    """Return True if an array contains neither NaN nor infinities."""
     if numbers.dtype.kind != "f" or not numbers.size:
         return True
     finite = np.isfinite(numbers)
@@ -405,9 +361,9 @@ _BLOCK_BYTES = 256 * 1024  # the processor's cache holds a block from its copy t
 
 
 def join_small(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
-    """Yield the values of arrays of one dimension; small neighbours become one array.
+    """Yield one-dimensional arrays in order, with small neighbours joined into one array.
 
-    An operation on a small array takes far longer than its values do.
+    One numpy operation on the joined array is far faster than one on each small array.
 
     >>> [joined.tolist() for joined in join_small([np.array([1, 2]), np.array([3])])]
     [[1, 2, 3]]
@@ -420,48 +376,14 @@ def join_small(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
         first, before = last, ends[last - 1]
 
 
-def packed_int32(tokens: Sequence[Any]) -> bytes | None:
-    """Return the items as little-endian int32 without numpy, or None unless all are whole and fit."""
-    try:
-        return struct.pack(f"<{len(tokens)}i", *tokens)  # also the quickest check of the range
-    except (struct.error, TypeError, OverflowError, ValueError):
-        return None
-
-
-def unpacked_int32(packed: bytes) -> list[int]:
-    """Return packed items as a list."""
-    return [*struct.unpack(f"<{len(packed) // 4}i", packed)]
-
-
-def refuse_range_beyond_int32(tokens: range, where: str) -> None:
-    """Refuse a range that leaves 32 bits, with the index of the first token that does."""
-    low, high = -(2**31), 2**31 - 1
-    if tokens and not (low <= min(tokens[0], tokens[-1]) and max(tokens[0], tokens[-1]) <= high):
-        beyond = high + 1 if tokens.step > 0 else low - 1
-        # The number of steps, rounded up, from the start to the first number outside.
-        index = -((tokens.start - beyond) // tokens.step) if low <= tokens[0] <= high else 0
-        raise InvalidInputError(f"{where}[{index}]: {short_repr(tokens[index])} does not fit int32")
-
-
-def _tokens_one_by_one(tokens: Sequence[Any], where: str) -> Int32Array:
-    """Convert one by one: accept numbers in text and whole floats, refuse other values with their index."""
-    converted = np.empty(len(tokens), dtype=np.int32)
-    for index, token in enumerate(tokens):
-        try:
-            number = _as_int(token)
-        except InvalidInputError:
-            raise refuse(f"{where}[{index}]", "a token id", token) from None
-        if not -(2**31) <= number < 2**31:
-            raise InvalidInputError(f"{where}[{index}]: {short_repr(number)} does not fit int32")
-        converted[index] = number
-    return converted
-
-
 # ------------------------------------------------------------------------------------- arrays as values
 
 
 def same_values(left: AnyArray | None, right: AnyArray | None) -> bool:
-    """Return True if shapes, values and kinds (whole or float) are equal; NaN equals NaN."""
+    """Return True if shapes, values and kinds (whole or float) are equal.
+
+    NaN equals NaN, and None equals None.
+    """
     if left is right:
         return True
     if left is None or right is None or left.shape != right.shape:
@@ -473,13 +395,13 @@ def same_values(left: AnyArray | None, right: AnyArray | None) -> bool:
 
 
 def quick_hash(array: AnyArray) -> int:
-    """Hash the size and the first cells of an array, in constant time."""
+    """Return a hash of the size and the first cells of an array, in constant time."""
     head = array.flat[:16].tolist()
     return hash((array.size, tuple(None if cell != cell else cell for cell in head)))
 
 
 class ByValue:
-    """A wrapper that compares and hashes an array by its values, for fields of models."""
+    """A wrapper that compares and hashes an array by its values. Models use it for fields with arrays."""
 
     __slots__ = ("_array",)
 
@@ -491,3 +413,16 @@ class ByValue:
 
     def __hash__(self) -> int:
         return hash(None) if self._array is None else quick_hash(self._array)
+
+
+class ArrayHead:
+    """A stand-in for an array in the repr of a model. Its own repr lists the first values of the array."""
+
+    def __init__(self, array: AnyArray) -> None:
+        self._array = array
+
+    def __repr__(self) -> str:
+        size = self._array.size
+        # `reshape(-1)` would copy all of a transposed array.
+        head = self._array.flat[: 8 if size <= 8 else 3].tolist()
+        return short_repr(head) if size <= 8 else f"{short_repr(head)[:-1]}, … {size} items]"

@@ -12,9 +12,9 @@ _OTHER_FORMATS: Final = {"from": "role", "value": "content", "speaker": "role", 
 
 
 def refuse_odd_messages(messages: Any) -> None:
-    """Refuse a value that is not a list of messages with roles.
+    """Raise an error unless the value is a sequence of one or more chat messages, each with a role.
 
-    The error also names the keys of other chat formats.
+    For a message in another chat format, the error lists the keys to rename.
 
     Raises:
         InvalidInputError: `problems` lists each message that is wrong.

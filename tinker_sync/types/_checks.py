@@ -1,6 +1,6 @@
 """Validators of fields for `attrs.field(validator=...)`: ranges, lengths, time zones.
 
-They refuse the values that the reference client refuses. The error names class and field.
+They refuse the values that the reference client, the vendor's own, refuses. The error names class and field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Check = Callable[[Any, Any, Any], None]
 
 
 def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
-    """Return a check for a number of at least `ge`, at most `le` and below `lt`, but not NaN or infinity."""
+    """Return a check that a number is finite, at least `ge`, at most `le` and less than `lt`."""
     bounds = [f"{ge} or more"]
     bounds += [f"at most {le}"] if le < math.inf else []
     bounds += [f"less than {lt}"] if lt < math.inf else []
@@ -29,13 +29,12 @@ def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
 
 
 def finite(instance: Any, field: Any, value: float) -> None:
-    """Refuse a number that is not finite."""
     if not math.isfinite(value):
         raise _refuse(instance, field, "a finite number", value)
 
 
 def holds(least: int, most: float = math.inf) -> Check:
-    """Return a check for the length of a text or list; it accepts None."""
+    """Return a check that a text or a list has a length from `least` to `most`. The check accepts None."""
     expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
 
     def check(instance: Any, field: Any, value: Any) -> None:
@@ -47,7 +46,6 @@ def holds(least: int, most: float = math.inf) -> Check:
 
 
 def with_time_zone(instance: Any, field: Any, value: Any) -> None:
-    """Refuse a datetime without a time zone."""
     if value.utcoffset() is None:
         raise _refuse(instance, field, "a datetime with a time zone", value)
 

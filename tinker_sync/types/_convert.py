@@ -1,12 +1,13 @@
 """Conversion of the values that users give to the fields of models.
 
-A conversion returns the exact equivalent of the annotated type: a float for an int, an int for a whole float
-or for digits, a model for a mapping of its fields. It never rounds or truncates. A value without an exact
-equivalent raises an `InvalidInputError` that begins with the place: `CreateCustomLossRequest.inputs[2]...`.
+A conversion returns the equivalent value of the annotated type: a float for an int, an int for a whole float
+or for digits, a model for a mapping of its fields. No conversion to an int rounds or truncates. A value
+without an equivalent raises an `InvalidInputError` that begins with the place of the value:
+`CreateCustomLossRequest.inputs[2]...`.
 
-cattrs structures lists, mappings, unions and models; the functions for scalars are its hooks, here and in
-`wire.json`. A value of the wanted class needs no conversion, so a program that gives only such values never
-imports cattrs.
+cattrs converts lists, mappings, unions and models, here and in `wire.json`. Its hooks for scalars are the
+functions of the table `SCALARS`. A program that gives only values of the annotated classes never imports
+cattrs, because these need no conversion (lists and dicts are copied).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from tinker_sync.types._structured import (
     is_model,
     members_of,
     model_from,
-    refuse,
     relocated,
     union_from,
 )
@@ -41,15 +41,14 @@ if TYPE_CHECKING:
 Hook = Callable[..., Any]
 """A function that cattrs calls with a value and the wanted type; a factory of hooks gets the type alone."""
 
-
 MAX_PROBLEMS = 20
 """The most problems that one error lists."""
 
 
 def noted(error: Exception, step: str | int) -> Exception:
-    """Add the key or index of a value to an error, as a note of the form that cattrs uses.
+    """Add a note with the key or index of the wrong value to an error, and return the error.
 
-    Return the error.
+    The note has the form that cattrs uses, and that `located` reads.
     """
     from cattrs.errors import IterableValidationNote
 
@@ -59,7 +58,12 @@ def noted(error: Exception, step: str | int) -> Exception:
 
 
 def located(error: Exception, *outer: str | int) -> Iterator[tuple[tuple[str | int, ...], Exception]]:
-    """Yield each error of a cattrs exception group, with the keys and indices that lead to its value."""
+    """Yield each single error of a cattrs exception group, with the keys and indices that lead to its value.
+
+    Args:
+        error: the group, or a single error.
+        outer: the keys and indices that lead to the value of the group.
+    """
     # Only the notes of cattrs have a type; those of users' own errors are bare texts.
     notes = [note for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "type")]
     steps = outer + tuple(note.name if hasattr(note, "name") else note.index for note in notes)
@@ -122,7 +126,7 @@ def _number(value: Any, _: Any = float) -> float:
 
 
 def _as_float(value: Any) -> float | None:
-    """Return a number of any library as a float; None for an array and for anything but a number."""
+    """Return a number of any library as a float; None if it is too large, and for any other value."""
     several = getattr(value, "ndim", 0)
     imaginary = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
     if several or imaginary or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -152,7 +156,7 @@ def _flag(value: Any, _: Any = bool) -> bool:
 
 
 def _octets(value: Any, _: Any = bytes) -> bytes:
-    """Return bytes as they are. Text is decoded as base64, which is the JSON form of bytes."""
+    """Return the bytes of a bytes-like value, or those of base64 text, which is the JSON form of bytes."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -194,17 +198,16 @@ def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     raise Unfit("expected one of " + ", ".join(repr(one.value) for one in kind), value)
 
 
-def _choice(kind: Any, where: str = "") -> Hook:
+def _choice(kind: Any) -> Hook:
     # By equality, so that True, 1.0 and numpy's 1 become 1, and a text enum becomes its text.
     table = {each: each for each in get_args(kind)}
-    expected = "one of " + ", ".join(map(repr, table))
 
     def choose(value: Any, _: Any = kind) -> Any:
         try:
             return table[value]
         except (KeyError, TypeError):  # TypeError: the value has no hash
             pass
-        raise refuse(where, expected, value) if where else Unfit(f"expected {expected}", value)
+        raise Unfit("expected one of " + ", ".join(map(repr, table)), value)
 
     return choose
 
@@ -220,10 +223,10 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
     """Return a cattrs converter for scalars, lists, mappings, models and unions of models.
 
     Args:
-        list_in: returns the list to structure, or raises.
-        mapping_in: returns the mapping to structure, or raises.
-        model: makes the hook of a model class.
-        union: makes the hook of a union.
+        list_in: takes a value and a list type; returns the items to convert, or raises an error.
+        mapping_in: takes a value and a mapping type; returns the mapping to convert, or raises an error.
+        model: takes a model class; returns the function that converts a value to this class.
+        union: takes a union of models; returns the function that converts a value to one of them.
     """
     from cattrs import Converter
     from cattrs.errors import IterableValidationError
@@ -268,7 +271,7 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
 
 @cache
 def _converter() -> Converter:
-    """Return the converter for users' values. It is made when the first value needs it."""
+    """Return the cattrs converter for users' values, which is made when the first value needs it."""
     return make_converter(
         _listlike,
         _named,
@@ -298,20 +301,18 @@ def _named(value: Any, _: Any) -> dict[str, Any]:
 
 def exact_kinds(annotation: Any) -> set[type]:
     """Return the classes whose instances fit an annotation without a conversion."""
-    kinds = {each for each in members_of(annotation) if each in SCALARS or _is_class(each)}
+    kinds = {
+        each
+        for each in members_of(annotation)
+        if each in SCALARS or (isinstance(each, type) and issubclass(each, (Structured, enum.Enum)))
+    }
     return kinds | ({type(None)} & {*get_args(annotation)})
 
 
-def _is_class(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, (Structured, enum.Enum))
-
-
 def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
-    """Return a function that converts a value to an annotation. Errors begin with `where`."""
+    """Return a function that converts a value to an annotated type. Its `InvalidInputError` names `where`."""
     if annotation is Any or annotation is object:
         return lambda value: value
-    if get_origin(annotation) is Literal:
-        return _choice(annotation, where)
     kinds = exact_kinds(annotation)
     container, items, values = _exact_items(annotation)
     member, *others = members_of(annotation)
@@ -341,8 +342,9 @@ def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
 def _exact_items(annotation: Any) -> tuple[type | None, set[type], set[type] | None]:
     """Return the container class of an annotation, and the classes that fit in it without a conversion.
 
-    The second result has the classes of list items or dict keys, the third one those of dict values. The
-    third one is None for a list, and for a dict whose values may have any class.
+    The first result is list or dict. The second result has the classes of list items or dict keys, the third
+    one those of dict values. The third one is None for a list, and for a dict whose values may have any
+    class. For any other annotation, the results are None, an empty set and None.
     """
     kind = members_of(annotation)[0]
     origin, arguments = get_origin(kind), get_args(kind)

@@ -1,7 +1,7 @@
 """Compressed sparse rows (CSR) over numpy: compression of 2-D arrays, expansion, and checks of indices.
 
-`stored` are the listed values row by row, `crow` holds the bounds of each row among them, `col` the column of
-each value. The index arrays are int64. Pure functions.
+`stored` has the listed values row by row. `crow` has the index in `stored` at which each row begins, and last
+the number of stored values. `col` has the column of each value. `crow` and `col` are int64. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinker_sync.types._arrays import wire_array
 def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
     """Return a 2-D array in CSR form (stored, crow, col) without cells equal to `pad`.
 
-    Return None if that form is not smaller.
+    Return None if that form does not have fewer numbers than the array.
     """
     listed = dense != pad
     nnz = int(np.count_nonzero(listed))
@@ -33,7 +33,13 @@ def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Arra
 def expand(
     stored: AnyArray, shape: Sequence[int], crow: Int64Array, col: Int64Array, pad: AnyArray
 ) -> AnyArray:
-    """Return the dense array of a CSR form with valid indices, with `pad` in cells that are not stored."""
+    """Return the dense array of a CSR form, with `pad`, an array of one value, in cells that are not stored.
+
+    The indices must be valid by `csr_problem`.
+
+    Raises:
+        InvalidInputError: a cell is listed twice.
+    """
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(crow))
     _refuse_duplicates(rows * shape[1] + col, shape)
     dense: AnyArray = np.full(shape, pad, dtype=stored.dtype)
@@ -42,7 +48,7 @@ def expand(
 
 
 def _refuse_duplicates(cells: Int64Array, shape: Sequence[int]) -> None:
-    """Refuse cells that are listed twice, because their value is ambiguous."""
+    """Raise an error for a cell that is listed twice, because its value is ambiguous."""
     if bool(np.all(cells[1:] > cells[:-1])):
         return  # in order, the usual case
     order = np.sort(cells)
@@ -55,7 +61,12 @@ def _refuse_duplicates(cells: Int64Array, shape: Sequence[int]) -> None:
 def check_indices(
     stored: AnyArray, shape: Sequence[int] | None, crow: Any, col: Any
 ) -> tuple[Int64Array, Int64Array]:
-    """Convert a user's indices to arrays; refuse those that do not describe a sparse tensor."""
+    """Convert a user's CSR indices to arrays.
+
+    Raises:
+        InvalidInputError: the shape is not that of a matrix, or the indices are incomplete or do not fit the
+            shape or the values.
+    """
     if crow is None or col is None:
         raise InvalidInputError(
             "TensorData: sparse_crow_indices and sparse_col_indices go together; one is missing"
@@ -71,7 +82,7 @@ def check_indices(
 
 
 def csr_problem(nnz: int, shape: Sequence[int], crow: Int64Array, col: Int64Array) -> str | None:
-    """Describe the fault in CSR indices for `nnz` stored values of a dense shape; None if they are valid."""
+    """Describe the fault in the CSR indices of a matrix with `nnz` stored values; None if they are valid."""
     rows, columns = shape
     if crow.ndim != 1 or crow.size != rows + 1:
         return f"sparse_crow_indices: {rows} rows need {rows + 1} pointers, got {crow.size}"

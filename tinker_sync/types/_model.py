@@ -1,25 +1,21 @@
-"""The base of every model: one class decorator and one mixin.
+"""The decorator and the base class of models, the data classes of the API.
 
-A model is a frozen, slotted attrs class. `model` gives every field a converter that accepts exact values and
-refuses others with an `InvalidInputError` that names class and field. The converter reads the annotation when
-the first value comes, so a program pays for the models it uses. A field made with `attrs.field(repr=False)`
-holds a secret: no repr and no refusal shows its value.
-
-This module does no I/O and knows no wire format. `_fields_out` determines the names that a model shows.
+A model is a frozen, slotted attrs class. The decorator `model` gives a converter to each field that has none.
+The converter turns a value into the annotated type, or raises an `InvalidInputError` that names class and
+field. It reads the annotation when the first value comes, so a program pays only for the models that it uses.
+A field made with `attrs.field(repr=False)` may hold a secret: reprs and these errors do not show its value.
+This module does no I/O and knows no wire format.
 """
 
 from __future__ import annotations
 
-import base64
 import copy
-import enum
+import importlib
 import inspect
 import json
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import date, datetime
 from functools import cache, partial, wraps
 from itertools import repeat
 from operator import attrgetter
@@ -27,7 +23,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     cast,
@@ -42,10 +37,20 @@ from tinker_sync._display import repr_html
 from tinker_sync._spelling import describe_unknown_parameter
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for, exact_kinds
-from tinker_sync.types._moment import format_moment
-from tinker_sync.types._structured import Structured, field_names, fields_of, model_from, refuse, short_repr
+from tinker_sync.types._structured import (
+    DumpOptions,
+    Structured,
+    dump_model,
+    field_names,
+    fields_of,
+    finite,
+    model_from,
+    short_repr,
+)
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from typing_extensions import Self, dataclass_transform
 else:
 
@@ -53,14 +58,13 @@ else:
         return lambda decorated: decorated
 
 
-__all__ = ["Model", "model", "refuse", "short_repr"]
-
+_Tree: TypeAlias = dict[str, Any]  # a name for annotations in `Model`, which has a method `dict`
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class _Signature:
-    """The signature of a model's constructor, with the declared types of fields."""
+    """A descriptor that returns the signature of a model's constructor, with the declared types of fields."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
@@ -71,8 +75,19 @@ class _Signature:
         )
 
 
+class _ModelFields:
+    """A descriptor that returns the public fields of a model class by name."""
+
+    def __get__(self, instance: object, owner: Any) -> dict[str, attrs.Attribute[Any]]:
+        known = {field.alias: field for field in fields_of(owner)} if attrs.has(owner) else {}
+        return {name: known[name] for name in field_names(owner)} if known else {}
+
+
 class Model(Structured):
-    """The base of all models, with dumps, copies and a short repr.
+    """The base class of all data classes of the API. It gives them dumps, copies, equality and a short repr.
+
+    The other methods of pydantic models that scripts use are here too, such as `dict`, and iteration over
+    pairs of name and value. A model can be a field of a pydantic model.
 
     >>> from tinker_sync.types import LoraConfig
     >>> LoraConfig(rank=8).model_dump()["rank"]
@@ -84,10 +99,18 @@ class Model(Structured):
     __slots__ = ()
 
     __signature__ = _Signature()
+    model_fields = _ModelFields()
 
-    def _fields_out(self) -> dict[str, Any]:
-        """Return the public fields in declared order, under the names that a dump shows, not converted."""
-        return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
+    if not TYPE_CHECKING:  # type checkers would accept a model in place of a list
+        __dict__ = property(lambda self: self._fields_out())
+
+        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            return iter(self._fields_out().items())
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """The names of the fields that differ from their default."""
+        return set(self.model_dump(exclude_unset=True))
 
     def model_dump(
         self,
@@ -98,23 +121,27 @@ class Model(Structured):
         exclude_none: bool = False,
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
-    ) -> dict[str, Any]:
-        """Return the model as a dict of plain values, nested models too.
+        by_alias: object = None,  # noqa: ARG002
+        round_trip: object = False,  # noqa: ARG002
+        warnings: object = True,  # noqa: ARG002
+    ) -> _Tree:
+        """Return the model and its nested models as plain dicts. Arrays become lists, and bytes base64 text.
 
         Args:
             mode: "json" also turns moments and enums into text.
             include: only these top-level fields.
-            exclude: not these top-level fields.
+            exclude: leave out these top-level fields.
             exclude_none: leave out fields that are None.
             exclude_defaults: leave out fields that equal their default.
-            exclude_unset: the same as `exclude_defaults`; which fields were given is not recorded.
+            exclude_unset: the same as `exclude_defaults`; a model does not record which fields were given.
+            by_alias, round_trip, warnings: have no effect.
 
         >>> from tinker_sync.types import AdamParams
         >>> AdamParams(learning_rate=1).model_dump(include={"learning_rate"})
         {'learning_rate': 1.0}
         """
-        options = _DumpOptions(mode == "json", exclude_none, exclude_defaults or exclude_unset)
-        dumped = _dump_model(self, options)
+        options = DumpOptions(mode == "json", exclude_none, exclude_defaults or exclude_unset)
+        dumped = dump_model(self, options)
         wanted = set(dumped) if include is None else _names(include)
         unwanted = set() if exclude is None else _names(exclude)
         return {name: value for name, value in dumped.items() if name in wanted - unwanted}
@@ -128,8 +155,12 @@ class Model(Structured):
         exclude_none: bool = False,
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
+        by_alias: object = None,  # noqa: ARG002
+        round_trip: object = False,  # noqa: ARG002
+        warnings: object = True,  # noqa: ARG002
     ) -> str:
         """Return the model as JSON text. NaN and infinities, which JSON does not have, become null.
+        The other parameters select fields as in `model_dump`.
 
         >>> from tinker_sync.types import LoraConfig
         >>> LoraConfig(rank=8, seed=1).model_dump_json(include={"rank", "seed"})
@@ -144,12 +175,11 @@ class Model(Structured):
             exclude_unset=exclude_unset,
         )
         separators = (",", ":") if indent is None else None
-        return json.dumps(_finite(tree), indent=indent, separators=separators, ensure_ascii=False)
+        return json.dumps(finite(tree), indent=indent, separators=separators, ensure_ascii=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced.
-
-        The new values are converted and checked as in the constructor.
+        """Return a copy with some fields replaced by new values, converted and checked as in the constructor.
+        With `deep`, the other values are copied too. A name that is no field raises `TypeError`.
 
         >>> from tinker_sync.types import SamplingParams
         >>> SamplingParams(max_tokens=5).model_copy(update={"max_tokens": 7}).max_tokens
@@ -160,7 +190,11 @@ class Model(Structured):
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """Return a model made from a mapping of its fields, or the model itself.
+        """Return a model made from a mapping of its fields. A model is returned as it is.
+        The models of answers ignore unknown fields.
+
+        Raises:
+            InvalidInputError: the value does not fit the model.
 
         >>> from tinker_sync.types import Cursor
         >>> Cursor.model_validate({"offset": 0, "limit": 20, "total_count": 3, "new": True}).limit
@@ -168,11 +202,40 @@ class Model(Structured):
         """
         return model_from(cls, value, cls.__name__)
 
-    def _evolved(self, changes: dict[str, Any]) -> Self:
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes) -> Self:
+        """Return a model made from JSON text, with the errors of `model_validate`.
+
+        >>> from tinker_sync.types import LoraConfig
+        >>> LoraConfig.model_validate_json('{"rank": 8}').rank
+        8
+        """
+        try:
+            tree = json.loads(json_data)
+        except ValueError as error:
+            raise InvalidInputError(f"{cls.__name__}: expected JSON text: {error}") from None
+        return cls.model_validate(tree)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
+        """Return the schema by which pydantic makes and dumps a field of this class."""
+        # By its name, because this package does not need pydantic.
+        schema: Any = importlib.import_module("pydantic_core.core_schema")
+        dump = schema.plain_serializer_function_ser_schema(
+            lambda value, info: value.model_dump(
+                mode=info.mode, exclude_none=info.exclude_none, exclude_defaults=info.exclude_defaults
+            ),
+            info_arg=True,
+        )
+        return schema.no_info_plain_validator_function(cls.model_validate, serialization=dump)
+
+    dict, json, copy = model_dump, model_dump_json, model_copy
+
+    def _evolved(self, changes: _Tree) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
     def _with(self, **values: Any) -> Self:
-        """Return a copy with values that are not checked. For decoders, which know that the values fit."""
+        """Return a copy with new, unchecked values of these fields. For decoders, whose values fit."""
         made = object.__new__(type(self))
         names, values_of = _slots(cast("Any", type(self)))
         deque(map(object.__setattr__, repeat(made), names, values_of(self)), maxlen=0)
@@ -181,7 +244,7 @@ class Model(Structured):
         return made
 
     def _fill(self, name: str, value: Any) -> None:
-        """Set a field of a new model that only its maker refers to. The value is not checked."""
+        """Set a field without a check. Only for the code that makes the model, before other code has it."""
         object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -221,7 +284,6 @@ def _compared_fields(cls: Any, hashed: bool) -> tuple[tuple[str, Callable[[Any],
 @cache
 def _slots(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
     """Return the names of a model's fields, and the function that returns their values as a tuple.
-
     The model must have at least two fields.
     """
     names = tuple(map(attrgetter("name"), attrs.fields(cast("Any", cls))))
@@ -275,9 +337,9 @@ _DERIVED = "converter derived from the annotation"
 def _attach_converters(
     made: list[Any], _: type, fields: list[attrs.Attribute[Any]]
 ) -> list[attrs.Attribute[Any]]:
-    """Give each field a conversion by its annotation, unless it has a converter of its own."""
+    """Return `fields`; those without a converter of their own get one. `made` gets the class later."""
     return [
-        # An inherited field gets a conversion of its own, so that errors name the class the user sees.
+        # An inherited field gets a converter of its own, so that errors name the class the user sees.
         field.evolve(converter=_converter(made, field.name), metadata={**field.metadata, _DERIVED: True})
         if field.init and (field.converter is None or _DERIVED in field.metadata)
         else field
@@ -286,31 +348,28 @@ def _attach_converters(
 
 
 def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
-    """Return the converter of a field. It reads the annotation of the field when the first value arrives."""
-    exact: type | None = None
-    nullable = False
+    """Return a converter of the field `name`. Its first call reads the annotation in the class in `made`."""
+    exact: set[type] = set()
     choices: frozenset[Any] = frozenset()  # of a literal of texts
     convert: Callable[[Any], Any]
 
     def prepare(value: Any) -> Any:
-        nonlocal exact, nullable, choices, convert
+        nonlocal exact, choices, convert
         (cls,) = made
         field = getattr(fields_of(cls), name)
         where = f"{cls.__name__}.{name}"
         by_annotation = converter_for(field.type, where)
         convert = _discreet(by_annotation, where) if field.repr is False else by_annotation
-        kinds = exact_kinds(field.type)
-        nullable = type(None) in kinds
-        exact = next(iter(kinds - {type(None)}), None)
+        exact = exact_kinds(field.type)
         if get_origin(field.type) is Literal and set(map(type, get_args(field.type))) == {str}:
-            exact, choices = None, frozenset(get_args(field.type))
+            choices = frozenset(get_args(field.type))
         return convert(value)
 
     convert = prepare
 
     def converted(value: Any) -> Any:
-        # Nearly all values are of the declared class, and comparing it here is faster than a call.
-        if type(value) is exact or (nullable and value is None) or (type(value) is str and value in choices):
+        # Nearly all values are of the declared class, and a look here is faster than a call.
+        if type(value) in exact or (type(value) is str and value in choices):
             return value
         return convert(value)
 
@@ -335,7 +394,7 @@ def _discreet(convert: Callable[[Any], Any], where: str) -> Callable[[Any], Any]
 
 
 def advising(construct: Callable[P, None]) -> Callable[P, None]:
-    """Return a constructor whose error about an unknown parameter names the known ones."""
+    """Return a constructor with clearer errors for unknown parameters and for values given by position."""
     code = construct.__code__
     parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
@@ -372,77 +431,6 @@ def _refuse_change(self: Any, name: str, *_: object) -> None:
     raise _FrozenValueError(
         f"{cls}.{name} cannot be changed; make another value: .model_copy(update={{{name!r}: ...}})"
     )
-
-
-# ---------------------------------------------------------------------------------------- dumping, repr
-
-
-class _DumpOptions(NamedTuple):
-    as_json: bool
-    without_none: bool
-    without_defaults: bool
-
-
-def _dump_model(value: Model, options: _DumpOptions) -> dict[str, Any]:
-    defaults = _defaults_of(type(value)) if options.without_defaults else {}
-    dumped = {}
-    for name, item in value._fields_out().items():
-        if options.without_none and item is None:
-            continue
-        if name in defaults and _same(defaults[name], item):
-            continue
-        dumped[name] = _dump(item, options)
-    return dumped
-
-
-def _defaults_of(cls: type) -> dict[str, Any]:
-    if not attrs.has(cls):
-        return {}
-    defaults = {}
-    for field in attrs.fields(cast("Any", cls)):
-        default: Any = field.default
-        if default is not attrs.NOTHING and field.init:
-            made = default.factory() if hasattr(default, "factory") else default
-            convert: Any = field.converter
-            defaults[field.alias] = made if convert is None else convert(made)
-    return defaults
-
-
-def _same(default: Any, value: Any) -> bool:
-    # An array compares item by item; no field has one as its default.
-    return default is value or (type(default) is type(value) and bool(default == value))
-
-
-def _dump(value: Any, options: _DumpOptions) -> Any:
-    if options.as_json and isinstance(value, enum.Enum):
-        return value.value
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if isinstance(value, Model):
-        return _dump_model(value, options)
-    if isinstance(value, Mapping):
-        return {key: _dump(item, options) for key, item in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [_dump(item, options) for item in value]
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode("ascii")
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return _dump_for_json(value) if options.as_json else value
-
-
-def _dump_for_json(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return format_moment(value)
-    return value.isoformat() if isinstance(value, date) else value
-
-
-def _finite(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _finite(item) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [_finite(item) for item in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _names(given: Iterable[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Conversion between moments and RFC 3339 text, identical on every supported Python. Pure functions."""
+"""Conversion between datetimes and RFC 3339 text, identical on every supported Python. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _MOST_SECONDS = 2e10
 
 
 def parse_moment(text: str) -> datetime:
-    """Parse RFC 3339 text; without an offset the result is naive. Plain digits count seconds since 1970.
+    """Parse RFC 3339 text, in which the time, the seconds and the offset may be missing.
 
-    Raises ValueError, or OverflowError for digits beyond the year 9999.
+    Without an offset the result is naive. Text that is only a number is read as by `from_unix_time`.
+
+    Raises ValueError, or OverflowError for a number beyond the year 9999.
 
     >>> parse_moment("2026-01-31T12:00:00Z")
     datetime.datetime(2026, 1, 31, 12, 0, tzinfo=datetime.timezone.utc)
@@ -36,7 +38,7 @@ def parse_moment(text: str) -> datetime:
 
 
 def from_unix_time(number: float) -> datetime:
-    """Convert seconds or milliseconds since 1970 to a datetime in UTC.
+    """Convert seconds since 1970 to a datetime in UTC. A number beyond 20 billion counts milliseconds.
 
     Raises ValueError or OverflowError for numbers out of range.
 
@@ -58,7 +60,7 @@ def _zone(offset: str | None) -> timezone | None:
 
 
 def format_moment(moment: datetime) -> str:
-    """Format a moment as RFC 3339 text, with Z for UTC.
+    """Return a datetime as RFC 3339 text, with Z for UTC.
 
     >>> format_moment(datetime(2026, 1, 31, tzinfo=timezone.utc))
     '2026-01-31T00:00:00Z'

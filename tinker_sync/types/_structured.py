@@ -1,15 +1,20 @@
-"""The parts of models that conversions need: fields, tags in a union, and the texts of errors."""
+"""The properties of data classes that conversions need: fields, tags of unions, dumps and texts of errors."""
 
 from __future__ import annotations
 
+import base64
+import enum
+import math
 import types as python_types
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._moment import format_moment
 
 ABSENT: Any = object()
 """A marker for the absence of a value, for cases in which None is a value."""
@@ -19,10 +24,10 @@ _LONG = 8
 
 
 class Structured:
-    """The root of all data classes of the API, such as `Datum`. It sets how values convert to a class.
+    """The root of all data classes of the API, such as `Datum`, with settings for the conversion of values.
 
-    A subclass sets the class variables below. They decide on unknown fields, name the tag of the class in
-    a union, and give the hint in the error about a value of another class.
+    A subclass may set the class variables below. They decide whether unknown fields are refused, ignored or
+    kept, identify the class in a union, and give the hint in the error about a value of another class.
     """
 
     __slots__ = ()
@@ -39,6 +44,10 @@ class Structured:
     __made_by__: ClassVar[str] = ""
     """The functions that make an instance, named in the error about a value of another class."""
 
+    def _fields_out(self) -> dict[str, Any]:
+        """Return the values of the public fields in declared order, by the names that a dump shows."""
+        return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
+
 
 StructuredT = TypeVar("StructuredT", bound=Structured)
 
@@ -47,7 +56,7 @@ StructuredT = TypeVar("StructuredT", bound=Structured)
 
 
 def refuse(where: str, expected: str, value: object) -> InvalidInputError:
-    """Return the error for a value of the wrong kind."""
+    """Return the error for a value at `where` that is not of the expected kind."""
     return InvalidInputError(
         f"{where}: expected {expected}, got {short_repr(value)} ({type(value).__name__})"
     )
@@ -60,12 +69,12 @@ def refuse_all(problems: Sequence[str]) -> None:
 
 
 class Unfit(InvalidInputError):
-    """The error for a value that does not fit. The code that catches it adds the place of the value.
+    """The error for a value that does not fit its type. The code that catches it adds the place of the value.
 
     Args:
         text: the problem.
-        value: the given value, if the text is about it.
-        steps: the fields and indices that lead from the caller's value to this one.
+        value: the wrong value, which the message shows; without it, the message is the text alone.
+        steps: the fields and indices that lead from the caller's value to the wrong value in it.
     """
 
     def __init__(self, text: str, value: Any = ABSENT, steps: tuple[str | int, ...] = ()) -> None:
@@ -77,7 +86,10 @@ class Unfit(InvalidInputError):
 
 
 def relocated(error: InvalidInputError, old: str, new: str) -> InvalidInputError:
-    """Return the same error with `old` replaced by `new` at the beginning of its places."""
+    """Return an `InvalidInputError` with the problems of `error`, which begin with `new` instead of `old`.
+
+    A problem that does not begin with `old` gets `new` in front.
+    """
     return InvalidInputError(
         new + problem[len(old) :] if problem.startswith(old) else f"{new}: {problem}"
         for problem in error.problems
@@ -85,7 +97,7 @@ def relocated(error: InvalidInputError, old: str, new: str) -> InvalidInputError
 
 
 def short_repr(value: Any) -> str:
-    """Return a repr that is one short line for every value.
+    """Return a repr in which long sequences, mappings, texts and numbers are cut, and bytes are not shown.
 
     >>> short_repr(list(range(1000)))
     '[0, 1, 2, … 1000 items]'
@@ -127,7 +139,6 @@ def members_of(kind: Any) -> tuple[Any, ...]:
 
 
 def is_model(kind: Any) -> bool:
-    """Return True if an annotation is a model class."""
     return isinstance(kind, type) and issubclass(kind, Structured)
 
 
@@ -139,13 +150,18 @@ def fields_of(cls: type) -> tuple[attrs.Attribute[Any], ...]:
 
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
-    """Return the public field names of a model class in declared order: the parameters of its constructor."""
+    """Return the names of the public parameters of a model's constructor, in the order of the fields."""
     fields = attrs.fields(cast("Any", cls))
     return tuple(each.alias for each in fields if each.init and not each.alias.startswith("_"))
 
 
 def tag_of(cls: type[Structured]) -> tuple[str, str] | None:
-    """Return the field and text that identify a class in its union, such as ("type", "image")."""
+    """Return the field and the text that identify a class in its union; None if nothing does.
+
+    >>> from tinker_sync.types import ImageChunk
+    >>> tag_of(ImageChunk)
+    ('type', 'image')
+    """
     literals = {each.name: get_args(each.type) for each in fields_of(cls) if get_origin(each.type) is Literal}
     name = next((name for name in ("type", "state") if name in literals), None)
     return (name, literals[name][0]) if name and not cls.__tag__ else cls.__tag__
@@ -153,7 +169,10 @@ def tag_of(cls: type[Structured]) -> tuple[str, str] | None:
 
 @cache
 def union_table(members: tuple[Any, ...]) -> tuple[str, dict[str, type[Structured]], Any]:
-    """Return the field that holds the tag, the class of each tag, and the open class or None."""
+    """Return the field that holds the tag in a union, the class of each tag, and the class for unknown tags.
+
+    The third result is None if no member of the union takes unknown tags.
+    """
     tags = {each: tag for each in members if (tag := tag_of(each)) is not None}
     name = next((name for name, _ in tags.values()), "type")
     open_members = (each for each in members if each not in tags and each.__open__)
@@ -161,7 +180,15 @@ def union_table(members: tuple[Any, ...]) -> tuple[str, dict[str, type[Structure
 
 
 def union_from(kind: Any, value: Any) -> Any:
-    """Return a model as it is, or make the one that a mapping describes: by its tag, else by its fields."""
+    """Convert a value to a member of the union `kind`.
+
+    A member is returned as it is. The tag of a mapping names the class; an open class (`__open__`) takes
+    mappings with other tags, and those that the named class refuses. For a mapping without a tag, the members
+    are tried one after another; a member that shares more fields with the mapping comes earlier.
+
+    Raises:
+        InvalidInputError: no member fits.
+    """
     members = members_of(kind)
     if isinstance(value, members) or (value is None and type(None) in get_args(kind)):
         return value
@@ -184,7 +211,11 @@ def union_from(kind: Any, value: Any) -> Any:
 
 
 def model_from(cls: type[StructuredT], value: Any, where: str = "") -> StructuredT:
-    """Return a model as it is, or make one from a mapping of its fields. Errors begin with `where`."""
+    """Return a model as it is, or make one from a mapping of its fields.
+
+    Raises:
+        InvalidInputError: the value does not fit. The text begins with `where`.
+    """
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
@@ -210,3 +241,78 @@ def _not_a(wanted: str, value: Any, where: str = "", hint: str = "") -> InvalidI
     return InvalidInputError(
         f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}{hint}"
     )
+
+
+# ----------------------------------------------------------------------------------------------- dumps
+
+
+class DumpOptions(NamedTuple):
+    """The form of a dump: enums and moments as text, without fields that are None or equal their default."""
+
+    as_json: bool
+    without_none: bool
+    without_defaults: bool
+
+
+def dump_model(value: Structured, options: DumpOptions) -> dict[str, Any]:
+    """Return a model and its nested models as plain dicts."""
+    defaults = _defaults_of(type(value)) if options.without_defaults else {}
+    dumped = {}
+    for name, item in value._fields_out().items():
+        if options.without_none and item is None:
+            continue
+        if name in defaults and _same(defaults[name], item):
+            continue
+        dumped[name] = _dump(item, options)
+    return dumped
+
+
+def _defaults_of(cls: type) -> dict[str, Any]:
+    if not attrs.has(cls):
+        return {}
+    defaults = {}
+    for field in attrs.fields(cast("Any", cls)):
+        default: Any = field.default
+        if default is not attrs.NOTHING and field.init:
+            made = default.factory() if hasattr(default, "factory") else default
+            convert: Any = field.converter
+            defaults[field.alias] = made if convert is None else convert(made)
+    return defaults
+
+
+def _same(default: Any, value: Any) -> bool:
+    # An array compares item by item; no field has one as its default.
+    return default is value or (type(default) is type(value) and bool(default == value))
+
+
+def _dump(value: Any, options: DumpOptions) -> Any:
+    if options.as_json and isinstance(value, enum.Enum):
+        return value.value
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Structured):
+        return dump_model(value, options)
+    if isinstance(value, Mapping):
+        return {key: _dump(item, options) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_dump(item, options) for item in value]
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode("ascii")
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return _dump_for_json(value) if options.as_json else value
+
+
+def _dump_for_json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return format_moment(value)
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def finite(tree: Any) -> Any:
+    """Return a dump with None in place of NaN and infinities."""
+    if isinstance(tree, dict):
+        return {key: finite(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [finite(item) for item in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -1,4 +1,4 @@
-"""A token, the health of the service, and the caller's identity."""
+"""The answers about access to the service: a token, the health of the service, and the caller's identity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinker_sync.types._model import Model, model
 
 @model
 class AuthTokenResponse(Model):
-    """A short-lived token, which its repr hides.
+    """The answer with a short-lived token, which later requests carry. The repr hides the token.
 
     >>> AuthTokenResponse(jwt="secret")
     AuthTokenResponse()
@@ -24,7 +24,7 @@ class AuthTokenResponse(Model):
 
 @model
 class HealthResponse(Model):
-    """The answer of a running service."""
+    """The answer to a health check: the service is running."""
 
     __response__ = True
 

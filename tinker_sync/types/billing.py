@@ -12,7 +12,9 @@ from tinker_sync.types._model import Model, model
 
 @model
 class GetBillingUsageRequest(Model):
-    """A request for the usage from `starting_on` to before `ending_before`, both full hours in UTC.
+    """A request for the usage from `starting_on` up to `ending_before`, which is excluded.
+
+    The server accepts only full hours in UTC.
 
     >>> request = GetBillingUsageRequest(starting_on="2026-01-30T00:00Z", ending_before="2026-01-31T00:00Z")
     >>> request.ending_before - request.starting_on
@@ -56,7 +58,7 @@ class SamplingSampleBillingEvent(Model):
 
 @model
 class CheckpointBillingEvent(Model):
-    """The number of billed checkpoints that were saved."""
+    """The number of saved checkpoints that were billed."""
 
     __response__ = True
 
@@ -69,7 +71,7 @@ class StorageBillingEvent(Model):
     """The billed storage of checkpoints.
 
     Attributes:
-        free: True for the part that is not charged, which is a separate event.
+        free: True if this storage is not charged. Free and charged storage are separate events.
 
     >>> StorageBillingEvent(gigabyte_hours=2.5).free
     False
@@ -98,8 +100,8 @@ class BillingUsageEvent(Model):
 
     Attributes:
         session_id: a key of `BillingUsageResponse.sessions`; None for storage.
-        estimated_cost_usd: the cost before credits; None without a price. Tokens cost rate x count /
-            1,000,000, storage rate x gigabyte hours / 720.
+        estimated_cost_usd: the cost before credits; None without a price. Tokens cost the rate per million
+            tokens x count / 1,000,000, storage the rate per gigabyte month x gigabyte hours / 720.
 
     >>> BillingUsageEvent(
     ...     bucket_start="2026-01-30T00:00:00Z",
@@ -135,7 +137,7 @@ class BillingUsageSession(Model):
 
 @model
 class BillingUsageResponse(Model):
-    """Usage hour by hour, and its sessions.
+    """The usage of an organization hour by hour, and the sessions that caused it.
 
     Attributes:
         sessions: the sessions by id.
@@ -154,14 +156,14 @@ class BillingUsageResponse(Model):
 
 @model
 class GetCurrentCheckpointStorageUsageRequest(Model):
-    """A request for the present storage of one project or of all."""
+    """A request for the present storage of checkpoints, of one project or of all."""
 
     project_id: str | None = None
 
 
 @model
 class CurrentCheckpointStorageUsageItem(Model):
-    """The storage of one user in one project."""
+    """The present storage of one user's checkpoints in one project."""
 
     __response__ = True
 
@@ -177,7 +179,7 @@ class CurrentCheckpointStorageUsageItem(Model):
 
 @model
 class CurrentCheckpointStorageUsageResponse(Model):
-    """The present storage, and the monthly price of a gigabyte.
+    """The present storage of checkpoints by user and project, and the monthly price of a gigabyte.
 
     >>> item = {"checkpoint_count": 2, "size_bytes": 10**9, "size_gigabytes": 1}
     >>> CurrentCheckpointStorageUsageResponse(data=[item]).data[0].size_gigabytes
@@ -192,9 +194,10 @@ class CurrentCheckpointStorageUsageResponse(Model):
 
 @model
 class AuditLogEntry(Model):
-    """An entry such as "checkpoint_read", with user and object in `event_details`.
+    """An entry of the audit log: one event, such as "checkpoint_read".
 
-    `model_id`, `tinker_path` and `purpose` are deprecated and set for checkpoints only.
+    `event_details` describes the user and the object of the event. `model_id`, `tinker_path` and `purpose`
+    are deprecated and set for checkpoints only.
 
     >>> AuditLogEntry(timestamp="2026-01-31T12:00:00Z", event="checkpoint_read").event_details
     {}
@@ -212,7 +215,7 @@ class AuditLogEntry(Model):
 
 @model
 class AuditLogResponse(Model):
-    """The entries of one day."""
+    """The entries of the audit log for one day."""
 
     __response__ = True
 

@@ -7,9 +7,10 @@ from tinker_sync.types._model import Model, model
 
 @model
 class SupportedModel(Model):
-    """A base model of the server, with its context in tokens.
+    """A base model that a server offers, with the length of its context in tokens.
 
-    `trainable` and `sampleable` are True if the server can train it, or sample from it, at present.
+    `trainable` is True if the server can train the model at present, `sampleable` if it can sample from the
+    model. A field is None if the server does not send it.
 
     >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
     True

@@ -66,7 +66,7 @@ class Checkpoint(Model):
 
 @model
 class ParsedCheckpointTinkerPath(Model):
-    """A checkpoint's path and its parts.
+    """The ``tinker://`` path of a checkpoint, and the parts of the path.
 
     >>> parsed = ParsedCheckpointTinkerPath.from_tinker_path("tinker://run-1/sampler_weights/final")
     >>> parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id
@@ -82,10 +82,11 @@ class ParsedCheckpointTinkerPath(Model):
 
     @classmethod
     def from_tinker_path(cls, tinker_path: str) -> Self:
-        """Parse a path.
+        """Parse the path of a checkpoint.
 
         Raises:
-            InvalidInputError: the path is not ``tinker://RUN/FOLDER/NAME`` with a known folder.
+            InvalidInputError: the path is not ``tinker://RUN/FOLDER/NAME``, or the folder is none of
+                `weights`, `sampler_weights` and `external_weights`.
 
         >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run-1/final")
         Traceback (most recent call last):
@@ -111,7 +112,10 @@ class ParsedCheckpointTinkerPath(Model):
 
 @model
 class Cursor(Model):
-    """The position of a page in a list: its offset, its size, and the total number of entries.
+    """The position of a page in a list.
+
+    `offset` is the index of the first entry on the page, `limit` the size of a page, and `total_count` the
+    number of entries in the list.
 
     >>> Cursor(offset=0, limit=20, total_count=3).total_count
     3
@@ -126,7 +130,7 @@ class Cursor(Model):
 
 @model
 class CheckpointsListResponse(Model):
-    """A page of checkpoints, without `cursor` if the list has no pages.
+    """A page of checkpoints. `cursor` is None if the answer is the whole list.
 
     >>> CheckpointsListResponse(checkpoints=[], cursor={"offset": 0, "limit": 100, "total_count": 0}).cursor
     Cursor(offset=0, limit=100, total_count=0)
@@ -142,7 +146,7 @@ class CheckpointsListResponse(Model):
 
 @model
 class ExternalWeightsUrlsResponse(Model):
-    """The signed URLs of an external checkpoint's files, by path, valid until `expires`.
+    """The signed URLs of the files of an exported checkpoint, by file name. They are valid until `expires`.
 
     Such a URL grants access to the file, so the repr shows only its host.
 
@@ -163,7 +167,7 @@ class ExternalWeightsUrlsResponse(Model):
 
 
 def host_only(url: str) -> str:
-    """Reduce a signed URL to its scheme and host."""
+    """Return the scheme and the host of a signed URL, without the parts that grant access."""
     try:
         parts = urlsplit(url)
     except ValueError:  # for example an unclosed "["

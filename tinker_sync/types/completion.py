@@ -12,7 +12,7 @@ from tinker_sync.types.scalars import RequestID
 
 @model
 class SamplingSessionFuturesTarget(Model):
-    """A sampling session, and the number of this process among the processes that share it."""
+    """The target of a poll: a sampling session, and this process's number among those that share it."""
 
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
@@ -24,7 +24,8 @@ class FuturesRetrieveRequest(Model):
     """A request for the samples that have ended since the poll that returned `prev_cursor`.
 
     Attributes:
-        timeout: the longest time the server may hold the request, in seconds; None leaves it to the server.
+        prev_cursor: the cursor of the last answer; 0 in the first request.
+        timeout: the most seconds that the server may wait with its answer; None lets the server decide.
         retrieved_request_ids: the requests whose results were fetched since the last such request.
 
     >>> target = SamplingSessionFuturesTarget(sampling_session_id="s-1:sample:0")
@@ -40,7 +41,7 @@ class FuturesRetrieveRequest(Model):
 
 @model
 class FutureFinished(Model):
-    """The success of a request, with the size of its result before compression."""
+    """The notice that a request has succeeded, with the size of its result before compression."""
 
     __response__ = True
 
@@ -51,7 +52,7 @@ class FutureFinished(Model):
 
 @model
 class FutureFailed(Model):
-    """The failure of a request. Its result has the reason."""
+    """The notice that a request has failed. A poll for its result returns the reason."""
 
     __response__ = True
 
@@ -65,7 +66,7 @@ FutureCompletion: TypeAlias = FutureFinished | FutureFailed
 
 @model
 class FuturesRetrieveResponse(Model):
-    """The ended requests, and the cursor for the next poll.
+    """The requests of a sampling session that have ended, and the cursor for the next poll.
 
     >>> reply = FuturesRetrieveResponse(completions=[{"state": "failed", "request_id": "req-1"}], cursor=1)
     >>> reply.completions

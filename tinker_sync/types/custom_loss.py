@@ -17,7 +17,7 @@ CustomLossNodeOp: TypeAlias = Literal[
 
 @model
 class CustomLossInput(Model):
-    """One input of a loss and its number of dimensions.
+    """One input of a custom loss, and its number of dimensions.
 
     Attributes:
         name: "logprobs", or a name in the datums' `loss_fn_inputs`.
@@ -32,14 +32,15 @@ class CustomLossInput(Model):
 
 @model
 class CustomLossNode(Model):
-    """One step of the computation.
+    """One step in the computation of a custom loss.
 
     Attributes:
         name: the name by which later nodes refer to its value.
         target: the function (``torch.exp``), the method or the parameter.
-        args: plain JSON values, or objects with one key for the rest: ``{"ref": name}`` for another
-            node's value, ``{"tuple": [...]}``, ``{"dict": {...}}``, ``{"slice": [start, stop, step]}``,
-            ``{"ellipsis": true}``, ``{"float": "inf"}``, ``{"dtype": "float32"}`` and the like.
+        args: the arguments in order. A value that JSON does not have is an object with one key:
+            ``{"ref": name}`` for another node's value, ``{"tuple": [...]}``, ``{"dict": {...}}``,
+            ``{"slice": [start, stop, step]}``, ``{"ellipsis": true}``, ``{"float": "inf"}``,
+            ``{"dtype": "float32"}`` and the like.
         kwargs: the arguments by name, in the same form.
 
     >>> CustomLossNode(op="call_function", name="exp", target="torch.exp", args=[{"ref": "logprobs"}]).kwargs
@@ -55,7 +56,7 @@ class CustomLossNode(Model):
 
 @model
 class CustomLossGraph(Model):
-    """A traced loss: its steps in order. The server rebuilds it from operations that it allows.
+    """The computation of a custom loss, as a list of steps. The server accepts only certain operations.
 
     >>> node = CustomLossNode(op="output", name="output", target="output", args=[{"ref": "loss"}])
     >>> CustomLossGraph(nodes=[node]).format
@@ -68,7 +69,10 @@ class CustomLossGraph(Model):
 
 @model
 class CreateCustomLossRequest(Model):
-    """A request to store a loss; `custom_loss_seq_id` counts from 0, `inputs` begin with "logprobs"."""
+    """A request to store a custom loss at the server.
+
+    `custom_loss_seq_id` is the number of the loss among those of its session. The first input is "logprobs".
+    """
 
     session_id: str
     custom_loss_seq_id: int
@@ -80,7 +84,7 @@ class CreateCustomLossRequest(Model):
 
 @model
 class CreateCustomLossResponse(Model):
-    """The id by which passes use the loss."""
+    """The id of a stored custom loss, by which training passes name the loss."""
 
     __response__ = True
 

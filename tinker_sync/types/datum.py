@@ -20,14 +20,15 @@ from tinker_sync.types._arrays import (
     is_finite,
     is_torch,
     least_of,
-    packed_list,
+    pack_list,
     place,
     wire_array,
 )
+from tinker_sync.types._checks import in_range
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
-from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.tensor_data import TensorData, not_tensors
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -71,25 +72,22 @@ _FINITE = ("weights", "advantages", "logprobs")
 _SPARSE_FROM_TORCH = ("target_tokens", "weights")
 
 
+def _refuse_no_id(span: object, _: object, sequence_id: str) -> None:
+    if not sequence_id:
+        kind = type(span).__name__
+        raise InvalidInputError(f"{kind}.sequence_id: expected the id of a sampled sequence, got ''")
+
+
 @model
 class _Span(Model):
-    sequence_id: str
-    offset: int = 0
-    length: int
-
-    def __attrs_post_init__(self) -> None:
-        kind = type(self).__name__
-        if not self.sequence_id:
-            raise InvalidInputError(f"{kind}.sequence_id: expected the id of a sampled sequence, got ''")
-        if self.offset < 0:
-            raise InvalidInputError(f"{kind}.offset: expected 0 or more, got {self.offset}")
-        if self.length < 0:
-            raise InvalidInputError(f"{kind}.length: expected 0 or more, got {self.length}")
+    sequence_id: str = attrs.field(validator=_refuse_no_id)
+    offset: int = attrs.field(default=0, validator=in_range(ge=0))
+    length: int = attrs.field(validator=in_range(ge=0))
 
 
 @model
 class PromptProvenanceSpan(_Span):
-    """The origin of a run of tokens: the prompt of the sequence `sequence_id`, from `offset` on.
+    """The origin of `length` tokens: the prompt of the sampled sequence `sequence_id`, from `offset` on.
 
     >>> PromptProvenanceSpan(sequence_id="seq-1", length=12).offset
     0
@@ -98,7 +96,7 @@ class PromptProvenanceSpan(_Span):
 
 @model
 class SampledProvenanceSpan(_Span):
-    """The origin of a run of tokens: the sampled tokens of the sequence `sequence_id`, from `offset` on.
+    """The origin of `length` tokens: the sampled sequence `sequence_id` itself, from `offset` on.
 
     >>> SampledProvenanceSpan(sequence_id="seq-1", offset=2, length=5).length
     5
@@ -108,7 +106,7 @@ class SampledProvenanceSpan(_Span):
 ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
 
 ProvenanceSpans: TypeAlias = list[ProvenanceSpan]
-"""The runs of one field of a datum, in order and without gaps."""
+"""The spans of one field of a datum, in order and without gaps."""
 
 
 def _tensors(given: Any) -> dict[str, TensorData]:
@@ -124,7 +122,7 @@ def _tensors(given: Any) -> dict[str, TensorData]:
 
 def _tensor_of_list(name: str, values: list[Any]) -> TensorData:
     dtype = _KNOWN_DTYPES.get(name)
-    packed = None if dtype is None else packed_list(values, dtype)
+    packed = None if dtype is None else pack_list(values, dtype)
     if dtype is None or packed is None:
         return _tensor(name, values)
     return TensorData._wrap(packed, dtype, [len(values)])
@@ -174,8 +172,14 @@ def _spans(given: Any) -> ProvenanceSpans | None:
 class Datum(Model):
     """One training example: the model's input and the inputs of the loss.
 
-    Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`; arrays that have the wire's
-    dtype are kept, not copied. Position i of `model_input` predicts `target_tokens[i]`.
+    Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`. An array that already has the
+    dtype in which it is sent is kept, not copied; a torch matrix of targets or weights becomes sparse if that
+    saves numbers. Position i of `model_input` predicts `target_tokens[i]`. A datum has spans, which state the
+    origin of tokens, for both `model_input` and `target_tokens`, or for neither.
+
+    Raises:
+        TypeError: an input is one number or text, or a span is of another class.
+        InvalidInputError: a value does not fit its dtype, or the rows differ in length.
 
     >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0, 1, 1]})
     >>> datum.loss_fn_inputs["weights"]
@@ -185,9 +189,9 @@ class Datum(Model):
     model_input: ModelInput
     loss_fn_inputs: LossFnInputs = attrs.field(factory=dict, converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
-    """The runs that cover `model_input`."""
+    """The spans that cover `model_input`."""
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
-    """The runs that cover `target_tokens`."""
+    """The spans that cover `target_tokens`."""
 
     if TYPE_CHECKING:  # for type checkers: the constructor accepts more types than the fields hold
 
@@ -209,7 +213,10 @@ class Datum(Model):
     def trained_tokens(self) -> list[int]:
         """The target tokens that the loss counts: those whose weight is not 0.
 
-        Without `weights` the advantages decide, and without both every target counts.
+        Without `weights` the `advantages` decide (a scalar for all targets); without either, all count.
+
+        Raises:
+            InvalidInputError: the number of weights or advantages does not fit the targets.
 
         >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]}).trained_tokens
         [3]
@@ -219,7 +226,9 @@ class Datum(Model):
             return []
         tokens = targets.to_numpy()
         factors = self.loss_fn_inputs.get("weights", self.loss_fn_inputs.get("advantages"))
-        if factors is not None:
+        if factors is not None and factors._numpy.ndim == 0:
+            tokens = tokens if factors._numpy else tokens.reshape(-1)[:0]
+        elif factors is not None:
             counts = factors.to_numpy().reshape(-1) != 0
             rows = tokens.reshape(len(counts), -1) if len(counts) and tokens.size % len(counts) == 0 else None
             if rows is None or not _may_have_length(targets, len(counts)):
@@ -233,14 +242,15 @@ class Datum(Model):
     def with_provenance(
         self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
     ) -> Self:
-        """Return a copy with the provenance of its tokens.
+        """Return a copy of the datum with the origin (provenance) of its tokens.
 
         Args:
-            model_input: runs that cover `model_input`.
-            loss_fn_inputs: runs that cover `target_tokens`.
+            model_input: spans that cover `model_input`.
+            loss_fn_inputs: spans that cover `target_tokens`.
 
         Raises:
-            InvalidInputError: the lengths of the runs do not add up to that of their field.
+            InvalidInputError: the lengths of the spans do not add up to the length of their field, or the
+                length of `model_input` is not known. Spans of a matrix of targets are not checked.
 
         >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         >>> run = SampledProvenanceSpan(sequence_id="seq-1", length=2)
@@ -254,7 +264,7 @@ class Datum(Model):
         return self._evolved({"model_input_spans": model_input, "loss_fn_input_spans": loss_fn_inputs})
 
     def validate(self, path: str = "datum") -> None:
-        """Check for values that every server refuses, and report all problems at once.
+        """Check the datum without sending it. One error lists the problems, at most one of a kind per input.
 
         Args:
             path: the name of this datum in error messages.
@@ -271,7 +281,7 @@ class Datum(Model):
         refuse_all(self.problems(path))
 
     def problems(self, path: str = "datum") -> list[str]:
-        """Return the problems that `validate` would report; empty for a valid datum.
+        """Return the problems that `validate` would report; an empty list if it finds none.
 
         >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3, 4]}).problems()
         ["datum.loss_fn_inputs['target_tokens']: has length 3, model_input has 2"]
@@ -279,13 +289,16 @@ class Datum(Model):
         return [path + problem for problem in self._problems()]
 
     def _problems(self) -> Iterator[str]:
-        """Yield the problems, each with its place in the datum in front."""
+        """Yield each problem as a text that begins with its place in the datum."""
         prompt, inputs = self.model_input, self.loss_fn_inputs
         length = prompt.known_length()
         if length == 0:
             yield ".model_input: is empty"
         for problem in prompt._problems():
             yield f".model_input{problem}"
+        if unfit := not_tensors(inputs):
+            yield from unfit
+            return
         targets = inputs.get("target_tokens")
         rows = None if targets is None else _rows(targets)
         if targets is not None:
@@ -304,9 +317,10 @@ class Datum(Model):
         yield from _span_problems(self.loss_fn_input_spans, rows if flat else None, ".loss_fn_input_spans")
 
     def _negative_targets(self, tokens: AnyArray) -> Iterator[str]:
-        """Yield the problem of negative targets that the loss counts.
+        """Yield one problem if the loss counts a negative target.
 
-        Targets with a weight of 0, often -100, may be negative.
+        A target may be negative if `weights` have the shape of the targets, and its weight is 0. Many
+        programs use -100 there.
         """
         counted = tokens < 0
         weights = self.loss_fn_inputs.get("weights")
@@ -319,10 +333,10 @@ class Datum(Model):
 
 
 def are_surely_valid(data: Sequence[Datum], needed: Set[str]) -> bool:
-    """Return True if all data have the needed inputs and no problem. False means that there may be one.
+    """Return True if all data have the needed inputs and no problem, False if a full check is necessary.
 
-    This is the quick check of data of the usual form, text with dense inputs of the same length. It looks at
-    the values of all data together.
+    This quick check covers data of the usual form: text, with dense inputs of the same length. It checks the
+    values of all data together.
     """
     ids: list[AnyArray] = []
     targets: list[AnyArray] = []
@@ -345,9 +359,10 @@ def _has_negative_target(datum: Datum) -> bool:
 
 
 def _gather(datum: Datum, ids: list[AnyArray], checked: Mapping[str, list[AnyArray]]) -> bool:
-    """Append the arrays whose values need a check to `ids` and, by the name of the input, to `checked`.
+    """Add the arrays of a datum whose values are still to be checked: tokens to `ids`, inputs to `checked`.
 
-    Return False for a datum of an unusual form, or with a negative token.
+    Return False for a datum of an unusual form. Tokens that are not an array are checked at once: return
+    False if one is negative.
     """
     chunks = datum.model_input.chunks
     if len(chunks) != 1 or datum.model_input_spans is not None or type(chunks[0]) is not EncodedTextChunk:
@@ -370,37 +385,40 @@ def _gather(datum: Datum, ids: list[AnyArray], checked: Mapping[str, list[AnyArr
 
 
 def count_trained(data: Sequence[Datum]) -> int:
-    """Return the number of tokens that a loss counts: positions whose weight, or else advantage, is not 0."""
+    """Return the number of positions that a loss counts: those whose weight is not 0.
+
+    Without `weights` the `advantages` decide; without either, every target counts. A scalar decides for all.
+    """
     total = 0
     flat: list[AnyArray] = []
     for datum in data:
         inputs = datum.loss_fn_inputs
         factors = inputs.get("weights", inputs.get("advantages"))
-        if factors is not None:
+        if factors is not None and factors._numpy.ndim:
             values = factors._numpy if factors._crow is None else factors.to_numpy()
             if values.ndim == 1:
                 flat.append(values)
             else:
-                total += int(np.count_nonzero(values.any(axis=-1) if values.ndim else values))
-        elif (targets := inputs.get("target_tokens")) is not None:
+                total += int(np.count_nonzero(values.any(axis=-1)))
+        elif (targets := inputs.get("target_tokens")) is not None and (factors is None or factors._numpy):
             total += _rows(targets) or 0
     return total + count_nonzero(flat)
 
 
 def _may_stand_for(name: str, tensor: TensorData, rows: int) -> bool:
-    """Return True if a tensor can hold the input of this name for `rows` targets."""
+    """Return True if a tensor has a shape that the input `name` may have, given `rows` targets."""
     one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
     return name not in _PER_TOKEN or one or _may_have_length(tensor, rows)
 
 
 def _rows(tensor: TensorData) -> int | None:
-    """Return the size of the first dimension; None for a scalar."""
+    """Return the size of a tensor's first dimension; None for a scalar."""
     shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return shape[0] if shape else None
 
 
 def _may_have_length(tensor: TensorData, length: int) -> bool:
-    """Return True if the tensor can hold one row or value for each of `length` positions."""
+    """Return True for a scalar, and for a tensor with `length` rows or `length` values."""
     shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return not shape or shape[0] == length or math.prod(shape) == length
 

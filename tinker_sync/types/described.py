@@ -14,10 +14,10 @@ class TrainingRun(Model):
     """One training run and its latest checkpoints.
 
     Attributes:
-        model_owner: the user who created it.
-        corrupted: True if the server lost part of its state.
+        model_owner: the user who created the run.
+        corrupted: True if the server lost part of the state of the run.
         lora_rank: None unless `is_lora`.
-        last_request_time: the moment of its last use.
+        last_request_time: the moment of the last request for the run.
 
     >>> TrainingRun(
     ...     training_run_id="run-1",
@@ -63,7 +63,7 @@ class TrainingRunsResponse(Model):
 
 @model
 class GetSamplerResponse(Model):
-    """The base model of a sampler, and its checkpoint if it has one.
+    """The description of a sampler: its base model, and the path of its checkpoint if it has one.
 
     >>> GetSamplerResponse(sampler_id="s-1:sample:0", base_model="org/base").model_path is None
     True
@@ -78,7 +78,7 @@ class GetSamplerResponse(Model):
 
 @model
 class GetSamplerResponseInternal(GetSamplerResponse):
-    """A sampler with its tokenizer. The embedded server and some others send the tokenizer.
+    """The description of a sampler with the name of its tokenizer, which only some servers send.
 
     >>> GetSamplerResponseInternal(sampler_id="s-1:sample:0", base_model="org/base").tokenizer_id is None
     True

@@ -13,7 +13,7 @@ from tinker_sync.types.scalars import EventType, Severity
 
 @model
 class SessionStartEvent(Model):
-    """The start of a program; `event_session_index` counts the events of a process from 0."""
+    """The start of a session at the server. `event_session_index` counts the events of a process from 0."""
 
     __response__ = True
     __tag__ = ("event", "SESSION_START")
@@ -27,7 +27,7 @@ class SessionStartEvent(Model):
 
 @model
 class SessionEndEvent(Model):
-    """The end of a program after `duration`, a text such as "0:00:12.5"."""
+    """The end of a session after `duration`, a text such as "0:00:12.5"."""
 
     __response__ = True
     __tag__ = ("event", "SESSION_END")
@@ -42,7 +42,7 @@ class SessionEndEvent(Model):
 
 @model
 class UnhandledExceptionEvent(Model):
-    """An exception that reached the user and was not the user's fault."""
+    """An error that a call raised to the user, and that was not the user's fault."""
 
     __response__ = True
     __tag__ = ("event", "UNHANDLED_EXCEPTION")
@@ -59,7 +59,7 @@ class UnhandledExceptionEvent(Model):
 
 @model
 class GenericEvent(Model):
-    """An event of another kind, by name.
+    """An event that has no class of its own. `event_name` states its kind.
 
     >>> GenericEvent(
     ...     event="GENERIC_EVENT",
@@ -104,7 +104,7 @@ class TelemetryBatch(Model):
 
 @model
 class TelemetrySendRequest(Model):
-    """A request with the events of one process.
+    """A request that sends the events of one process to the service.
 
     >>> TelemetrySendRequest(
     ...     events=[], platform="Linux", sdk_version="0.36.0", session_id="s-1", process_uuid="p-1"
@@ -121,7 +121,7 @@ class TelemetrySendRequest(Model):
 
 @model
 class TelemetryResponse(Model):
-    """The answer to accepted events."""
+    """The service's answer that it has accepted the events of a request."""
 
     __response__ = True
 

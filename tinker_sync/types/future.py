@@ -1,4 +1,4 @@
-"""Promises of the server, and the request that fetches the result of one."""
+"""Promises of the server, the poll for the result of a promise, and the answers that have no result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tinker_sync.types.scalars import ModelID, RequestID
 
 @model
 class UntypedAPIFuture(Model):
-    """A promise: the server accepted the request and keeps its result under `request_id`.
+    """A promise: the server has accepted a request, and polls for `request_id` will return its result.
 
     Attributes:
-        sample_sequence_ids: the ids of the future sampled sequences, in the order of the response.
+        sample_sequence_ids: the ids of the future sampled sequences, in the order of the response; None if
+            the server gives no ids.
 
     >>> UntypedAPIFuture(request_id="req-1").model_id is None
     True
@@ -30,14 +31,17 @@ class UntypedAPIFuture(Model):
 
 @model
 class FutureRetrieveRequest(Model):
-    """A request for a result; `allow_metadata_only` lets the server first send the size of a large one."""
+    """A poll for the result of one promise.
+
+    With `allow_metadata_only`, the server may answer with the size of a large result in place of the result.
+    """
 
     request_id: RequestID
     allow_metadata_only: bool = False
 
 
 class QueueState(str, Enum):
-    """The state of the queue in which a request waits. A state this package does not know is `UNKNOWN`.
+    """The state of the queue in which a request waits. A state that this package does not know is `UNKNOWN`.
 
     >>> QueueState("paused_capacity").paused, QueueState("something new")
     (True, <QueueState.UNKNOWN: 'unknown'>)
@@ -56,7 +60,7 @@ class QueueState(str, Enum):
 
     @property
     def paused(self) -> bool:
-        """True while the server holds the request back.
+        """True for the states in which the server holds requests back.
 
         >>> QueueState.ACTIVE.paused
         False
@@ -66,7 +70,7 @@ class QueueState(str, Enum):
 
 @model
 class TryAgainResponse(Model):
-    """The answer to a poll whose result is not ready; `queue_state` gives the reason."""
+    """The answer to a poll for a result that is not ready, with the state of the queue."""
 
     __response__ = True
 

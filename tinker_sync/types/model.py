@@ -11,11 +11,11 @@ from tinker_sync.types.scalars import ModelID
 
 @model
 class LoraConfig(Model):
-    """The adapter of a new model.
+    """The settings of a LoRA adapter, the part of a model that training changes.
 
     Attributes:
         rank: the rank of the low-rank matrices.
-        seed: the seed of their start values; None lets the server draw one.
+        seed: the seed of the start values of the matrices; None lets the server draw one.
         train_unembed: adapt the unembedding layer.
         train_mlp: adapt the feed-forward layers, experts included.
         train_attn: adapt the attention layers.
@@ -33,7 +33,7 @@ class LoraConfig(Model):
 
 @model
 class CreateModelRequest(Model):
-    """A request for a new model; `model_seq_id` numbers the models of a session from 0.
+    """A request for a new model. `model_seq_id` is the number of the model among those of its session.
 
     >>> request = CreateModelRequest(session_id="s-1", model_seq_id=0, base_model="org/base")
     >>> request.optimizer_config
@@ -69,7 +69,7 @@ class GetInfoRequest(Model):
 
 @model
 class ModelData(Model):
-    """The base of a model: architecture, name and tokenizer.
+    """The base model that a trained model extends: its architecture, name and tokenizer.
 
     >>> ModelData(model_name="org/base").tokenizer_id is None
     True
@@ -104,7 +104,7 @@ class GetInfoResponse(Model):
 
 @model
 class UnloadModelRequest(Model):
-    """A request to unload a model; a call of older servers."""
+    """A request to unload a model. Only older servers have this call."""
 
     model_id: ModelID
     type: Literal["unload_model"] = "unload_model"

@@ -12,18 +12,11 @@ import attrs
 from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
-from tinker_sync.types._arrays import (
-    least_of,
-    packed_int32,
-    quick_hash,
-    refuse_range_beyond_int32,
-    same_values,
-    token_container,
-    tokens_as_int32,
-    unpacked_int32,
-)
-from tinker_sync.types._model import Model, model, refuse
-from tinker_sync.types._pictures import inspect_image
+from tinker_sync.types._arrays import least_of, quick_hash, same_values
+from tinker_sync.types._media import inspect_image, read_container_shape
+from tinker_sync.types._model import Model, model
+from tinker_sync.types._structured import refuse
+from tinker_sync.types._tokens import check_tokens, pack_int32, tokens_as_int32, unpack_int32
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -43,14 +36,14 @@ TokenSequence: TypeAlias = Sequence[int] | AnyArray
 
 
 class Encodes(Protocol):
-    """A tokenizer, as far as `ModelInput.from_text` uses it."""
+    """The part of a tokenizer that `ModelInput.from_text` uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> TokenSequence:
         """Return the token ids of a text."""
 
 
 class RendersChats(Protocol):
-    """A tokenizer, as far as `ModelInput.from_chat` uses it."""
+    """The part of a tokenizer that `ModelInput.from_chat` uses."""
 
     def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
         """Return the token ids of a chat."""
@@ -59,28 +52,9 @@ class RendersChats(Protocol):
 _TOKENS = "EncodedTextChunk.tokens"
 
 
-def _check_tokens(given: Any) -> TokenSequence:
-    """Check every id, and return the container to keep."""
-    tokens = token_container(given, _TOKENS)
-    if isinstance(tokens, (list, tuple)):
-        if packed_int32(tokens) is not None and [*map(type, tokens)].count(int) == len(tokens):
-            return tokens
-        # Keep the converted values of text such as "4", whole floats and numpy's integers.
-        plain: list[int] = tokens_as_int32(tokens, _TOKENS).tolist()
-        return tuple(plain) if isinstance(tokens, tuple) else plain
-    if isinstance(tokens, range):
-        refuse_range_beyond_int32(tokens, _TOKENS)
-        return tokens
-    array = cast("AnyArray", tokens)
-    if array.ndim == 1 and array.dtype == np.int32:
-        return array
-    exact = tokens_as_int32(array, _TOKENS)
-    return array if array.dtype.kind in "iu" else exact
-
-
 @model
 class EncodedTextChunk(Model):
-    """Token ids; a given array is kept and shared, a list is copied.
+    """A chunk of text, as token ids. A given array of integers is kept without a copy; a list is copied.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
     3
@@ -100,10 +74,10 @@ class EncodedTextChunk(Model):
         type: Literal["encoded_text"] = "encoded_text",  # noqa: A002  # the name of the field
     ) -> None:
         put = object.__setattr__
-        packed = packed_int32(tokens) if isinstance(tokens, list) else None
+        packed = pack_int32(tokens) if isinstance(tokens, list) else None
         put(self, "_packed", packed)
         if packed is None:
-            put(self, "tokens", _check_tokens(tokens))
+            put(self, "tokens", check_tokens(tokens, _TOKENS))
         if type != "encoded_text":
             raise refuse("EncodedTextChunk.type", "one of 'encoded_text'", type)
         put(self, "type", "encoded_text")
@@ -114,7 +88,7 @@ class EncodedTextChunk(Model):
             """Return the ids of a list, at the first reading of `tokens`."""
             if name != "tokens":
                 raise AttributeError(name)
-            tokens = unpacked_int32(self._packed)
+            tokens = unpack_int32(self._packed)
             object.__setattr__(self, "tokens", tokens)
             return tokens
 
@@ -124,14 +98,14 @@ class EncodedTextChunk(Model):
         return len(self.tokens) if self._packed is None else len(self._packed) // 4
 
     def listed(self) -> list[int]:
-        """Return the ids as a list, for a writer of JSON; the chunk does not keep the list."""
+        """Return the ids as a new list, which the chunk does not keep."""
         if self._packed is not None:
-            return unpacked_int32(self._packed)
+            return unpack_int32(self._packed)
         held: Any = self.tokens
         return held.tolist() if hasattr(held, "tolist") else [*held]
 
     def as_int32(self) -> Int32Array:
-        """Return the ids as a contiguous int32 array; the user's array itself if it already is one."""
+        """Return the ids as a contiguous int32 array. An array that already has this form is not copied."""
         if self._packed is not None:
             return np.frombuffer(self._packed, "<i4")
         tokens: Any = self.tokens
@@ -154,7 +128,7 @@ class EncodedTextChunk(Model):
 
 
 class _Picture(Model):
-    """The base of both image chunks, with a length if the user gives one."""
+    """The base class of `ImageChunk` and `ImageAssetPointerChunk`, whose length only the user can give."""
 
     __slots__ = ()
 
@@ -174,7 +148,7 @@ _MODES = {"png": ("1", "L", "LA", "I;16", "P", "RGB", "RGBA"), "jpeg": ("L", "RG
 
 @model
 class ImageChunk(_Picture):
-    """An image file's bytes. Base64 text is decoded.
+    """A chunk with the bytes of an image file. Text in place of the bytes is decoded as base64.
 
     >>> ImageChunk(data=b"...", format="png", expected_tokens=64).length
     64
@@ -204,7 +178,10 @@ class ImageChunk(_Picture):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, expected_tokens: int | None = None) -> Self:
-        """Create a chunk from an image file, as `from_bytes` does; the extension of its name is ignored."""
+        """Create a chunk from an image file, as `from_bytes` does. The extension of the name is ignored.
+
+        Raises `OSError` if the file cannot be read, and the errors of `from_bytes`.
+        """
         with open(path, "rb") as file:
             return cls._from_bytes(file.read(), os.fspath(path), expected_tokens)
 
@@ -224,7 +201,7 @@ class ImageChunk(_Picture):
             expected_tokens: the number of tokens of the image, if known.
 
         Raises:
-            InvalidInputError: `image` is not an image of Pillow.
+            InvalidInputError: `image` is not an image of Pillow or has no pixels, or the format is unknown.
         """
         if not callable(getattr(image, "save", None)) or not isinstance(getattr(image, "mode", None), str):
             raise InvalidInputError(f"image: expected an image of Pillow, got a {type(image).__name__}")
@@ -242,14 +219,14 @@ class ImageChunk(_Picture):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, from the file's header. Raises `InvalidInputError` if it is damaged."""
+        """The width and height in pixels. Raises `InvalidInputError` if `data` is no PNG or JPEG file."""
         picture = inspect_image(self.data, "ImageChunk.data")
         return picture.width, picture.height
 
 
 @model
 class ImageAssetPointerChunk(_Picture):
-    """An image that the server fetches itself. Training requests can send it in JSON, not in protobuf.
+    """A chunk with the address of an image, which the server fetches. Protobuf requests cannot contain it.
 
     >>> ImageAssetPointerChunk(format="png", location="asset://cat", expected_tokens=64).length
     64
@@ -263,7 +240,7 @@ class ImageAssetPointerChunk(_Picture):
 
 @model
 class DmelChunk(Model):
-    """Audio: a serialized tensor container of discretised mel frames. Base64 text is decoded.
+    """A chunk of audio: a serialized tensor of discretised mel frames. Text is decoded as base64.
 
     >>> DmelChunk(dmel=bytes([0, 1, 12])).length
     12
@@ -274,8 +251,11 @@ class DmelChunk(Model):
 
     @property
     def length(self) -> int:
-        """The container's first dimension. Raises `InvalidInputError` if the header is damaged."""
-        return _container_shape(self.dmel)[0]
+        """The number of tokens: the tensor's first dimension.
+
+        Raises `InvalidInputError` if the tensor's header is damaged.
+        """
+        return read_container_shape(self.dmel)[0]
 
 
 ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
@@ -284,7 +264,7 @@ ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageCh
 
 @model
 class ModelInput(Model):
-    """A prompt or a training input: chunks in order.
+    """A prompt, or the input of a training example: a list of chunks.
 
     >>> prompt = ModelInput.from_ints([1, 2]).append_int(3)
     >>> prompt.length, prompt.to_ints()
@@ -301,7 +281,7 @@ class ModelInput(Model):
 
     @classmethod
     def from_ints(cls, tokens: TokenSequence) -> Self:
-        """Create an input of one text chunk; a numpy array is kept without a copy.
+        """Create an input of one text chunk; a numpy array of integers is kept without a copy.
 
         >>> ModelInput.from_ints(np.arange(4)).length
         4
@@ -310,7 +290,7 @@ class ModelInput(Model):
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Encodes, *, add_special_tokens: bool = True) -> Self:
-        """Create an input of one text chunk by encoding a text.
+        """Create an input of one text chunk: the tokens of a text.
 
         Args:
             text: the text to encode.
@@ -318,6 +298,8 @@ class ModelInput(Model):
             add_special_tokens: add the tokenizer's special tokens; set it to False for a chat rendered by a
                 template, which already has them.
 
+        Raises:
+            InvalidInputError: `text` is not a text, or `tokenizer` is only the name of one.
 
         >>> class Letters:
         ...     def encode(self, text, *, add_special_tokens):
@@ -338,17 +320,19 @@ class ModelInput(Model):
     def from_chat(
         cls, messages: Sequence[Mapping[str, Any]], tokenizer: RendersChats, **options: Any
     ) -> Self:
-        """Create an input of one text chunk from a chat, ready for the assistant's next turn.
+        """Create an input of one text chunk from a chat, up to the beginning of the assistant's next turn.
 
         Args:
             messages: dictionaries with `role` and `content`.
             tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this
-                `apply_chat_template`. Those of this package need the extra `chat`.
+                `apply_chat_template`. The tokenizers of this package need the extra `chat` for it.
             options: further arguments of `apply_chat_template`, such as `tools`, `chat_template`,
-                `add_generation_prompt=False` and variables of the template.
+                `add_generation_prompt=False` and variables of the template. `tokenize` and `return_dict` have
+                no effect.
 
         Raises:
-            InvalidInputError: the messages are not a chat, or the template refuses them.
+            InvalidInputError: the messages are not a chat, or a tokenizer of this package refuses them.
+            MissingExtraError: a tokenizer of this package finds no Jinja, which the extra `chat` installs.
 
         >>> import tinker_sync
         >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
@@ -386,7 +370,10 @@ class ModelInput(Model):
 
     @property
     def length(self) -> int:
-        """The length in tokens. Raises `InvalidInputError` for an image without `expected_tokens`."""
+        """The length in tokens.
+
+        Raises `InvalidInputError` for an image without `expected_tokens`, and for damaged audio.
+        """
         return sum(chunk.length for chunk in self.chunks)
 
     def append(self, chunk: ModelInputChunk) -> Self:
@@ -406,7 +393,7 @@ class ModelInput(Model):
         return self.append(EncodedTextChunk(tokens=[token]))
 
     def _problems(self) -> Iterator[str]:
-        """Yield a problem for each chunk with a negative token id, with its place in the input in front."""
+        """Yield a text for each chunk with a negative token id. The text begins with the place of the id."""
         for index, chunk in enumerate(self.chunks):
             if isinstance(chunk, EncodedTextChunk) and chunk._has_negative():
                 least = min(chunk.tokens)
@@ -429,39 +416,3 @@ class ModelInput(Model):
 
     def __hash__(self) -> int:
         return hash(tuple(self.chunks))
-
-
-_CONSTANT_TENSOR = 254
-_LAST_DTYPE = 7
-_MAX_VARINT_BITS = 63
-
-
-def _container_shape(container: bytes) -> tuple[int, ...]:
-    """Read the shape from a tensor container's header: marker, dtype, number of dimensions, varints."""
-    octets = iter(container)
-    kind = _next_octet(octets)
-    if kind == _CONSTANT_TENSOR:
-        kind = _next_octet(octets)
-    if kind > _LAST_DTYPE:
-        raise InvalidInputError(f"DmelChunk.dmel: unknown dtype {kind} in the tensor header")
-    dimensions = _next_varint(octets)
-    if dimensions == 0:
-        raise InvalidInputError("DmelChunk.dmel: the tensor has no dimensions")
-    return tuple(_next_varint(octets) for _ in range(dimensions))
-
-
-def _next_octet(octets: Iterator[int]) -> int:
-    octet = next(octets, None)
-    if octet is None:
-        raise InvalidInputError("DmelChunk.dmel: the tensor header is cut short")
-    return octet
-
-
-def _next_varint(octets: Iterator[int]) -> int:
-    value = 0
-    for shift in range(0, _MAX_VARINT_BITS + 1, 7):
-        octet = _next_octet(octets)
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80 and value < 2**_MAX_VARINT_BITS:
-            return value
-    raise InvalidInputError("DmelChunk.dmel: a number in the tensor header is too large")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class _OpenModel(Model):
-    """A base of models whose `type` names an optimizer family.
+    """The base class of optimizer settings whose `type` names an optimizer family.
 
-    Undeclared fields are kept, and readable as attributes.
+    A subclass whose `__open__` is True keeps given fields that it does not declare, as attributes.
     """
 
     __slots__ = ()
@@ -56,7 +56,9 @@ def _extras_field() -> Any:
 
 @model(init=False)
 class OptimizerConfigBase(_OpenModel):
-    """An optimizer family without a class in this package; it keeps and sends all given fields.
+    """The choice of an optimizer family that has no class in this package. All given fields are sent.
+
+    It is also the base class of the other choices, which take only their declared fields.
 
     >>> config = OptimizerConfigBase(type="muon", version=2)
     >>> config.version, config.model_dump()
@@ -69,7 +71,7 @@ class OptimizerConfigBase(_OpenModel):
 
 @model
 class AdamOptimizerConfig(OptimizerConfigBase):
-    """AdamW, the default family.
+    """The choice of AdamW, the default optimizer family.
 
     >>> AdamOptimizerConfig()
     AdamOptimizerConfig(type='adamw')
@@ -82,7 +84,7 @@ class AdamOptimizerConfig(OptimizerConfigBase):
 
 @model
 class DimuonOptimizerConfig(OptimizerConfigBase):
-    """The Dimuon family; its steps take `DimuonParams`.
+    """The choice of the optimizer family Dimuon. Its steps take `DimuonParams`.
 
     >>> DimuonOptimizerConfig()
     DimuonOptimizerConfig(type='dimuon', version=1)
@@ -106,8 +108,8 @@ class AdamParams(Model):
         learning_rate: the step size.
         beta1: the decay of the running mean of the gradient.
         beta2: the decay of the running mean of the squared gradient.
-        eps: added to the denominator.
-        weight_decay: decoupled from the gradient.
+        eps: the number added to the denominator.
+        weight_decay: the decay of the weights, decoupled from the gradient.
         grad_clip_norm: the limit of the global gradient norm; 0 disables clipping.
 
     >>> AdamParams(learning_rate=1e-5, weight_decay=0.01)
@@ -124,7 +126,9 @@ class AdamParams(Model):
 
 @model(init=False)
 class OptimParamsBase(_OpenModel):
-    """The settings of one step of a family without a class in this package; all given fields are kept.
+    """The settings of one step of an optimizer family that has no class in this package.
+
+    All given fields are kept and sent. The subclass `DimuonParams` takes only its declared fields.
 
     >>> OptimParamsBase(type="muon", learning_rate=0.02).learning_rate
     0.02
@@ -136,7 +140,7 @@ class OptimParamsBase(_OpenModel):
 
 @model
 class DimuonParams(OptimParamsBase):
-    """The settings of one Dimuon step. All are finite.
+    """The settings of one Dimuon step. All numbers must be finite.
 
     Attributes:
         learning_rate: the step size, 0 or more.
@@ -168,11 +172,11 @@ A mapping without a type becomes `AdamParams`, one with a type `OptimParamsBase`
 
 @model
 class OptimStepRequest(Model):
-    """One numbered optimizer step of a model.
+    """A request for one optimizer step of a model. `seq_id` is the sequence number of the call.
 
-    The constructor accepts the settings under any of their three names. They are kept as `optim_params` and
-    sent as `adam_params` or `optimizer_params`, depending on their type.
-
+    The constructor takes the settings under exactly one of three names: `optim_params`, `adam_params` or
+    `optimizer_params`. The attribute is always `optim_params`. `AdamParams` are sent as `adam_params`, other
+    settings as `optimizer_params`.
 
     >>> OptimStepRequest(adam_params=AdamParams(), model_id="run-1").optim_params.beta1
     0.9

@@ -1,4 +1,4 @@
-"""The results of training requests, as one type."""
+"""`FutureRetrieveResponse`: the union of the answers to a poll for a training request."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ FutureRetrieveResponse: TypeAlias = (
     | UnloadModelResponse
     | RequestFailedResponse
 )
-"""The possible results of a training request."""
+"""The possible answers to a poll for the result of a training request."""

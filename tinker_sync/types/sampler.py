@@ -1,4 +1,4 @@
-"""Sampling sessions: creation, and processes that share one."""
+"""The creation of sampling sessions, and their use by several processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tinker_sync.types._model import Model, model
 class CreateSamplingSessionRequest(Model):
     """A request for a sampling session on a base model or a checkpoint.
 
-    `sampling_session_seq_id` numbers the sampling sessions of a session from 0, including those of unnamed
-    saves.
+    `sampling_session_seq_id` is the number of the sampling session among those of its session. Saves for
+    sampling without a name create sampling sessions too, and take their numbers from the same count.
     """
 
     session_id: str
@@ -24,7 +24,7 @@ class CreateSamplingSessionRequest(Model):
 
 @model
 class CreateSamplingSessionResponse(Model):
-    """The new sampling session."""
+    """The id of a new sampling session."""
 
     __response__ = True
 
@@ -34,7 +34,7 @@ class CreateSamplingSessionResponse(Model):
 
 @model
 class JoinSamplingSessionRequest(Model):
-    """A request to share a sampling session of another process."""
+    """A request of a process to share a sampling session that another process has created."""
 
     sampling_session_id: str
     type: Literal["join_sampling_session"] = "join_sampling_session"
@@ -42,7 +42,7 @@ class JoinSamplingSessionRequest(Model):
 
 @model
 class JoinSamplingSessionResponse(Model):
-    """The number that distinguishes this process's samples from those of others in the session."""
+    """The number that distinguishes this process's samples from those of others in a sampling session."""
 
     __response__ = True
 

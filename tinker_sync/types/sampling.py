@@ -1,4 +1,4 @@
-"""Sampling: parameters, the request, and the response with its array and list views."""
+"""Sampling: the parameters, the request, and the response, whose numbers can be read as arrays or lists."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import attrs
 
 from tinker_sync._numpy import AnyArray, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import ByValue
-from tinker_sync.types._convert import converter_for
-from tinker_sync.types._model import Model, model, refuse
-from tinker_sync.types._structured import refuse_all
+from tinker_sync.types._arrays import ArrayHead, ByValue
+from tinker_sync.types._convert import SCALARS, converter_for
+from tinker_sync.types._model import Model, model
+from tinker_sync.types._structured import refuse, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -37,10 +37,8 @@ NO_LOGPROB = -99999.0
 Stop: TypeAlias = str | Sequence[str] | Sequence[int] | None
 TopkList: TypeAlias = list[list[tuple[int, float]] | None]
 
-
 _STOP = "SamplingParams.stop"
 _as_text = cast("Callable[[Any], str]", converter_for(str, _STOP))
-_as_token = cast("Callable[[Any], int]", converter_for(int, _STOP))
 
 
 def _stop(given: Any) -> Stop:
@@ -61,14 +59,16 @@ def _stop(given: Any) -> Stop:
 
 def _stop_token(index: int, item: Any) -> int:
     try:
-        return _as_token(item)
+        token: int = SCALARS[int](item)
     except InvalidInputError:
         raise refuse(f"{_STOP}[{index}]", "a token id like the others", item) from None
+    return token
 
 
 @model
 class SamplingParams(Model):
-    """The parameters of sampling.
+    """The settings of a sample: its length, its seed, its stop conditions and the choice of each token.
+    A `max_tokens` of None allows as many tokens as the context of the model holds.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7, stop=["\\n"]).top_p
     1.0
@@ -101,7 +101,8 @@ def _array(value: Any) -> AnyArray:
 
 @model(kw_only=False)
 class TopkLogprobs(Model):
-    """The k likeliest tokens at each position, as two matrices; empty cells hold token 0 with -99999.0.
+    """The k likeliest tokens at each position, as a matrix of token ids and one of log-probabilities.
+    An empty cell has the token 0 and the log-probability -99999.0.
 
     >>> top = TopkLogprobs(np.array([[5, 6]]), np.array([[-0.1, -2.5]], dtype=np.float32))
     >>> top.token_ids.shape
@@ -112,7 +113,8 @@ class TopkLogprobs(Model):
     logprobs: AnyArray = attrs.field(converter=_array, eq=ByValue)
 
     def to_lists(self) -> TopkList:
-        """Return the (token id, log-probability) pairs of each position; None for positions without scores.
+        """Return the (token id, log-probability) pairs of each position, without the empty cells at the end.
+        A position that begins with an empty cell gives None. Matrices without columns give an empty list.
 
         Raises:
             InvalidInputError: the arrays are not two matrices of one shape.
@@ -140,7 +142,8 @@ def _drop_empty_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, 
 
 @model(kw_only=False)
 class PromptAltTokens(Model):
-    """Tokens drawn in place of each prompt token after the first; row i belongs to prompt token i + 1.
+    """Tokens that the model draws in place of each prompt token after the first, with log-probabilities.
+    Row i has the draws for prompt token i + 1. They may repeat a token, or give the prompt's own token.
 
     >>> tokens, logprobs = TensorData([7, 8], "int64", [1, 2]), TensorData([-1, -2], "float32", [1, 2])
     >>> PromptAltTokens(tokens, logprobs).tokens.tolist()
@@ -152,7 +155,7 @@ class PromptAltTokens(Model):
 
 
 def _held(value: Any) -> Any:
-    """Return packed numbers of an answer as they are, and any other value as an array."""
+    """Return None, and an `array.array` of packed numbers, as they are; return other values as an array."""
     return value if value is None or type(value) is c_array else np.asarray(value)
 
 
@@ -161,12 +164,12 @@ def _optional_list(value: Any) -> list[Any] | None:
 
 
 def _list_field(name: str) -> Any:
-    """Return a field for a list that is given instead of an array."""
+    """Return a private field for numbers that are given as a list instead of an array."""
     return attrs.field(default=None, repr=False, converter=_optional_list, alias=name)
 
 
 class _Views(dict[str, Any]):
-    """A cache of lists and arrays that are created on first access. Pickles leave it out."""
+    """A cache of lists and arrays that are made on first access. A pickle contains an empty cache."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Views, ()
@@ -176,35 +179,28 @@ def _views_field() -> Any:
     return attrs.field(factory=_Views, init=False, repr=False, eq=False)
 
 
-def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return a cached list or array, made on first use.
-
-    Two threads may both make it; all get the same one.
+def _list_view(views: Any, name: str, given: Any, held: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return the list `given` or, without it, the list made of the values `held`; None without both.
+    The list is made on first use and kept in `views`. If two threads make it at once, both get the same one.
     """
-    return views[name] if name in views else views.setdefault(name, make())
+    if given is not None or held is None:
+        return given
+    return views[name] if name in views else views.setdefault(name, convert(held))
 
 
-def _array_view(views: Any, name: str, held: Any) -> Any:
-    """Return packed numbers as an array. Other values are arrays already, or None."""
-    return _view(views, name, lambda: np.asarray(held)) if type(held) is c_array else held
+def _listed(held: Any) -> Any:
+    return held.tolist()
 
 
-# A repr does not convert more tokens to a list.
-_SHOWN_TOKENS = 8
-
-
-class _LongRepr:
-    """An object whose repr shows an array like a long list."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __repr__(self) -> str:
-        return f"[{', '.join(map(str, self._array[:3]))}, … {self._array.size} items]"
+def _array_view(views: Any, name: str, held: Any) -> AnyArray | None:
+    """Return `held` as it is, but an `array.array` as a numpy array, made on first use."""
+    if type(held) is not c_array:
+        return cast("AnyArray | None", held)
+    return cast("AnyArray", views[name] if name in views else views.setdefault(name, np.asarray(held)))
 
 
 class Decodes(Protocol):
-    """A tokenizer, as far as `SampledSequence.text` uses it."""
+    """The part of a tokenizer that `SampledSequence.text` uses."""
 
     def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -212,7 +208,9 @@ class Decodes(Protocol):
 
 @model(kw_only=False)
 class SampledSequence(Model):
-    """One sampled continuation, with its numbers as received; lists and arrays are created on first access.
+    """One sampled continuation of a prompt: its tokens, their log-probabilities and the reason of its end.
+
+    Lists are made on first access. So are the arrays of tokens and log-probabilities of a protobuf response.
 
     >>> sequence = SampledSequence("length", "seq-1", np.array([5, 6]), np.array([-1.0, -2.0]))
     >>> sequence.tokens, sequence.logprobs
@@ -237,16 +235,13 @@ class SampledSequence(Model):
     def _repr_items(self) -> Iterator[tuple[str, Any]]:
         yield from super()._repr_items()
         array = self.tokens_np
-        long = self._tokens_list is None and array is not None and array.size > _SHOWN_TOKENS
-        yield "tokens", _LongRepr(array) if long else self.tokens
+        yield "tokens", self.tokens if array is None or self._tokens_list is not None else ArrayHead(array)
 
     @property
     def tokens(self) -> list[int]:
         """The token ids as a list."""
-        if self._tokens_list is not None:
-            return self._tokens_list
-        held: Any = self._tokens
-        made: list[int] = _view(self._views, "tokens", lambda: [] if held is None else held.tolist())
+        held = c_array("i") if self._tokens is None else self._tokens
+        made: list[int] = _list_view(self._views, "tokens", self._tokens_list, held, _listed)
         return made
 
     def text(self, tokenizer: Decodes, *, skip_special_tokens: bool = True) -> str:
@@ -265,9 +260,8 @@ class SampledSequence(Model):
 
     @property
     def tokens_np(self) -> AnyArray | None:
-        """The token ids as an array; None for a sequence that was made of lists."""
-        made: AnyArray | None = _array_view(self._views, "tokens_np", self._tokens)
-        return made
+        """The token ids as an array; None if the sequence was made without `tokens_np`."""
+        return _array_view(self._views, "tokens_np", self._tokens)
 
     @property
     def length(self) -> int:
@@ -277,26 +271,23 @@ class SampledSequence(Model):
 
     @property
     def logprobs(self) -> list[float] | None:
-        """The log-probability of each token as a list; None if the response has none."""
-        held: Any = self._logprobs
-        if held is None or self._logprobs_list is not None:
-            return self._logprobs_list
-        made: list[float] = _view(self._views, "logprobs", held.tolist)
+        """The log-probability of each token as a list; None, or [] from some servers, if there are none."""
+        given = self._logprobs_list
+        made: list[float] | None = _list_view(self._views, "logprobs", given, self._logprobs, _listed)
         return made
 
     @property
     def logprobs_np(self) -> AnyArray | None:
-        """The log-probability of each token as an array; None if the response has none."""
-        made: AnyArray | None = _array_view(self._views, "logprobs_np", self._logprobs)
-        return made
+        """The log-probabilities as an array; None if there are none, or if `logprobs_np` was not given."""
+        return _array_view(self._views, "logprobs_np", self._logprobs)
 
     @property
     def topk_logprobs(self) -> TopkList | None:
-        """The likeliest tokens at each position as lists of pairs; None if not requested."""
-        topk = self.topk_logprobs_np
-        if topk is None or self._topk_logprobs_list is not None:
-            return self._topk_logprobs_list
-        made: TopkList = _view(self._views, "topk_logprobs", topk.to_lists)
+        """The likeliest tokens at each sampled position, as lists of (token id, log-probability).
+        None if the response has none. A position without scores has None in place of its list.
+        """
+        given, held = self._topk_logprobs_list, self.topk_logprobs_np
+        made: TopkList | None = _list_view(self._views, "topk_logprobs", given, held, TopkLogprobs.to_lists)
         return made
 
 
@@ -312,7 +303,7 @@ _OF_SEQUENCES = {
 
 @model(kw_only=False)
 class SampleResponse(Model):
-    """The result of a sample request: the sequences and the scores of the prompt.
+    """The result of a sample request: the sampled sequences, and the requested scores of the prompt.
 
     >>> response = SampleResponse([], np.array([np.nan, -0.5], dtype=np.float32))
     >>> response.prompt_logprobs
@@ -346,26 +337,31 @@ class SampleResponse(Model):
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """The log-probability of each prompt token, None for unscored ones; None if not requested."""
-        held: Any = self._prompt_logprobs
-        if held is None or self._prompt_logprobs_list is not None:
-            return self._prompt_logprobs_list
-        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _replace_nan(held))
+        """The log-probability of each prompt token as a list; None if the response has none.
+        A token without a score, such as the first one, has None.
+        """
+        given, held = self._prompt_logprobs_list, self._prompt_logprobs
+        made: list[float | None] | None = _list_view(
+            self._views, "prompt_logprobs", given, held, _replace_nan
+        )
         return made
 
     @property
     def prompt_logprobs_np(self) -> AnyArray | None:
-        """The log-probability of each prompt token as an array, NaN for unscored ones."""
-        made: AnyArray | None = _array_view(self._views, "prompt_logprobs_np", self._prompt_logprobs)
-        return made
+        """The log-probability of each prompt token as an array, with NaN for a token without a score.
+        None if the response has none, or was made without `prompt_logprobs_np`.
+        """
+        return _array_view(self._views, "prompt_logprobs_np", self._prompt_logprobs)
 
     @property
     def topk_prompt_logprobs(self) -> TopkList | None:
-        """The likeliest tokens at each prompt position as lists of pairs; None if not requested."""
-        topk = self.topk_prompt_logprobs_np
-        if topk is None or self._topk_prompt_logprobs_list is not None:
-            return self._topk_prompt_logprobs_list
-        made: TopkList = _view(self._views, "topk_prompt_logprobs", topk.to_lists)
+        """The likeliest tokens at each prompt position, as lists of (token id, log-probability).
+        None if the response has none. A position without scores has None in place of its list.
+        """
+        given, held = self._topk_prompt_logprobs_list, self.topk_prompt_logprobs_np
+        made: TopkList | None = _list_view(
+            self._views, "topk_prompt_logprobs", given, held, TopkLogprobs.to_lists
+        )
         return made
 
 
@@ -375,7 +371,7 @@ def _replace_nan(held: AnyArray) -> list[float | None]:
 
 @model
 class SampleRequest(Model):
-    """One request for samples of a prompt.
+    """A request for `num_samples` continuations of a prompt.
 
     >>> prompt = ModelInput.from_ints([1, 2])
     >>> SampleRequest(prompt=prompt, sampling_params=SamplingParams(max_tokens=4)).num_samples
@@ -400,7 +396,7 @@ class SampleRequest(Model):
     type: Literal["sample"] = "sample"
 
     def validate(self) -> None:
-        """Check for values that every server refuses, and report all problems at once.
+        """Check the request without sending it, and report all problems in one error.
 
         Raises:
             InvalidInputError: `problems` lists each problem with its path.

@@ -1,6 +1,6 @@
 """The searches for sessions and checkpoints: requests, results, and the states of a session.
 
-The search for checkpoints is experimental: the service may change it.
+Both searches are experimental: the service may change them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ SessionStatusQuery: TypeAlias = (
 
 @model
 class SessionSearchCursor(Model):
-    """The position of the next page: pass a response's `next_cursor` back unchanged."""
+    """The position of the next page of sessions. Give a response's `next_cursor` to the next search."""
 
     __response__ = True
 
@@ -107,13 +107,16 @@ class SessionSearchCursor(Model):
 
 @model
 class SessionSearchRequest(Model):
-    """A search for sessions. All conditions must hold; of id and name, one is enough.
+    """A search for sessions that meet all given conditions.
+
+    If both `session_id` and `display_name` are given, a session needs to match only one of them.
 
     Attributes:
         session_id: the id of the session.
         project_ids: the projects to search; None means all that the caller may list.
         user_metadata: entries that the session must have.
         display_name: words that the name must contain, in capitals or small letters.
+        owner: the owners of the sessions.
         statuses: the states to search for; None means any.
         limit: the size of a page, 1 to 200.
         cursor: None for the first page.
@@ -175,7 +178,7 @@ SessionFailedReason: TypeAlias = (
 
 @model
 class SessionFailed(Model):
-    """The state of a session that failed because of the user or of the service."""
+    """The state of a session that failed through a fault of the user or of the service."""
 
     __response__ = True
 
@@ -254,7 +257,7 @@ SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinis
 
 @model
 class SessionSummary(Model):
-    """One session in the result of a search, without `status` if its state is unknown.
+    """One session in the result of a search. `status` is None if the state of the session is unknown.
 
     >>> found = SessionSummary(
     ...     session_id="s-1",
@@ -297,7 +300,7 @@ class SessionSearchResponse(Model):
 
 @model
 class CheckpointSearchCursor(Model):
-    """The position of the next page: pass a response's `next_cursor` back unchanged."""
+    """The position of the next page of checkpoints. Give a response's `next_cursor` to the next search."""
 
     __response__ = True
 

@@ -7,34 +7,35 @@ from tinker_sync.types._model import Model, model
 
 @model
 class ClientConfigRequest(Model):
-    """A request for the settings of a client that uses this version of the protocol."""
+    """A request for the settings that apply to clients of version `sdk_version` of the protocol."""
 
     sdk_version: str
 
 
 @model
 class ClientConfigResponse(Model):
-    """The service's settings for its clients; a setting that it leaves out has the default below.
+    """The service's settings for its clients. A setting that the answer leaves out has the default below.
 
     Attributes:
         pjwt_auth_enabled: exchange the credential for a short-lived token.
-        credential_default_source: "credential_cmd" exchanges the output of the user's command, not the key.
-        sample_dispatch_bytes_semaphore_size: most bytes of sample requests in flight at once.
-        inflight_response_bytes_semaphore_size: most bytes of results fetched at once.
+        credential_default_source: "credential_cmd" demands the output of the user's credential command for
+            the exchange; other values allow the API key.
+        sample_dispatch_bytes_semaphore_size: the limit on bytes of sample requests in flight at once.
+        inflight_response_bytes_semaphore_size: the limit on bytes of results fetched at once.
         parallel_fwdbwd_chunks: send the chunks of one pass side by side.
         proto_compress_fwdbwd: compress the bodies of passes.
         fwdbwd_max_chunk_len: most datums of a chunk.
         fwdbwd_max_chunk_bytes_count: most bytes of a chunk, by estimate.
-        fwdbwd_dispatch_bytes_semaphore_size: most bytes of passes in flight at once.
-        billing_exception_max_pause_duration_sec: the longest wait for an unpaid account.
-        sample_no_retries: send a sample once only.
-        sample_enable_stuck_detection: fail samples when none of them makes progress.
-        sample_max_concurrent_requests: most samples in progress at once.
-        use_pyqwest_transport: a transport of the reference client; ignored here.
+        fwdbwd_dispatch_bytes_semaphore_size: the limit on bytes of passes in flight at once.
+        billing_exception_max_pause_duration_sec: the longest wait for the payment of an unpaid account.
+        sample_no_retries: submit each sample only once, except those of `compute_logprobs`.
+        sample_enable_stuck_detection: a setting of the reference client; ignored here.
+        sample_max_concurrent_requests: most samples in progress; unused with `sample_use_retrieve_futures`.
+        use_pyqwest_transport: a transport of the reference client, the vendor's own; ignored here.
         create_model_via_load_weights: make a model and load its weights in one request.
-        sample_use_retrieve_futures: wait for all samples of a session in one request.
-        custom_loss_server_side: custom losses run on the server.
-        sample_join_sampling_session: ask for a number before sharing a sampling session.
+        sample_use_retrieve_futures: wait for all samples of a sampling session in one request.
+        custom_loss_server_side: custom losses can run on the server.
+        sample_join_sampling_session: the server gives each process that shares a sampling session a number.
 
     >>> ClientConfigResponse().fwdbwd_max_chunk_len
     1024
@@ -64,12 +65,12 @@ class ClientConfigResponse(Model):
 
 @model
 class ClientDynamicConfigResponse(Model):
-    """Settings that may change while a client runs.
+    """The service's settings that may change while a client runs.
 
     Attributes:
-        refresh_interval_sec: the time until the next request for these settings.
-        sample_cancel_enabled: report abandoned samples to the server.
-        sample_cancel_max_batch_size: most samples in one such report.
+        refresh_interval_sec: the time after which the client asks for these settings again.
+        sample_cancel_enabled: cancel samples at the server when the client gives them up.
+        sample_cancel_max_batch_size: ignored here; each request cancels one sample.
 
     >>> ClientDynamicConfigResponse(refresh_interval_sec=60).sample_cancel_enabled
     False

@@ -9,7 +9,7 @@ from tinker_sync.types._model import Model, model
 
 @model
 class CreateSessionRequest(Model):
-    """A request to open a session; `sdk_version` is the version of the client's protocol.
+    """A request to open a session. `sdk_version` is the version of the protocol that the client uses.
 
     >>> request = CreateSessionRequest(tags=["night-run"], user_metadata={}, sdk_version="0.36.0")
     >>> request.display_name is None
@@ -26,7 +26,7 @@ class CreateSessionRequest(Model):
 
 @model
 class CreateSessionResponse(Model):
-    """The new session, with the service's messages for its user."""
+    """The id of a new session, with the service's messages for the user."""
 
     __response__ = True
 
@@ -39,7 +39,7 @@ class CreateSessionResponse(Model):
 
 @model
 class SessionHeartbeatRequest(Model):
-    """A heartbeat, which keeps a session alive."""
+    """A heartbeat: a request that keeps a session alive."""
 
     session_id: str
     type: Literal["session_heartbeat"] = "session_heartbeat"

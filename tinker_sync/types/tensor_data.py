@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tinker_sync._numpy import AnyArray, Int64Array, np
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.types._arrays import (
+    ArrayHead,
     array_of_torch,
     dtype_name,
     quick_hash,
@@ -16,7 +17,8 @@ from tinker_sync.types._arrays import (
 )
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._csr import check_indices, compress, expand
-from tinker_sync.types._model import Model, advising, refuse, short_repr
+from tinker_sync.types._model import Model, advising
+from tinker_sync.types._structured import refuse
 from tinker_sync.types.scalars import TensorDtype as TensorDtype
 
 if TYPE_CHECKING:
@@ -30,23 +32,25 @@ _DTYPES = ("int64", "float32")
 
 
 class _Unlocked(Model):
-    """A tensor under construction, with fields that can be assigned."""
+    """A `TensorData` under construction, whose fields can still be assigned."""
 
     __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
 
     dtype: TensorDtype
     shape: list[int] | None
-    """The dense shape; None means one dimension, as long as the data."""
+    """The dense shape that is sent; None sends the values of the data in one dimension."""
     _numpy: AnyArray
     _crow: Int64Array | None
     _col: Int64Array | None
 
 
 class TensorData(_Unlocked):
-    """Values of one tensor with their wire dtype, dense or sparse CSR. Immutable; threads may share it.
+    """One tensor as requests and answers contain it: int64 or float32, dense or sparse (CSR).
 
-    An array that already has the dtype is kept without a copy: do not write into it while a request is in
-    flight. A retry that finds the array changed fails, because it would send other bytes.
+    Immutable; threads may share it. An array that already has the dtype is kept without a copy: do not write
+    into it while a request is in flight. A retry that finds the array changed fails, because it would send
+    other bytes than the first try.
+
     Two tensors are equal if dtype, shape, layout and values are equal (NaN equals NaN).
 
     >>> TensorData(data=[1, 2, 3], dtype="int64")
@@ -70,13 +74,14 @@ class TensorData(_Unlocked):
 
         Args:
             data: the values: a sequence, numpy array or torch tensor of numbers; if sparse, the listed cells.
-            dtype: "int64" or "float32".
-            shape: the dense shape; needed for a sparse tensor.
+                None stands for no values.
+            dtype: "int64" or "float32"; required.
+            shape: the dense shape; required for a sparse tensor. One size of a dense tensor may be -1.
             sparse_crow_indices: CSR row pointers, one more than there are rows.
             sparse_col_indices: CSR column of each listed cell.
 
         Raises:
-            TypeError: the dtype is missing, or the data contain no numbers.
+            TypeError: the dtype is missing, or the data cannot contain numbers, such as a text.
             InvalidInputError: the dtype cannot hold a value, the shape does not fit, or the indices are bad.
         """
         if dtype is None:
@@ -122,7 +127,7 @@ class TensorData(_Unlocked):
         crow: Int64Array | None = None,
         col: Int64Array | None = None,
     ) -> Self:
-        """Create a tensor over checked arrays, without copies."""
+        """Create a tensor from arrays that are already checked, without copies."""
         if cls is not TensorData:  # a subclass may have another layout
             made = cls.__new__(cls)
             made._assign(values, dtype, shape, crow, col)
@@ -214,12 +219,14 @@ class TensorData(_Unlocked):
 
     @classmethod
     def _of(cls, values: AnyArray) -> Self:
-        """Create a dense tensor from an array with a wire dtype."""
+        """Create a dense tensor from an int64 or float32 array."""
         return cls._wrap(values, dtype_name(values), list(values.shape))
 
     @classmethod
     def from_numpy(cls, array: npt.ArrayLike) -> Self:
         """Create a dense tensor: floats become float32, whole numbers and booleans int64.
+
+        Values that do not fit raise the same errors as in the constructor.
 
         >>> TensorData.from_numpy(np.array([1, 2], dtype=np.uint8)).dtype
         'int64'
@@ -228,14 +235,18 @@ class TensorData(_Unlocked):
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> Self:
-        """Create a dense tensor from a torch tensor, detached; it shares memory if possible."""
+        """Create a dense tensor from a torch tensor like `from_numpy`, over the same memory if possible."""
         return cls._of(wire_array(tensor, "TensorData.from_torch"))
 
     @classmethod
     def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
         """Create a sparse tensor (CSR) of a 2-D array, without the cells equal to `pad_value`.
 
-        The tensor is dense if CSR is not smaller, or if the array is not 2-D.
+        The tensor is dense if CSR does not have fewer numbers than the array, or if the array is not 2-D.
+
+        Raises:
+            TypeError: `pad_value` is not a whole number, or the array cannot contain numbers.
+            InvalidInputError: a value is not a number or does not fit.
 
         >>> TensorData.from_numpy_sparse(np.diag([5] * 9)).sparse_col_indices
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -261,6 +272,10 @@ class TensorData(_Unlocked):
     def to_numpy(self, pad_value: int = 0) -> AnyArray:
         """Return the dense array: the stored one, or for CSR a new one with `pad_value` in unlisted cells.
 
+        Raises:
+            InvalidInputError: a sparse tensor lists a cell twice.
+            TypeError: the tensor is sparse, and `pad_value` is not a whole number.
+
         >>> TensorData([7.0], "float32", [2, 3], [0, 0, 1], [2]).to_numpy(pad_value=-1).tolist()
         [[-1.0, -1.0, -1.0], [-1.0, -1.0, 7.0]]
         """
@@ -270,10 +285,12 @@ class TensorData(_Unlocked):
         return expand(self._numpy, self.shape, self._crow, self._col, pad)
 
     def to_torch(self, pad_value: int = 0) -> torch.Tensor:
-        """Return the dense torch tensor; it shares memory with `to_numpy()` if that is writable.
+        """Return a dense torch tensor. It shares the memory of `to_numpy()` if torch can use it.
+
+        Torch cannot use read-only arrays and negative strides; such values are copied.
 
         Raises:
-            MissingExtraError: torch is not installed.
+            MissingExtraError: torch is not installed. Other errors are those of `to_numpy`.
         """
         try:
             import torch
@@ -285,7 +302,7 @@ class TensorData(_Unlocked):
         return torch.from_numpy(values)
 
     def tolist(self, pad_value: int = 0) -> list[Any]:
-        """Return the dense values as nested lists.
+        """Return the values of `to_numpy` as nested lists: dense, with `pad_value` in unlisted cells.
 
         >>> TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2]).tolist()
         [[1, 2], [3, 4]]
@@ -313,7 +330,7 @@ class TensorData(_Unlocked):
         return self._numpy.shape if self.shape is None or self._crow is None else tuple(self.shape)
 
     def _repr_items(self) -> Iterable[tuple[str, Any]]:
-        yield "data", _Head(self._numpy)
+        yield "data", ArrayHead(self._numpy)
         yield "dtype", self.dtype
         yield "shape", self.shape
         if self.is_sparse:
@@ -323,27 +340,7 @@ class TensorData(_Unlocked):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (
-            type(self),
-            self._numpy,
-            self.dtype,
-            self.shape,
-            self._crow,
-            self._col,
-        )
-
-
-class _Head:
-    """The first values of an array, with the repr of a list."""
-
-    def __init__(self, array: AnyArray) -> None:
-        self._array = array
-
-    def __repr__(self) -> str:
-        size = self._array.size
-        # `reshape(-1)` would copy all of a transposed array.
-        head = self._array.flat[: 8 if size <= 8 else 3].tolist()
-        return short_repr(head) if size <= 8 else f"{short_repr(head)[:-1]}, … {size} items]"
+        return _rebuild, (type(self), self._numpy, self.dtype, self.shape, self._crow, self._col)
 
 
 def _rebuild(
@@ -355,6 +352,16 @@ def _rebuild(
     col: Int64Array | None,
 ) -> TensorData:
     return cls._wrap(values, dtype, shape, crow, col)
+
+
+def not_tensors(inputs: Mapping[str, object]) -> list[str]:
+    """Return a problem for each input of a loss that is no `TensorData`, such as a list put in later."""
+    return [
+        f".loss_fn_inputs[{name!r}]: expected TensorData, got {type(value).__name__}; "
+        "make a new Datum with it, which converts it"
+        for name, value in inputs.items()
+        if not isinstance(value, TensorData)
+    ]
 
 
 _size = cast("Callable[[Any], int]", converter_for(int, "TensorData.shape"))

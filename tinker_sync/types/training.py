@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,7 +24,6 @@ __all__ = ["ForwardBackwardInput", "ForwardBackwardOutput", "ForwardBackwardRequ
 
 LossFnConfig: TypeAlias = Mapping[str, float | str]
 
-
 _SAMPLED = ("target_tokens", "logprobs", "advantages")
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("target_tokens",),
@@ -35,22 +35,26 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 """The inputs that each loss of the service needs. The server checks the inputs of other losses."""
 
+_KNOWN = frozenset(name for names in _NEEDED.values() for name in names)
+
 _SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
 
-
 _DATUMS_ONLY = {Datum}
-
 
 REFERENCE: Final = "reference_logprobs"
 """The input with the log-probabilities of a reference model, for ready-made losses. Servers refuse it."""
 
 
 def listed_data(given: Iterable[Datum], *, with_reference: bool = True) -> list[Datum]:
-    """Copy the examples of a call to a list, with or without the input `REFERENCE`.
+    """Return the examples of a call in a new list.
+
+    Args:
+        given: the examples.
+        with_reference: False leaves out the input `reference_logprobs`, in copies of the datums that have it.
 
     Raises:
         InvalidInputError: `given` is a single datum.
-        TypeError: `given` is not a list of datums.
+        TypeError: `given` does not consist of datums.
     """
     if isinstance(given, Datum):
         raise InvalidInputError(_SINGLE)
@@ -66,7 +70,9 @@ def listed_data(given: Iterable[Datum], *, with_reference: bool = True) -> list[
 def _data(given: Any) -> list[Datum]:
     if isinstance(given, Datum):
         raise TypeError(_SINGLE)
-    if type(given) is not list and (isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)):
+    if type(given) is not list and (
+        isinstance(given, (str, Mapping, Model)) or not isinstance(given, Iterable)
+    ):
         raise TypeError(f"data: expected a list of Datum, got {type(given).__name__}")
     data = list(given)
     if set(map(type, data)) != _DATUMS_ONLY:
@@ -94,7 +100,7 @@ def _setting(name: str, value: Any) -> float | str:
 
 @model(kw_only=False)
 class ForwardBackwardInput(Model):
-    """The examples, the loss and its settings.
+    """The input of a training pass: the examples, the loss, and the settings of the loss.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})
@@ -115,7 +121,7 @@ class ForwardBackwardInput(Model):
         ) -> None: ...
 
     def validate(self) -> None:
-        """Check every datum and report all problems at once.
+        """Check that there is a datum, and that each one is valid and has the inputs that a known loss needs.
 
         Raises:
             InvalidInputError: `problems` names each place, such as ``data[3].loss_fn_inputs['weights'][17]``.
@@ -126,8 +132,10 @@ class ForwardBackwardInput(Model):
         tinker_sync.errors.InvalidInputError: data: is empty; give at least one Datum
         """
         needed = frozenset(_NEEDED.get(self.loss_fn, ()))
-        if self.data and are_surely_valid(self.data, needed):
-            return
+        # An input that is no `TensorData` lacks its attributes; the full check names it.
+        with suppress(AttributeError):
+            if self.data and are_surely_valid(self.data, needed):
+                return
         if problems := list(self._problems()):
             refuse_all(problems)
 
@@ -144,7 +152,7 @@ class ForwardBackwardInput(Model):
 
 
 def _missing(name: str, path: str, loss_fn: str, datum: Datum) -> str:
-    others = [other for other in datum.loss_fn_inputs if other not in _NEEDED["gspo"]]
+    others = [other for other in datum.loss_fn_inputs if other not in _KNOWN]
     close = find_closest(name, others)
     hint = f"; did you mean it by {close!r}?" if close else ""
     return f"{path}.loss_fn_inputs[{name!r}]: is missing; {loss_fn} needs it{hint}"
@@ -152,7 +160,7 @@ def _missing(name: str, path: str, loss_fn: str, datum: Datum) -> str:
 
 @model(kw_only=False)
 class ForwardBackwardRequest(Model):
-    """One numbered forward and backward pass of a model."""
+    """A request for one forward and backward pass of a model. `seq_id` is the sequence number of the call."""
 
     forward_backward_input: ForwardBackwardInput
     model_id: str
@@ -161,7 +169,7 @@ class ForwardBackwardRequest(Model):
 
 @model(kw_only=False)
 class ForwardRequest(Model):
-    """One numbered forward pass of a model; servers of older protocols have a separate call for it."""
+    """A request for one forward pass of a model, for servers that do not know the field `forward_only`."""
 
     forward_input: ForwardBackwardInput
     model_id: str
@@ -187,7 +195,7 @@ def _outputs(given: Any) -> list[LossFnOutput]:
 
 @model(kw_only=False)
 class ForwardBackwardOutput(Model):
-    """The result of a pass: one record of tensors for each datum, and metrics named ``name:reduction``.
+    """The result of a training pass: named tensors for each datum, and metrics named ``name:reduction``.
 
     >>> ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5}).metrics["loss:sum"]
     1.5

@@ -1,7 +1,7 @@
 """Saving, loading, copying and uploading weights: requests and results.
 
-The upload is experimental: the service may change it. Reprs and errors hide the access token for another
-user's weights.
+The upload is experimental: the service may change it. A request may carry an access token for another user's
+weights; reprs and errors hide the token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SaveWeightsRequest(Model):
     Attributes:
         path: the name of the checkpoint, not a path.
         ttl_seconds: the time after which the server may delete it; None means never.
-        overwrite: replace a checkpoint of the same name and its metadata.
+        overwrite: replace a checkpoint of the same name, and its metadata.
 
     >>> SaveWeightsRequest(model_id="run-1", path="step-100", seq_id=7).overwrite
     False
@@ -66,20 +66,25 @@ class SaveWeightsResponse(Model):
     type: Literal["save_weights"] | None = None
 
     def get_console_url(self) -> str:
-        """Return the checkpoint's console address. Raises `InvalidInputError` for a malformed path."""
+        """Return the address of the checkpoint in the web console.
+
+        Raises `InvalidInputError` for a malformed path.
+        """
         return _console_url(self.path)
 
 
 @model
 class SaveWeightsForSamplerRequest(Model):
-    """A request to save a model's weights for sampling, by name or for one private sampling session.
+    """A request to save a model's weights for sampling.
+
+    A save with a name is a checkpoint. A save without a name serves one new sampling session.
 
     Attributes:
         path: the name of the checkpoint; None with `sampling_session_seq_id`.
         sampling_session_seq_id: the number of the future sampling session within its session.
         ttl_seconds: the time after which the server may delete it; None means never.
-        kind: ``"snapshot"`` keeps the weights of this save. ``"inflight"`` moves all inflight samplers of the
-            model to the newest inflight save.
+        kind: ``"snapshot"`` keeps the weights of this save. ``"inflight"`` sets them in the samplers of all
+            earlier inflight saves of the model too, and later inflight saves replace them.
 
     >>> SaveWeightsForSamplerRequest(model_id="run-1", sampling_session_seq_id=0, seq_id=7).path is None
     True
@@ -97,7 +102,7 @@ class SaveWeightsForSamplerRequest(Model):
 
 @model
 class SaveWeightsForSamplerResponse(Model):
-    """The path of the weights for sampling.
+    """The path of weights that were saved for sampling.
 
     >>> saved = SaveWeightsForSamplerResponse(path="tinker://run-1/sampler_weights/a")
     >>> saved.get_console_url()
@@ -112,11 +117,14 @@ class SaveWeightsForSamplerResponse(Model):
     type: Literal["save_weights_for_sampler"] | None = None
 
     def get_console_url(self) -> str:
-        """Return the checkpoint's console address. Raises `InvalidInputError` for a malformed path."""
+        """Return the address of the checkpoint in the web console.
+
+        Raises `InvalidInputError` for a malformed path.
+        """
         return _console_url(self.path)
 
     def get_playground_url(self) -> str:
-        """Return the address of the checkpoint's playground in the web console."""
+        """Return the address of the console's playground, a page on which people try out the checkpoint."""
         return playground_url(self.path)
 
 
@@ -137,7 +145,8 @@ class SaveWeightsExternalRequest(Model):
 
     Attributes:
         path: the name of the checkpoint, not a path.
-        age_encryption_recipients: public keys of the age format; each file is encrypted to all of them.
+        age_encryption_recipients: public keys of the age format; the owner of any of them can decrypt the
+            files. None exports files without encryption.
 
     >>> SaveWeightsExternalRequest(model_id="run-1", path="final").age_encryption_recipients is None
     True
@@ -167,7 +176,7 @@ class SaveWeightsExternalResponse(Model):
 
 @model
 class SaveWeightsExternalResponseInternal(Model):
-    """The server's answer to an export, with the size of the export."""
+    """The server's answer to an export: the path and the size of the exported files."""
 
     __response__ = True
 
@@ -189,7 +198,7 @@ class LoadWeightsRequest(Model):
     """A request to load a checkpoint into a model: an existing one (`model_id`) or a new one of a session.
 
     Attributes:
-        session_id: with `model_seq_id`, creates the model; `model_id` is absent then.
+        session_id: the session of the new model, given with `model_seq_id` and without `model_id`.
         base_model: another base for the new model, such as one with a longer context.
         path: the checkpoint's ``tinker://`` path.
         optimizer: load the optimizer state too.
@@ -218,7 +227,7 @@ class LoadWeightsRequest(Model):
 
 @model
 class LoadWeightsResponse(Model):
-    """The result of a load, with its path and model.
+    """The answer to a load: the path of the checkpoint, and the id of the model that loaded it.
 
     >>> LoadWeightsResponse(path="tinker://run-1/weights/a").model_id is None
     True
@@ -233,7 +242,10 @@ class LoadWeightsResponse(Model):
 
 @model
 class CopyWeightsRequest(Model):
-    """A request to copy a checkpoint into the user's project or into a model slot of a session.
+    """A request to copy a checkpoint into a new training run.
+
+    The run belongs to the project `destination_project_id`, or to a session, with the number `model_seq_id`
+    among the models of the session.
 
     >>> request = CopyWeightsRequest(source_path="tinker://run-1/weights/a", weights_access_token="secret")
     >>> "secret" in repr(request)
@@ -250,7 +262,7 @@ class CopyWeightsRequest(Model):
 
 @model
 class CopyWeightsResponse(Model):
-    """The path of the copy."""
+    """The path of the copied checkpoint."""
 
     __response__ = True
 
@@ -259,7 +271,7 @@ class CopyWeightsResponse(Model):
 
 @model
 class WeightsInfoResponse(Model):
-    """The facts about a checkpoint that are needed to create a model for it.
+    """The description of a checkpoint: what a client needs to create a model that can load it.
 
     >>> WeightsInfoResponse(base_model="org/base", is_lora=True, lora_rank=32).optimizer_config.type
     'adamw'
@@ -326,7 +338,7 @@ class ExternalWeightsUploadFinishRequest(Model):
 
 @model
 class ExternalWeightsUploadFinishResult(Model):
-    """The checkpoint created from an upload.
+    """The path of the checkpoint that was created from an upload.
 
     >>> ExternalWeightsUploadFinishResult(tinker_path="tinker://run-1/external_weights/up-1").tinker_path
     'tinker://run-1/external_weights/up-1'

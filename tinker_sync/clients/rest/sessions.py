@@ -17,7 +17,7 @@ from tinker_sync.errors import TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
-from tinker_sync.types._model import short_repr
+from tinker_sync.types._structured import short_repr
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
 

@@ -1,7 +1,8 @@
-"""Images come from bytes, files and Pillow; damaged and unknown ones are refused."""
+"""Images come from bytes, files and Pillow. Damaged and unknown files are refused, as is damaged audio."""
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tinker_sync import ImageChunk, InvalidInputError
+from tinker_sync.types import DmelChunk, ModelInput
 
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
@@ -133,3 +135,50 @@ def test_other_objects_are_refused() -> None:
 def test_the_size_of_a_damaged_chunk_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"ImageChunk\.data: expected a PNG or JPEG"):
         ImageChunk(data=b"...", format="png").size  # noqa: B018  # the access is the test
+
+
+# ------------------------------------------------------------------------------------------------ audio
+@pytest.mark.parametrize(
+    ("dmel", "length"),
+    [
+        (bytes([0, 1, 12]), 12),
+        (bytes([7, 2, 3, 80]), 3),
+        (bytes([254, 0, 1, 5]), 5),
+        (bytes([0, 1, 0]), 0),
+        (bytes([0, 1, 0x80, 0x01]), 128),
+        (bytes([0, 1, *[0xFF] * 8, 0x7F]), 2**63 - 1),
+        (bytes([0, 1, 12]) + b"payload", 12),
+        (bytes([0, 1, 0x85, *[0x80] * 8, 0x00]), 5),
+    ],
+)
+def test_the_header_of_audio_gives_its_length(dmel: bytes, length: int) -> None:
+    chunk = DmelChunk(dmel=dmel)
+    assert chunk.length == length
+    assert DmelChunk(dmel=base64.b64encode(dmel).decode()) == chunk
+    assert ModelInput(chunks=[chunk]).append_int(1).length == length + 1
+
+
+@pytest.mark.parametrize(
+    "dmel",
+    [
+        b"",
+        bytes([0]),
+        bytes([0, 1]),
+        bytes([0, 0]),
+        bytes([0, 2, 3]),
+        bytes([8, 1, 12]),
+        bytes([255, 1, 12]),
+        bytes([254]),
+        bytes([254, 254, 1, 12]),
+        bytes([0, 1, 0x80]),
+        bytes([0, 1, *[0xFF] * 9, 0x01]),
+        bytes([0, 1, *[0x80] * 9, 0x01, 0x00]),
+        bytes([0, 1, 0x85, *[0x80] * 9, 0x00]),
+        bytes([0, 1, *[0x80] * 30]),
+        bytes([0, *[0xFF] * 8, 0x7F]),
+    ],
+    ids=lambda dmel: dmel.hex(),
+)
+def test_a_damaged_header_of_audio_is_refused(dmel: bytes) -> None:
+    with pytest.raises(InvalidInputError, match=r"^DmelChunk\.dmel: "):
+        DmelChunk(dmel=dmel).length  # noqa: B018  # the access is the test

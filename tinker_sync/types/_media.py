@@ -1,4 +1,4 @@
-"""Format, width and height of an image file, read from its header. Pure functions; they decode no pixels."""
+"""Readers of the headers of image files and audio tensors: format and size. Pure; they decode no content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inspect_image(data: bytes, where: str) -> Picture:
         where: the name of the data in error messages.
 
     Raises:
-        InvalidInputError: the file is of another format, damaged or truncated.
+        InvalidInputError: the file is of another format, damaged, truncated or without pixels.
     """
     if data.startswith(_PNG):
         found = _read_png(data)
@@ -63,7 +63,10 @@ def _read_png(data: bytes) -> Picture | None:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, position and length of each chunk; the last chunk of a truncated file may be incomplete."""
+    """Yield the kind of each PNG chunk, and the position and the length of the chunk's data.
+
+    The data of the last chunk may be incomplete, if the file is truncated.
+    """
     at = len(_PNG)
     while at + 12 <= len(data):
         length = _read_number(data, at, 4)
@@ -93,3 +96,47 @@ def _read_jpeg(data: bytes) -> Picture | None:
 
 def _read_number(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "big")
+
+
+# ------------------------------------------------------------------------------------------------ audio
+
+_CONSTANT_TENSOR: Final = 254
+_LAST_DTYPE: Final = 7
+_MAX_VARINT_BITS: Final = 63
+
+
+def read_container_shape(container: bytes) -> tuple[int, ...]:
+    """Return the shape that the header of a serialized tensor states.
+
+    The header has an optional marker, the dtype, the number of dimensions and the size of each dimension.
+
+    Raises:
+        InvalidInputError: the header is damaged or cut short, or the tensor has no dimensions.
+    """
+    octets = iter(container)
+    kind = _next_octet(octets)
+    if kind == _CONSTANT_TENSOR:
+        kind = _next_octet(octets)
+    if kind > _LAST_DTYPE:
+        raise InvalidInputError(f"DmelChunk.dmel: unknown dtype {kind} in the tensor header")
+    dimensions = _next_varint(octets)
+    if dimensions == 0:
+        raise InvalidInputError("DmelChunk.dmel: the tensor has no dimensions")
+    return tuple(_next_varint(octets) for _ in range(dimensions))
+
+
+def _next_octet(octets: Iterator[int]) -> int:
+    octet = next(octets, None)
+    if octet is None:
+        raise InvalidInputError("DmelChunk.dmel: the tensor header is cut short")
+    return octet
+
+
+def _next_varint(octets: Iterator[int]) -> int:
+    value = 0
+    for shift in range(0, _MAX_VARINT_BITS + 1, 7):
+        octet = _next_octet(octets)
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80 and value < 2**_MAX_VARINT_BITS:
+            return value
+    raise InvalidInputError("DmelChunk.dmel: a number in the tensor header is too large")
