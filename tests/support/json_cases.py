@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
-import pytest
 from support.random_models import flat_models, random_arguments, random_json
 
 from tinker_sync.types import ForwardBackwardOutput, SampleResponse, SamplingParams
+from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.json import HAS_ORJSON, STANDARD_LIBRARY, Backend, Orjson
 
 BACKENDS: list[Backend] = [STANDARD_LIBRARY, *([Orjson()] if HAS_ORJSON else [])]
 
-both_backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: type(backend).__name__)
+
+class Codec:
+    """The functions of `tinker_sync.wire.json` with one back end."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.decode = partial(wire_json.decode, backend=backend)
+        self.encode = partial(wire_json.encode, backend=backend)
+        self.loads = partial(wire_json.loads, backend=backend)
+        self.dumps = partial(wire_json.dumps, backend=backend)
 
 
 def answer_kinds() -> dict[str, type[Any]]:

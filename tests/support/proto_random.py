@@ -8,7 +8,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
+
+MESSAGES = tuple(value for value in vars(tables).values() if isinstance(value, Message))
+"""Every table of the protocol."""
 
 _RANGES = {
     "int32": (-(2**31), 2**31 - 1),

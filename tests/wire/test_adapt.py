@@ -10,15 +10,6 @@ import pytest
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
-from tinker_sync.types import (
-    Datum,
-    ForwardBackwardInput,
-    ForwardBackwardRequest,
-    ModelInput,
-    SampleRequest,
-    SamplingParams,
-    TensorData,
-)
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
     json_body,
@@ -34,14 +25,14 @@ TUFT = decide(200, {"fwdbwd_max_chunk_len": 1024})
 assert isinstance(TUFT, Dialect)
 
 
-def sample(**fields: Any) -> SampleRequest:
-    fields.setdefault("sampling_params", SamplingParams(max_tokens=4))
-    return SampleRequest(prompt=ModelInput.from_ints([1, 2, 3]), **fields)
+def sample(**fields: Any) -> types.SampleRequest:
+    fields.setdefault("sampling_params", types.SamplingParams(max_tokens=4))
+    return types.SampleRequest(prompt=types.ModelInput.from_ints([1, 2, 3]), **fields)
 
 
-def examples(*inputs: dict[str, Any], **fields: Any) -> ForwardBackwardInput:
-    data = [Datum(ModelInput.from_ints([1, 2, 3, 4]), each) for each in inputs]
-    return ForwardBackwardInput(data, "cross_entropy", **fields)
+def examples(*inputs: dict[str, Any], **fields: Any) -> types.ForwardBackwardInput:
+    data = [types.Datum(types.ModelInput.from_ints([1, 2, 3, 4]), each) for each in inputs]
+    return types.ForwardBackwardInput(data, "cross_entropy", **fields)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def examples(*inputs: dict[str, Any], **fields: Any) -> ForwardBackwardInput:
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
         ({"record_stability_info": True}, "record_stability_info"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
-        ({"target_prompt_logprobs": TensorData([1, 2], "int64", [2, 1])}, "target_prompt_logprobs"),
+        ({"target_prompt_logprobs": types.TensorData([1, 2], "int64", [2, 1])}, "target_prompt_logprobs"),
     ],
 )
 def test_sampling_features_that_would_vanish_are_refused(fields: dict[str, Any], feature: str) -> None:
@@ -71,17 +62,17 @@ def test_plain_samples_pass_everywhere() -> None:
 def test_text_in_the_loss_config_is_refused() -> None:
     given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"reduction": "mean"})
     with pytest.raises(UnsupportedByServerError, match="text in loss_fn_config"):
-        refuse_unsupported(ForwardBackwardRequest(given, "m"), TUFT)
+        refuse_unsupported(types.ForwardBackwardRequest(given, "m"), TUFT)
     refuse_unsupported(given, NEW)
     refuse_unsupported(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
 
 
 def test_provenance_is_refused() -> None:
-    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [1, 2]}).with_provenance(
+    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [1, 2]}).with_provenance(
         [types.PromptProvenanceSpan(sequence_id="s", length=2)],
         [types.SampledProvenanceSpan(sequence_id="s", length=2)],
     )
-    given = ForwardBackwardInput([datum], "cross_entropy")
+    given = types.ForwardBackwardInput([datum], "cross_entropy")
     with pytest.raises(UnsupportedByServerError, match="provenance"):
         refuse_unsupported(types.ForwardRequest(given, "m"), TUFT)
     refuse_unsupported(given, NEW)
@@ -104,27 +95,30 @@ def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
 
 
 def test_a_stop_text_travels_in_a_list_to_older_servers() -> None:
-    request = sample(sampling_params=SamplingParams(max_tokens=4, stop="END"))
+    request = sample(sampling_params=types.SamplingParams(max_tokens=4, stop="END"))
     assert normalise_sample_request(request, OLD).sampling_params.stop == ["END"]
     assert normalise_sample_request(request, NEW) is request
-    listed = sample(sampling_params=SamplingParams(max_tokens=4, stop=[5]))
+    listed = sample(sampling_params=types.SamplingParams(max_tokens=4, stop=[5]))
     assert normalise_sample_request(listed, OLD) is listed
 
 
 def test_older_servers_need_max_tokens() -> None:
-    request = sample(sampling_params=SamplingParams())
+    request = sample(sampling_params=types.SamplingParams())
     with pytest.raises(UnsupportedByServerError, match="max_tokens"):
         normalise_sample_request(request, OLD)
     assert normalise_sample_request(request, NEW) is request
+    assert normalise_sample_request(request, OLD, lambda: 4).sampling_params.max_tokens == 1
+    with pytest.raises(InvalidInputError, match="3 tokens leave no room in the context of 3"):
+        normalise_sample_request(request, OLD, lambda: 3)
 
 
 def test_sparse_and_shaped_tensors_become_flat() -> None:
     dense = np.array([[0.0, 0.0, 2.0, 0.0]], dtype=np.float32)
-    sparse = TensorData(
+    sparse = types.TensorData(
         data=[2.0], dtype="float32", shape=[1, 4], sparse_crow_indices=[0, 1], sparse_col_indices=[2]
     )
     given = examples(
-        {"target_tokens": TensorData([[1, 2, 3, 4]], "int64", [1, 4]), "weights": sparse},
+        {"target_tokens": types.TensorData([[1, 2, 3, 4]], "int64", [1, 4]), "weights": sparse},
         {"target_tokens": [1, 2, 3, 4]},
     )
     flat = normalise_forward_backward(given, OLD)
@@ -164,7 +158,7 @@ def body(request: Any, dialect: Dialect) -> dict[str, Any]:
 
 def test_json_bodies_of_older_servers() -> None:
     given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2})
-    tree = body(ForwardBackwardRequest(given, "m", 7), OLD)
+    tree = body(types.ForwardBackwardRequest(given, "m", 7), OLD)
     assert set(tree) == {"model_id", "seq_id", "forward_backward_input"}
     assert set(tree["forward_backward_input"]) == {"data", "loss_fn", "loss_fn_config"}
     assert set(tree["forward_backward_input"]["data"][0]) == {"model_input", "loss_fn_inputs"}

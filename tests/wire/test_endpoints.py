@@ -7,7 +7,7 @@ from support.each import for_each
 
 from tinker_sync import types
 from tinker_sync.types._model import Model
-from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat, find
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, find
 
 ROWS = list(ENDPOINTS.values())
 IDS = {
@@ -46,7 +46,7 @@ def test_rows_are_consistent(endpoint: Endpoint) -> None:
     assert (endpoint.request is not None) <= (endpoint.body != "none")
     assert (endpoint.result is not None) == (endpoint.promises is not None)
     assert (endpoint.reply == "UntypedAPIFuture") == (endpoint.result is not None)
-    assert (endpoint.repeat is Repeat.NUMBERED) <= (endpoint.method == "POST")
+    assert endpoint.repeatable or endpoint.method == "POST"
 
 
 @for_each("endpoint", ROWS)
@@ -67,7 +67,6 @@ def test_unknown_calls_are_not_found() -> None:
 
 def test_a_checkpoint_may_have_the_name_of_a_verb() -> None:
     found = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/publish")
-    assert found is not None
     assert (found[0].name, found[1]["checkpoint"]) == ("delete_checkpoint", "weights/publish")
 
 
@@ -79,8 +78,7 @@ def test_ids_are_encoded_and_decoded() -> None:
 
 def test_numbered_calls_carry_a_number() -> None:
     for row in ROWS:
-        if row.repeat is Repeat.NUMBERED:
-            assert row.request_type is not None
+        if not row.repeatable:
             fields = {field for field in row.request_type.__annotations__ if field.endswith("seq_id")}
             assert fields, row.name
 
@@ -93,15 +91,10 @@ def test_calls_with_other_retries_have_none_here() -> None:
 @pytest.mark.parametrize(
     ("name", "timeout_s"),
     [
-        ("retrieve_future", 45),
-        ("retrieve_futures", 45),
-        ("cancel_future", 30),
-        ("session_heartbeat", 10),
-        ("dynamic_config", 10),
-        ("telemetry", 5),
-        ("optim_step", None),
+        ("retrieve_future", 45), ("retrieve_futures", 45), ("cancel_future", 30), ("session_heartbeat", 10),
+        ("dynamic_config", 10), ("telemetry", 5), ("optim_step", None),
     ],
-)
+)  # fmt: skip
 def test_timeouts_follow_the_protocol(name: str, timeout_s: float | None) -> None:
     assert ENDPOINTS[name].timeout_s == timeout_s
 

@@ -246,19 +246,12 @@ def test_a_head_is_what_http_says() -> None:
 @pytest.mark.parametrize(
     ("method", "target", "name", "value"),
     [
-        ("GET /", "/", "a", "b"),
-        ("GET", "/ x", "a", "b"),
-        ("GET", "/\r\nX: y", "a", "b"),
-        ("GET", "/ü", "a", "b"),
-        ("GET", "/", "a b", "b"),
-        ("GET", "/", "a:", "b"),
-        ("GET", "/", "", "b"),
-        ("GET", "/", "a", "hidden\r\nX: y"),
-        ("GET", "/", "a", "hidden\nX: y"),
-        ("GET", "/", "a", "hidden\0"),
-        ("GET", "/", "a", "hidden €"),
+        ("GET /", "/", "a", "b"), ("GET", "/ x", "a", "b"), ("GET", "/\r\nX: y", "a", "b"),
+        ("GET", "/ü", "a", "b"), ("GET", "/", "a b", "b"), ("GET", "/", "a:", "b"), ("GET", "/", "", "b"),
+        ("GET", "/", "a", "hidden\r\nX: y"), ("GET", "/", "a", "hidden\nX: y"),
+        ("GET", "/", "a", "hidden\0"), ("GET", "/", "a", "hidden €"),
     ],
-)
+)  # fmt: skip
 def test_nothing_can_add_lines_to_a_head(method: str, target: str, name: str, value: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         request_head(method, target, [(name, value)])

@@ -47,7 +47,11 @@ def test_requests_may_come_in_any_pieces(size: int) -> None:
     ("content", "status"),
     [
         (b"\x00\x01\r\n\r\n", 400),
+        (b"HELLO\r\n\r\n", 400),
+        (b"GET  /a HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/2\r\n\r\n", 505),
+        (b"GET /a HTTP/1.1\r\nName : x\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nno header\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nX: a\nb\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
@@ -113,3 +117,10 @@ def test_a_client_that_waits_for_an_interim_answer_is_seen_once() -> None:
 )
 def test_the_head_decides_whether_the_connection_stays(lines: bytes, keeps: bool) -> None:
     assert parse_request_head(lines).keeps_alive is keeps
+
+
+def test_a_length_of_thousands_of_digits_is_refused() -> None:
+    long = RequestParser(max_head_bytes=10_000, max_body_bytes=100)
+    long.feed(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+    with pytest.raises(MalformedMessage, match="content-length"):
+        long.take()

@@ -10,38 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from support.each import for_each
-from support.json_cases import both_backends, random_answer
+from support.json_cases import Codec, random_answer
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types import (
-    Datum,
-    ForwardBackwardInput,
-    ForwardBackwardOutput,
-    ForwardBackwardRequest,
-    ForwardRequest,
-    ModelInput,
-    SampledSequence,
-    SampleResponse,
-    TensorData,
-    TopkLogprobs,
-)
-from tinker_sync.wire.json import Backend, decode, encode
+from tinker_sync.types import ForwardBackwardOutput, SampleResponse, TensorData
 
 FLOAT32 = np.float32(0.1)
 
 
-def refusal(body: dict[str, Any], cls: Any, backend: Backend) -> WireError:
+def refusal(body: dict[str, Any], cls: Any, codec: Codec) -> WireError:
     with pytest.raises(WireError) as caught:
-        decode(json.dumps(body).encode(), cls, backend=backend)
+        codec.decode(json.dumps(body).encode(), cls)
     return caught.value
 
 
 # ------------------------------------------------------------------------------------------------ training
-
-
-@both_backends
-def test_an_output_as_older_servers_write_it(backend: Backend) -> None:
+def test_an_output_as_older_servers_write_it(codec: Codec) -> None:
     body = {
         "loss_fn_output_type": "scalar",
         "loss_fn_outputs": [
@@ -53,7 +38,7 @@ def test_an_output_as_older_servers_write_it(backend: Backend) -> None:
         ],
         "metrics": {"total_loss:sum": 3, "grad_norm": None},
     }
-    output = decode(json.dumps(body).encode(), ForwardBackwardOutput, backend=backend)
+    output = codec.decode(json.dumps(body).encode(), ForwardBackwardOutput)
     assert output.loss_fn_output_type == "scalar"
     first, second = output.loss_fn_outputs
     assert first["elementwise_loss"] == TensorData([0.0, 1.5], "float32", [2])
@@ -66,41 +51,38 @@ def test_an_output_as_older_servers_write_it(backend: Backend) -> None:
     assert math.isnan(output.metrics["grad_norm"])
 
 
-@both_backends
-def test_an_output_there_and_back(backend: Backend) -> None:
+def test_an_output_there_and_back(codec: Codec) -> None:
     sparse = TensorData([5, 6], "int64", [2, 3], [0, 1, 2], [2, 0])
     nothing = TensorData([], "float32", [0])
     tensors = {"a": TensorData(np.array([FLOAT32, np.nan]), "float32"), "b": sparse, "c": nothing}
     output = ForwardBackwardOutput("scalar", [tensors, {}], {"loss:sum": 0.1, "odd": math.inf})
-    encoded = encode(output, backend=backend)
+    encoded = codec.encode(output)
     assert json.loads(encoded)["loss_fn_outputs"][0]["a"]["data"] == [float(FLOAT32), None]
-    decoded = decode(encoded, ForwardBackwardOutput, backend=backend)
+    decoded = codec.decode(encoded, ForwardBackwardOutput)
     assert decoded.loss_fn_outputs == output.loss_fn_outputs
     # Values that JSON lacks arrive as NaN, not as other numbers.
     assert decoded.metrics["loss:sum"] == 0.1
     assert math.isnan(decoded.metrics["odd"])
 
 
-@both_backends
-@pytest.mark.parametrize("cls", [ForwardBackwardRequest, ForwardRequest])
-def test_a_training_request_there_and_back(cls: Any, backend: Backend) -> None:
+@pytest.mark.parametrize("cls", [types.ForwardBackwardRequest, types.ForwardRequest])
+def test_a_training_request_there_and_back(cls: Any, codec: Codec) -> None:
     inputs = {
         "target_tokens": TensorData([1, 2, 3], "int64", [3, 4], [0, 1, 2, 3], [0, 1, 2]),
         "weights": np.array([[0.1, 0.2], [1, 2], [3, 4]], dtype=np.float32),
     }
-    datum = Datum(ModelInput.from_ints(np.array([1, 2, 3])), inputs)
+    datum = types.Datum(types.ModelInput.from_ints(np.array([1, 2, 3])), inputs)
     request = cls(
-        ForwardBackwardInput([datum], "ppo", {"clip": 0.2, "mode": "x", "text": "1.5"}), "model-1", 4
+        types.ForwardBackwardInput([datum], "ppo", {"clip": 0.2, "mode": "x", "text": "1.5"}), "model-1", 4
     )
-    assert decode(encode(request, backend=backend), cls, backend=backend) == request
+    assert codec.decode(codec.encode(request), cls) == request
 
 
-@both_backends
-def test_arrays_of_a_request_must_be_finite(backend: Backend) -> None:
+def test_arrays_of_a_request_must_be_finite(codec: Codec) -> None:
     inputs = {"custom": np.array([[0.5, 1.0], [np.nan, 2.0]], dtype=np.float32)}
-    request = ForwardBackwardInput([Datum(ModelInput.from_ints([1]), inputs)], "custom")
+    request = types.ForwardBackwardInput([types.Datum(types.ModelInput.from_ints([1]), inputs)], "custom")
     with pytest.raises(InvalidInputError) as caught:
-        encode(request, backend=backend)
+        codec.encode(request)
     assert str(caught.value) == (
         "$.data[0].loss_fn_inputs.custom.data[2]: expected a number that JSON has, got nan (float)"
     )
@@ -136,29 +118,22 @@ BAD_TENSORS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@both_backends
 @for_each(("change", "place", "reason"), BAD_TENSORS)
-def test_invalid_tensors_are_refused(
-    change: dict[str, Any], place: str, reason: str, backend: Backend
-) -> None:
+def test_bad_tensors_are_refused(change: dict[str, Any], place: str, reason: str, codec: Codec) -> None:
     tensor = {"data": [0.5, 1.0], "dtype": "float32", **change}
     body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"a b": tensor}]}
-    error = refusal(body, ForwardBackwardOutput, backend)
+    error = refusal(body, ForwardBackwardOutput, codec)
     assert error.path == f"$.loss_fn_outputs[0]['a b']{place}"
     assert reason in error.message
 
 
-@both_backends
-def test_the_place_of_an_output_keeps_its_name(backend: Backend) -> None:
+def test_the_place_of_an_output_keeps_its_name(codec: Codec) -> None:
     body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"mine_np": {"data": [1], "dtype": "x"}}]}
-    assert refusal(body, ForwardBackwardOutput, backend).path == "$.loss_fn_outputs[0].mine_np.dtype"
+    assert refusal(body, ForwardBackwardOutput, codec).path == "$.loss_fn_outputs[0].mine_np.dtype"
 
 
 # ------------------------------------------------------------------------------------------------ sampling
-
-
-@both_backends
-def test_samples_as_older_servers_write_them(backend: Backend) -> None:
+def test_samples_as_older_servers_write_them(codec: Codec) -> None:
     body = {
         "sequences": [
             {"stop_reason": "length", "tokens": [1, 2], "logprobs": [-0.5, None]},
@@ -174,70 +149,66 @@ def test_samples_as_older_servers_write_them(backend: Backend) -> None:
         },
         "type": "sample",
     }
-    response = decode(json.dumps(body).encode(), SampleResponse, backend=backend)
+    response = codec.decode(json.dumps(body).encode(), SampleResponse)
     first, second, third = response.sequences
     assert (first.stop_reason, first.sequence_id, first.tokens) == ("length", None, [1, 2])
-    assert first.tokens_np is not None
     assert first.tokens_np.dtype == np.int32
-    assert first.logprobs_np is not None
     assert first.logprobs_np.dtype == np.float32
     assert first.logprobs_np[0] == -0.5
     assert np.isnan(first.logprobs_np[1])
     assert (second.tokens, second.logprobs, second.sequence_id) == ([], None, "seq-2")
     assert third.tokens == []
     assert third.topk_logprobs == [[(7, -0.5), (8, -1.0)], None, [(9, -2.0)], None]
-    assert third.topk_logprobs_np is not None
     assert third.topk_logprobs_np.token_ids.dtype == np.int32
     assert third.topk_logprobs_np.logprobs.tolist()[2] == [-2.0, -99999.0]
     assert response.prompt_logprobs == [None, -0.25, -0.5]
     assert response.topk_prompt_logprobs == [None, [(5, np.float32(-0.1))]]
     assert response.target_prompt_logprobs == TensorData([-1, -2], "float32", [2, 1])
-    assert response.prompt_alt_tokens is not None
     assert response.prompt_alt_tokens.tokens.tolist() == [[3]]
     assert response.prompt_cache_hit_tokens == 0
 
 
-@both_backends
-def test_positions_with_nothing_in_them_still_are_positions(backend: Backend) -> None:
+def test_positions_with_nothing_in_them_still_are_positions(codec: Codec) -> None:
     body = b'{"sequences":[],"topk_prompt_logprobs":[null,null]}'
-    assert decode(body, SampleResponse, backend=backend).topk_prompt_logprobs == [None, None]
+    assert codec.decode(body, SampleResponse).topk_prompt_logprobs == [None, None]
     body = b'{"sequences":[],"topk_prompt_logprobs":[]}'
-    assert decode(body, SampleResponse, backend=backend).topk_prompt_logprobs == []
+    assert codec.decode(body, SampleResponse).topk_prompt_logprobs == []
 
 
-@both_backends
-def test_samples_there_and_back(backend: Backend) -> None:
+def test_samples_there_and_back(codec: Codec) -> None:
     rng = np.random.default_rng(3)
-    topk = TopkLogprobs(
+    topk = types.TopkLogprobs(
         rng.integers(1, 1000, (4, 3)).astype(np.int32), -rng.random((4, 3)).astype(np.float32)
     )
     topk.token_ids[1], topk.logprobs[1] = 0, -99999.0
     topk.token_ids[2, 2], topk.logprobs[2, 2] = 0, -99999.0
     tokens, logprobs = np.array([1, 2, 3, 4], dtype=np.int32), -rng.random(4).astype(np.float32)
     response = SampleResponse(
-        [SampledSequence("stop", "seq-1", tokens, logprobs, topk), SampledSequence("length", None, tokens)],
+        [
+            types.SampledSequence("stop", "seq-1", tokens, logprobs, topk),
+            types.SampledSequence("length", None, tokens),
+        ],
         np.array([np.nan, -0.5], dtype=np.float32),
         topk,
         TensorData([0.5], "float32", [1, 1]),
         7,
         types.PromptAltTokens(TensorData([1], "int64", [1, 1]), TensorData([-1], "float32", [1, 1])),
     )
-    encoded = encode(response, backend=backend)
+    encoded = codec.encode(response)
     assert json.loads(encoded)["prompt_logprobs"] == [None, -0.5]
     assert json.loads(encoded)["sequences"][1] == {"stop_reason": "length", "tokens": [1, 2, 3, 4]}
     assert list(json.loads(encoded))[-1] == "type"
-    assert decode(encoded, SampleResponse, backend=backend) == response
+    assert codec.decode(encoded, SampleResponse) == response
 
 
-@both_backends
-def test_samples_made_of_lists(backend: Backend) -> None:
-    sequence = SampledSequence(
+def test_samples_made_of_lists(codec: Codec) -> None:
+    sequence = types.SampledSequence(
         "stop", _tokens_list=[1], _logprobs_list=[-1.0], _topk_logprobs_list=[[(1, -1.0)]]
     )
     response = SampleResponse(
         [sequence], _prompt_logprobs_list=[None, -0.5], _topk_prompt_logprobs_list=[None]
     )
-    decoded = decode(encode(response, backend=backend), SampleResponse, backend=backend)
+    decoded = codec.decode(codec.encode(response), SampleResponse)
     assert decoded.sequences[0].tokens == [1]
     assert decoded.sequences[0].topk_logprobs == [[(1, -1.0)]]
     assert decoded.prompt_logprobs == [None, -0.5]
@@ -265,22 +236,18 @@ BAD_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@both_backends
 @for_each(("change", "place", "reason"), BAD_SAMPLES)
-def test_invalid_samples_are_refused(
-    change: dict[str, Any], place: str, reason: str, backend: Backend
-) -> None:
-    error = refusal({"sequences": [{"stop_reason": "stop", **change}]}, SampleResponse, backend)
+def test_bad_samples_are_refused(change: dict[str, Any], place: str, reason: str, codec: Codec) -> None:
+    error = refusal({"sequences": [{"stop_reason": "stop", **change}]}, SampleResponse, codec)
     assert error.path == f"$.sequences[0]{place}"
     assert reason in error.message
 
 
-@both_backends
-def test_random_samples_and_outputs_there_and_back(backend: Backend) -> None:
+def test_random_samples_and_outputs_there_and_back(codec: Codec) -> None:
     rng = random.Random(11)
     for cls in (SampleResponse, ForwardBackwardOutput):
         for _ in range(200):
-            first = decode(json.dumps(random_answer(rng, cls)).encode(), cls, backend=backend)
-            encoded = encode(first, backend=backend)
+            first = codec.decode(json.dumps(random_answer(rng, cls)).encode(), cls)
+            encoded = codec.encode(first)
             # Twice, because NaN in a mapping of metrics is not equal to itself.
-            assert encode(decode(encoded, cls, backend=backend), backend=backend) == encoded
+            assert codec.encode(codec.decode(encoded, cls)) == encoded

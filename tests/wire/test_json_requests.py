@@ -16,20 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.each import for_each
-from support.json_cases import BACKENDS, both_backends
+from support.json_cases import BACKENDS, Codec
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model, model
-from tinker_sync.wire.json import (
-    HAS_ORJSON,
-    MAX_DEPTH,
-    STANDARD_LIBRARY,
-    Backend,
-    dumps,
-    encode,
-    to_plain,
-)
+from tinker_sync.wire.json import HAS_ORJSON, MAX_DEPTH, STANDARD_LIBRARY, dumps, encode, to_plain
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
@@ -38,24 +30,21 @@ def session(**metadata: Any) -> types.CreateSessionRequest:
     return types.CreateSessionRequest(tags=[], user_metadata=metadata, sdk_version="1")
 
 
-def metadata_of(backend: Backend, **metadata: Any) -> str:
+def metadata_of(codec: Codec, **metadata: Any) -> str:
     """Return the JSON text that free-form values have within an encoded request."""
-    text = encode(session(**metadata), backend=backend).decode()
+    text = codec.encode(session(**metadata)).decode()
     return text.partition('"user_metadata":')[2].partition(',"sdk_version"')[0]
 
 
-def problems_of(value: Any, backend: Backend) -> tuple[str, ...]:
+def problems_of(value: Any, codec: Codec) -> tuple[str, ...]:
     with pytest.raises(InvalidInputError) as caught:
-        dumps(value, backend=backend)
+        codec.dumps(value)
     assert caught.value.__context__ is None
     return caught.value.problems
 
 
 # ---------------------------------------------------------------------------------------------- which fields
-
-
-@both_backends
-def test_a_sample_request_is_these_bytes(backend: Backend) -> None:
+def test_a_sample_request_is_these_bytes(codec: Codec) -> None:
     request = types.SampleRequest(
         num_samples=2,
         prompt=types.ModelInput.from_ints([1, 2, 3]),
@@ -65,7 +54,7 @@ def test_a_sample_request_is_these_bytes(backend: Backend) -> None:
         prompt_logprobs=False,
         record_stability_info=False,
     )
-    assert encode(request, backend=backend) == (
+    assert codec.encode(request) == (
         b'{"num_samples":2,"prompt":{"chunks":[{"tokens":[1,2,3],"type":"encoded_text"}]},'
         b'"sampling_params":{"max_tokens":4,"seed":1,"stop":["a"],"temperature":1.0,"top_k":-1,"top_p":1.0},'
         b'"sampling_session_id":"s:sample:0","seq_id":0,"prompt_logprobs":false,"topk_prompt_logprobs":0,'
@@ -73,12 +62,11 @@ def test_a_sample_request_is_these_bytes(backend: Backend) -> None:
     )
 
 
-@both_backends
-def test_a_training_request_is_these_bytes(backend: Backend) -> None:
+def test_a_training_request_is_these_bytes(codec: Codec) -> None:
     prompt = types.ModelInput.from_ints(np.arange(2))
     datum = types.Datum(prompt, {"target_tokens": [7, 8], "weights": [0, 1]})
     request = types.ForwardBackwardRequest(types.ForwardBackwardInput([datum], "cross_entropy"), "model-1", 3)
-    assert encode(request, backend=backend) == (
+    assert codec.encode(request) == (
         b'{"forward_backward_input":{"data":[{"model_input":{"chunks":[{"tokens":[0,1],"type":"encoded_text"}]},'
         b'"loss_fn_inputs":{"target_tokens":{"data":[7,8],"dtype":"int64","shape":[2]},'
         b'"weights":{"data":[0.0,1.0],"dtype":"float32","shape":[2]}}}],"loss_fn":"cross_entropy"},'
@@ -86,8 +74,7 @@ def test_a_training_request_is_these_bytes(backend: Backend) -> None:
     )
 
 
-@both_backends
-def test_every_kind_of_chunk(backend: Backend) -> None:
+def test_every_kind_of_chunk(codec: Codec) -> None:
     prompt = types.ModelInput(
         chunks=[
             types.ImageChunk(data=b"\x00\xff", format="png", expected_tokens=2),
@@ -95,57 +82,52 @@ def test_every_kind_of_chunk(backend: Backend) -> None:
             types.DmelChunk(dmel=b"\x01"),
         ]
     )
-    assert encode(prompt, backend=backend) == (
+    assert codec.encode(prompt) == (
         b'{"chunks":[{"data":"AP8=","format":"png","expected_tokens":2,"type":"image"},'
         b'{"format":"jpeg","location":"asset://1","type":"image_asset_pointer"},'
         b'{"dmel":"AQ==","type":"dmel"}]}'
     )
 
 
-@both_backends
-def test_none_is_absent_in_declared_fields_only(backend: Backend) -> None:
-    assert metadata_of(backend, a=None, b=[None, {"c": None}]) == '{"a":null,"b":[null,{"c":null}]}'
-    assert b"project_id" not in encode(session(), backend=backend)
+def test_none_is_absent_in_declared_fields_only(codec: Codec) -> None:
+    assert metadata_of(codec, a=None, b=[None, {"c": None}]) == '{"a":null,"b":[null,{"c":null}]}'
+    assert b"project_id" not in codec.encode(session())
     node = types.CustomLossNode(op="output", name="o", target="output", args=[{"slice": [None, 1, None]}])
-    assert b'"args":[{"slice":[null,1,null]}]' in encode(node, backend=backend)
+    assert b'"args":[{"slice":[null,1,null]}]' in codec.encode(node)
     family = types.OptimizerConfigBase(type="new", dropped=None, kept=[None])
-    assert encode(family, backend=backend) == b'{"type":"new","kept":[null]}'
+    assert codec.encode(family) == b'{"type":"new","kept":[null]}'
 
 
-@both_backends
-def test_bare_mappings_keep_null(backend: Backend) -> None:
-    assert dumps({"ttl_seconds": None}, backend=backend) == b'{"ttl_seconds":null}'
+def test_bare_mappings_keep_null(codec: Codec) -> None:
+    assert codec.dumps({"ttl_seconds": None}) == b'{"ttl_seconds":null}'
     finish = {"reason": types.ClientSessionFinishSuccess(), "detail": None}
-    assert dumps(finish, backend=backend) == b'{"reason":{"type":"success"},"detail":null}'
+    assert codec.dumps(finish) == b'{"reason":{"type":"success"},"detail":null}'
 
 
-@both_backends
-def test_private_fields_are_not_encoded(backend: Backend) -> None:
+def test_private_fields_are_not_encoded(codec: Codec) -> None:
     sequence = types.SampledSequence("stop", "seq-1", _tokens_list=[1, 2], _logprobs_list=[-0.5, -1.0])
     assert sequence.tokens == [1, 2]
-    assert encode(sequence, backend=backend) == (
+    assert codec.encode(sequence) == (
         b'{"stop_reason":"stop","sequence_id":"seq-1","tokens":[1,2],"logprobs":[-0.5,-1.0]}'
     )
-    assert b"_" not in encode(types.OptimizerConfigBase(type="a", b=1), backend=backend)
+    assert b"_" not in codec.encode(types.OptimizerConfigBase(type="a", b=1))
 
 
-@both_backends
-def test_optimizer_settings_travel_under_the_name_of_their_kind(backend: Backend) -> None:
+def test_optimizer_settings_travel_under_the_name_of_their_kind(codec: Codec) -> None:
     adam = types.OptimStepRequest(optimizer_params=types.AdamParams(), model_id="m")
     other = types.OptimStepRequest(adam_params={"type": "new", "rate": 1}, model_id="m")
-    assert json.loads(encode(adam, backend=backend))["adam_params"]["beta1"] == 0.9
-    assert json.loads(encode(other, backend=backend)) == {
+    assert json.loads(codec.encode(adam))["adam_params"]["beta1"] == 0.9
+    assert json.loads(codec.encode(other)) == {
         "model_id": "m",
         "type": "optim_step",
         "optimizer_params": {"type": "new", "rate": 1},
     }
 
 
-@both_backends
-def test_provenance_is_not_dropped_silently(backend: Backend) -> None:
+def test_provenance_is_not_dropped_silently(codec: Codec) -> None:
     run = types.SampledProvenanceSpan(sequence_id="seq-1", length=1)
     datum = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [2]}).with_provenance([run], [run])
-    assert problems_of({"data": [datum]}, backend) == (
+    assert problems_of({"data": [datum]}, codec) == (
         "$.data[0]: has provenance spans, which only protobuf bodies carry",
     )
 
@@ -156,14 +138,13 @@ class OwnDatum(types.Datum):
     __slots__ = ()
 
 
-@both_backends
-def test_a_subclass_is_written_as_its_base_and_refused_like_it(backend: Backend) -> None:
+def test_a_subclass_is_written_as_its_base_and_refused_like_it(codec: Codec) -> None:
     prompt = types.ModelInput.from_ints([1])
     datum = OwnDatum(prompt, {"target_tokens": [2]})
-    assert dumps([datum], backend=backend) == dumps([types.Datum(prompt, {"target_tokens": [2]})])
+    assert codec.dumps([datum]) == dumps([types.Datum(prompt, {"target_tokens": [2]})])
     run = types.SampledProvenanceSpan(sequence_id="seq-1", length=1)
     request = types.ForwardBackwardInput([datum.with_provenance([run], [run])], "ppo")
-    assert problems_of(request, backend)[0].startswith("$.data[0]: has provenance spans")
+    assert problems_of(request, codec)[0].startswith("$.data[0]: has provenance spans")
 
 
 @model
@@ -177,15 +158,12 @@ class Deeper(types.LoraConfig):
     depth: int = 2
 
 
-@both_backends
-def test_a_value_of_a_subclass_has_all_of_its_fields_on_the_wire(backend: Backend) -> None:
-    written = json.loads(encode(Box(held=Deeper(rank=1), more=[Deeper(rank=2)]), backend=backend))
+def test_a_value_of_a_subclass_has_all_of_its_fields_on_the_wire(codec: Codec) -> None:
+    written = json.loads(codec.encode(Box(held=Deeper(rank=1), more=[Deeper(rank=2)])))
     assert written["held"]["depth"] == written["more"][0]["depth"] == 2
 
 
 # ------------------------------------------------------------------------------------------------- values
-
-
 class Colour(enum.Enum):
     RED = "red"
     DEEP = 1
@@ -251,11 +229,10 @@ WRITTEN = [
 ]  # fmt: skip
 
 
-@both_backends
 @for_each(("value", "text"), WRITTEN)
-def test_values_are_written_as_what_they_are(value: Any, text: str, backend: Backend) -> None:
-    assert metadata_of(backend, a=value) == f'{{"a":{text}}}'
-    assert metadata_of(backend, a=[value]) == f'{{"a":[{text}]}}'
+def test_values_are_written_as_what_they_are(value: Any, text: str, codec: Codec) -> None:
+    assert metadata_of(codec, a=value) == f'{{"a":{text}}}'
+    assert metadata_of(codec, a=[value]) == f'{{"a":[{text}]}}'
 
 
 def test_a_tree_has_exact_types_and_arrays_that_can_be_read_in_one_go() -> None:
@@ -288,17 +265,15 @@ KEYS = [
 ]
 
 
-@both_backends
 @for_each(("key", "text"), KEYS)
-def test_keys_are_what_the_standard_library_makes_of_them(key: Any, text: str, backend: Backend) -> None:
-    assert dumps({"a": {key: 1}}, backend=backend) == f'{{"a":{{"{text}":1}}}}'.encode()
+def test_keys_are_what_the_standard_library_makes_of_them(key: Any, text: str, codec: Codec) -> None:
+    assert codec.dumps({"a": {key: 1}}) == f'{{"a":{{"{text}":1}}}}'.encode()
     if type(key) in (bool, type(None), int, float):
         assert json.dumps({key: 1}) == f'{{"{text}": 1}}'
 
 
-@both_backends
-def test_keys_that_would_become_the_same(backend: Backend) -> None:
-    assert problems_of({"a": {1: "x", "1": "y"}}, backend) == ("$.a: two keys are both written '1'",)
+def test_keys_that_would_become_the_same(codec: Codec) -> None:
+    assert problems_of({"a": {1: "x", "1": "y"}}, codec) == ("$.a: two keys are both written '1'",)
 
 
 class Sneaky:
@@ -327,54 +302,46 @@ REFUSED = [
 ]
 
 
-@both_backends
 @for_each(("value", "reason"), REFUSED)
-def test_values_that_json_lacks_are_refused_with_their_path(
-    value: Any, reason: str, backend: Backend
-) -> None:
-    (problem,) = problems_of(session(a={"b c": [0, value]}), backend)
+def test_values_that_json_lacks_are_refused_with_a_path(value: Any, reason: str, codec: Codec) -> None:
+    (problem,) = problems_of(session(a={"b c": [0, value]}), codec)
     assert problem.startswith(f"$.user_metadata.a['b c'][1]: {reason}")
 
 
-@both_backends
 @pytest.mark.parametrize("key", [math.nan, math.inf, (1, 2), b"a", Sneaky(), np.float32(1)], ids=repr)
-def test_keys_that_are_no_names(key: Any, backend: Backend) -> None:
-    (problem,) = problems_of({"a": {key: 1}}, backend)
+def test_keys_that_are_no_names(key: Any, codec: Codec) -> None:
+    (problem,) = problems_of({"a": {key: 1}}, codec)
     assert problem.startswith("$.a: expected keys that are text or numbers, got")
 
 
-@both_backends
-def test_a_key_with_half_a_character(backend: Backend) -> None:
-    assert problems_of({"a": {"\ud800": 1}}, backend) == (
+def test_a_key_with_half_a_character(codec: Codec) -> None:
+    assert problems_of({"a": {"\ud800": 1}}, codec) == (
         "$.a: holds half of a surrogate pair, which no text on the wire can",
     )
 
 
-@both_backends
-def test_the_place_of_a_number_in_long_lists_and_arrays(backend: Backend) -> None:
+def test_the_place_of_a_number_in_long_lists_and_arrays(codec: Codec) -> None:
     expected = "expected a number that JSON has"
     reals = [0.5] * 5000
     reals[4321] = math.nan
-    assert problems_of({"a": reals}, backend) == (f"$.a[4321]: {expected}, got nan (float)",)
+    assert problems_of({"a": reals}, codec) == (f"$.a[4321]: {expected}, got nan (float)",)
     cells = np.zeros((3, 4), dtype=np.float32)
     cells[2, 1] = np.inf
-    assert problems_of({"a": cells}, backend) == (f"$.a[2][1]: {expected}, got inf (float)",)
+    assert problems_of({"a": cells}, codec) == (f"$.a[2][1]: {expected}, got inf (float)",)
     step = types.OptimStepRequest(adam_params=types.AdamParams(learning_rate=math.inf), model_id="m")
-    assert problems_of(step, backend)[0].startswith("$.adam_params.learning_rate: expected a number")
+    assert problems_of(step, codec)[0].startswith("$.adam_params.learning_rate: expected a number")
 
 
-@both_backends
-def test_all_problems_are_listed_up_to_a_bound(backend: Backend) -> None:
-    problems = problems_of({"a": math.nan, "b": [{1}, {2}]}, backend)
+def test_all_problems_are_listed_up_to_a_bound(codec: Codec) -> None:
+    problems = problems_of({"a": math.nan, "b": [{1}, {2}]}, codec)
     assert [problem.partition(":")[0] for problem in problems] == ["$.a", "$.b[0]", "$.b[1]"]
     assert problems[2].endswith("got {2} (set)")
-    assert len(problems_of({"a": [math.nan] * 100_000}, backend)) == 20
+    assert len(problems_of({"a": [math.nan] * 100_000}, codec)) == 20
 
 
-@both_backends
-def test_masked_cells_have_no_value_to_send(backend: Backend) -> None:
+def test_masked_cells_have_no_value_to_send(codec: Codec) -> None:
     masked = np.ma.MaskedArray([1, 2, 3], mask=[False, False, True])
-    (problem,) = problems_of({"a": masked}, backend)
+    (problem,) = problems_of({"a": masked}, codec)
     assert problem == "$.a[2]: is masked; call .filled(...) to choose the value to send"
 
 
@@ -385,25 +352,22 @@ def nested(depth: int) -> Any:
     return value
 
 
-@both_backends
-def test_depth_is_bounded(backend: Backend) -> None:
-    assert dumps(nested(MAX_DEPTH), backend=backend).count(b"[") == MAX_DEPTH // 2
+def test_depth_is_bounded(codec: Codec) -> None:
+    assert codec.dumps(nested(MAX_DEPTH)).count(b"[") == MAX_DEPTH // 2
     for depth in (MAX_DEPTH + 1, 300, 100_000):
-        (problem,) = problems_of(nested(depth), backend)
+        (problem,) = problems_of(nested(depth), codec)
         assert problem.endswith(f"more than {MAX_DEPTH} deep")
 
 
-@both_backends
-def test_a_value_within_itself_is_refused(backend: Backend) -> None:
+def test_a_value_within_itself_is_refused(codec: Codec) -> None:
     circle: dict[str, Any] = {}
     circle["a"] = [circle]
-    assert problems_of(circle, backend)[0].endswith("deep")
+    assert problems_of(circle, codec)[0].endswith("deep")
 
 
-@both_backends
-def test_every_character(backend: Backend) -> None:
+def test_every_character(codec: Codec) -> None:
     text = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
-    assert json.loads(dumps([text], backend=backend)) == [text]
+    assert json.loads(codec.dumps([text])) == [text]
 
 
 @pytest.mark.skipif(not HAS_ORJSON, reason="needs two back ends")
@@ -432,20 +396,16 @@ def test_both_back_ends_write_trees_that_read_back(tree: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- arrays
-
-
-@both_backends
-def test_float32_has_the_digits_of_its_exact_value(backend: Backend) -> None:
+def test_float32_has_the_digits_of_its_exact_value(codec: Codec) -> None:
     values = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
     for array in (values, values.reshape(10, 100), values[::2]):
-        assert json.loads(dumps([array], backend=backend)) == [array.astype(np.float64).tolist()]
+        assert json.loads(codec.dumps([array])) == [array.astype(np.float64).tolist()]
 
 
-@both_backends
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64])
-def test_whole_numbers_of_every_width(kind: Any, backend: Backend) -> None:
+def test_whole_numbers_of_every_width(kind: Any, codec: Codec) -> None:
     limits = np.array([np.iinfo(kind).min, 0, np.iinfo(kind).max], dtype=kind)
-    assert json.loads(dumps(limits, backend=backend)) == limits.tolist()
+    assert json.loads(codec.dumps(limits)) == limits.tolist()
 
 
 def prompt_request(tokens: Any) -> types.SampleRequest:
@@ -458,7 +418,7 @@ def test_token_lists_are_passed_as_they_are() -> None:
     assert to_plain(request)["prompt"]["chunks"][0]["tokens"] is request.prompt.chunks[0].tokens
 
 
-def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
+def calls_of_tolist(codec: Codec, request: types.SampleRequest) -> int:
     """Encode a request, and return the number of arrays that are converted to lists meanwhile."""
     calls = []
 
@@ -468,7 +428,7 @@ def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
 
     sys.setprofile(watch)
     try:
-        encode(request, backend=backend)
+        codec.encode(request)
     finally:
         sys.setprofile(None)
     return len(calls)
@@ -478,8 +438,8 @@ def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_an_array_prompt_never_becomes_a_list(kind: Any) -> None:
     request = prompt_request(np.arange(100_000, 132_768, dtype=kind))
-    assert calls_of_tolist(BACKENDS[1], request) == 0
-    assert calls_of_tolist(STANDARD_LIBRARY, request) == 1  # the count includes real calls
+    assert calls_of_tolist(Codec(BACKENDS[1]), request) == 0
+    assert calls_of_tolist(Codec(STANDARD_LIBRARY), request) == 1  # the count includes real calls
 
     encoded = encode(request, backend=BACKENDS[1])
     assert json.loads(encoded)["prompt"]["chunks"][0]["tokens"] == list(range(100_000, 132_768))

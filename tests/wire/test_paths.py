@@ -64,6 +64,12 @@ def test_a_value_cannot_add_a_parameter() -> None:
     assert encode_query({"q": "a&admin=1#x\r\n"}) == "q=a%26admin%3D1%23x%0D%0A"
 
 
+@pytest.mark.parametrize("bad", ["\ud800", ["a", "\ud800"]])
+def test_half_a_character_in_a_query_is_refused(bad: str | list[str]) -> None:
+    with pytest.raises(InvalidInputError, match="holds half a character"):
+        encode_query({"q": bad})
+
+
 def test_ids_must_match_the_template() -> None:
     template = PathTemplate("/a/{one}/b")
     for ids in ({}, {"two": 1}, {"one": 1, "two": 2}):

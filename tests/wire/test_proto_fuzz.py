@@ -18,24 +18,9 @@ import pytest
 from support.proto_mutate import hostile, mutated
 from support.proto_random import random_message
 
+from tinker_sync import types
 from tinker_sync.errors import WireError
-from tinker_sync.types import (
-    Datum,
-    DmelChunk,
-    EncodedTextChunk,
-    ForwardBackwardInput,
-    ForwardBackwardOutput,
-    ForwardBackwardRequest,
-    ImageChunk,
-    ModelInput,
-    PromptAltTokens,
-    PromptProvenanceSpan,
-    SampledProvenanceSpan,
-    SampledSequence,
-    SampleResponse,
-    TensorData,
-    TopkLogprobs,
-)
+from tinker_sync.types import TensorData
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import Message
 from tinker_sync.wire.proto._reader import read_message
@@ -64,13 +49,13 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def requests() -> list[bytes]:
-    run = SampledProvenanceSpan(sequence_id="s", offset=1, length=2)
-    rich = Datum(
-        ModelInput(
+    run = types.SampledProvenanceSpan(sequence_id="s", offset=1, length=2)
+    rich = types.Datum(
+        types.ModelInput(
             chunks=[
-                EncodedTextChunk(tokens=range(20)),
-                ImageChunk(data=b"x" * 9, format="png", expected_tokens=4),
-                DmelChunk(dmel=b"\0\1\5"),
+                types.EncodedTextChunk(tokens=range(20)),
+                types.ImageChunk(data=b"x" * 9, format="png", expected_tokens=4),
+                types.DmelChunk(dmel=b"\0\1\5"),
             ]
         ),
         {
@@ -78,16 +63,19 @@ def requests() -> list[bytes]:
             "weights": floats(3, 4),
             "scalar": np.array(3),
         },
-        [PromptProvenanceSpan(sequence_id="p", length=1), run],
+        [types.PromptProvenanceSpan(sequence_id="p", length=1), run],
         [run],
     )
-    plain = Datum(ModelInput.from_ints(range(64)), {"target_tokens": range(64), "weights": floats(64)})
+    plain = types.Datum(
+        types.ModelInput.from_ints(range(64)), {"target_tokens": range(64), "weights": floats(64)}
+    )
     bodies = [
-        ForwardBackwardInput([plain, rich, plain], "ppo", {"a": 1.0, "b": "text"}),
-        ForwardBackwardInput([], "x"),
+        types.ForwardBackwardInput([plain, rich, plain], "ppo", {"a": 1.0, "b": "text"}),
+        types.ForwardBackwardInput([], "x"),
     ]
     return [
-        encode_forward_backward_request(ForwardBackwardRequest(body, "model", 3)).join() for body in bodies
+        encode_forward_backward_request(types.ForwardBackwardRequest(body, "model", 3)).join()
+        for body in bodies
     ]
 
 
@@ -98,8 +86,8 @@ def outputs() -> list[bytes]:
 
     records = [record(3, 2), record(5, 2), record(0, 2), record(2, 7), {}, {}]
     made = [
-        ForwardBackwardOutput("m:ArrayRecord", records, {"loss:sum": 1.5}),
-        ForwardBackwardOutput("", [], {}),
+        types.ForwardBackwardOutput("m:ArrayRecord", records, {"loss:sum": 1.5}),
+        types.ForwardBackwardOutput("", [], {}),
     ]
     half = {"data": bytes(12), "offsets": np.array([0, 4, 12]).tobytes(), "dtype": tables.DTYPE_BFLOAT16}
     narrow = {**half, "dtype": tables.DTYPE_INT32, "trailing_shape": [1]}
@@ -109,17 +97,14 @@ def outputs() -> list[bytes]:
 
 
 def samples() -> list[bytes]:
-    top = TopkLogprobs(np.arange(12, dtype=np.int32).reshape(6, 2), floats(6, 2))
-    sequence = SampledSequence("length", None, np.arange(6, dtype=np.int32), floats(6), top)
-    alternatives = PromptAltTokens(
+    top = types.TopkLogprobs(np.arange(12, dtype=np.int32).reshape(6, 2), floats(6, 2))
+    sequence = types.SampledSequence("length", None, np.arange(6, dtype=np.int32), floats(6), top)
+    alternatives = types.PromptAltTokens(
         TensorData(range(6), "int64", [3, 2]), TensorData(range(6), "float32", [3, 2])
     )
     sparse = TensorData([1.0, 2.0], "float32", [2, 9], [0, 1, 2], [3, 8])
-    full = SampleResponse([sequence] * 3, floats(7), top, sparse, 5, alternatives)
-    return [
-        encode_sample_response(full).join(),
-        encode_sample_response(SampleResponse([])).join(),
-    ]
+    full = types.SampleResponse([sequence] * 3, floats(7), top, sparse, 5, alternatives)
+    return [encode_sample_response(full).join(), encode_sample_response(types.SampleResponse([])).join()]
 
 
 DECODERS: dict[str, tuple[Message, Callable[[Any], object], Callable[[], list[bytes]]]] = {

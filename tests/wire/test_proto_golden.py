@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.each import for_each
-from support.proto_random import comparable
+from support.proto_random import MESSAGES, comparable
 
-from tinker_sync.types import (
-    Datum,
-    ForwardBackwardInput,
-    ForwardBackwardRequest,
-    ModelInput,
-    SampledSequence,
-    SampleResponse,
-)
-from tinker_sync.wire.proto import tables
+from tinker_sync import types
 from tinker_sync.wire.proto._reader import read_message
 from tinker_sync.wire.proto._writer import write_message
 from tinker_sync.wire.proto.outputs import decode_forward_backward_output
@@ -28,7 +20,7 @@ from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.hex"))
-TABLES = {table.name: table for table in tables.MESSAGES}
+TABLES = {table.name: table for table in MESSAGES}
 
 
 def golden_bytes(name: str) -> bytes:
@@ -68,12 +60,12 @@ def test_golden_bytes_are_read_from_every_kind_of_buffer(name: str, buffer: Any)
     assert comparable(read_message(table, buffer(golden_bytes(name)))) == comparable(content)
 
 
-def simple_request() -> ForwardBackwardRequest:
-    datum = Datum(
-        ModelInput.from_ints([1, 200, 300]),
+def simple_request() -> types.ForwardBackwardRequest:
+    datum = types.Datum(
+        types.ModelInput.from_ints([1, 200, 300]),
         {"target_tokens": np.array([200, 300, -1]), "weights": np.array([1, 0.5, 0], dtype=np.float32)},
     )
-    return ForwardBackwardRequest(ForwardBackwardInput([datum], "cross_entropy"), "model_ab", 1)
+    return types.ForwardBackwardRequest(types.ForwardBackwardInput([datum], "cross_entropy"), "model_ab", 1)
 
 
 def test_a_request_is_encoded_to_the_golden_bytes() -> None:
@@ -94,10 +86,10 @@ def test_requests_round_trip(name: str) -> None:
 
 
 def test_a_response_is_decoded_and_encoded() -> None:
-    sequence = SampledSequence(
+    sequence = types.SampledSequence(
         "length", None, np.array([5, 6], dtype=np.int32), np.array([-1, -2], dtype=np.float32)
     )
-    response = SampleResponse(
+    response = types.SampleResponse(
         [sequence], np.array([np.nan, -0.5], dtype=np.float32), prompt_cache_hit_tokens=1
     )
     assert decode_sample_response(golden_bytes("samples_simple")) == response
@@ -136,12 +128,7 @@ def test_a_full_response_is_decoded_to_types() -> None:
     assert response.prompt_logprobs == []
     assert response.topk_prompt_logprobs_np is None
     assert response.prompt_cache_hit_tokens == -1
-    assert response.target_prompt_logprobs is not None
     assert response.target_prompt_logprobs.is_sparse
-    assert response.target_prompt_logprobs.tolist() == [
-        [0, 0, 0, 0],
-        [0, 1.0, 0, -0.25],
-    ]  # from bfloat16
-    assert response.prompt_alt_tokens is not None
+    assert response.target_prompt_logprobs.tolist() == [[0, 0, 0, 0], [0, 1.0, 0, -0.25]]  # from bfloat16
     assert response.prompt_alt_tokens.tokens.dtype == "int64"
     assert response.prompt_alt_tokens.logprobs.tolist() == [[-1, -2], [-3, -4]]

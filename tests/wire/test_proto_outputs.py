@@ -61,8 +61,6 @@ ONES = np.ones(4, dtype="<f4").tobytes()
 
 
 # ------------------------------------------------------------------------------------------ decoding
-
-
 @pytest.mark.parametrize(
     ("kind", "with_batch", "expected"),
     [
@@ -95,7 +93,7 @@ def test_numbers_are_widened(dtype: int, layout: str, widened: Any) -> None:
         for record in decoded(batch(2, x=column(values.tobytes(), offsets, dtype))).loss_fn_outputs
     ]
     assert [tensor.dtype for tensor in tensors] == [np.dtype(widened).name] * 2
-    assert [tensor._numpy.dtype for tensor in tensors] == [np.dtype(widened)] * 2
+    assert [tensor.to_numpy().dtype for tensor in tensors] == [np.dtype(widened)] * 2
     assert [tensor.data for tensor in tensors] == [values[:2].tolist(), values[2:].tolist()]
 
 
@@ -125,13 +123,13 @@ def test_arrays_are_writable_aligned_and_small(dtype: int) -> None:
     tensors = [record["x"] for record in decoded(batch(len(sizes), x=x)).loss_fn_outputs]
     assert [tensor.shape for tensor in tensors] == [[size] for size in sizes]
     for index, tensor in enumerate(tensors):
-        array = tensor._numpy
+        array = tensor.to_numpy()
         assert array.flags.writeable
         assert array.flags.aligned
         assert memory_of(array).size <= max(BLOCK_CELLS, array.size)
-        assert not any(np.shares_memory(array, other._numpy) for other in tensors[:index])
+        assert not any(np.shares_memory(array, other.to_numpy()) for other in tensors[:index])
     (together,) = decoded(batch(x=column(data, int64s(0, len(data)), dtype))).loss_fn_outputs
-    assert b"".join(tensor._numpy.tobytes() for tensor in tensors) == together["x"]._numpy.tobytes()
+    assert b"".join(tensor.to_numpy().tobytes() for tensor in tensors) == together["x"].to_numpy().tobytes()
 
 
 @pytest.mark.parametrize("padding", range(8))
@@ -143,7 +141,7 @@ def test_arrays_keep_the_memory_of_their_message(padding: int) -> None:
     y = column(whole.tobytes(), int64s(0, 8, 16, 24, 4000), tables.DTYPE_INT64)
     body = bytearray(message(batch(4, x=x, y=y), kind="k" * padding))  # so the arrays begin anywhere
     records = decode_forward_backward_output(body).loss_fn_outputs
-    arrays = [record[name]._numpy for name in "xy" for record in records]
+    arrays = [record[name].to_numpy() for name in "xy" for record in records]
     assert np.array_equal(np.concatenate(arrays[:4]), floats)
     assert np.array_equal(np.concatenate(arrays[4:]), whole)
     assert all(array.flags.writeable and array.flags.aligned for array in arrays)
@@ -158,7 +156,7 @@ def share(sizes: list[int], padding_bytes: int = 0, dtype: int = tables.DTYPE_FL
     offsets = int64s(*(4 * np.cumsum([0, *sizes])))
     x = column(bytes(4 * sum(sizes)), offsets, dtype)
     body = bytearray(message(batch(len(sizes), x=x), kind="k" * padding_bytes))
-    array = decode_forward_backward_output(body).loss_fn_outputs[0]["x"]._numpy
+    array = decode_forward_backward_output(body).loss_fn_outputs[0]["x"].to_numpy()
     return np.shares_memory(array, np.frombuffer(body, np.uint8))
 
 
@@ -178,7 +176,7 @@ def test_many_small_arrays_are_split_correctly() -> None:
     records = decoded(batch(x=column(values.tobytes(), offsets))).loss_fn_outputs
     expected = np.split(values, np.cumsum(sizes)[:-1])
     assert all(
-        np.array_equal(record["x"]._numpy, part) for record, part in zip(records, expected, strict=True)
+        np.array_equal(record["x"].to_numpy(), part) for record, part in zip(records, expected, strict=True)
     )
 
 
@@ -267,8 +265,6 @@ def test_a_false_count_of_data_costs_no_memory() -> None:
 
 
 # ------------------------------------------------------------------------------------------ encoding
-
-
 def output(*records: dict[str, TensorData]) -> ForwardBackwardOutput:
     return ForwardBackwardOutput("ArrayRecord", list(records), {"loss:sum": 0.0})
 
@@ -296,7 +292,7 @@ def test_arrays_are_encoded_without_copies() -> None:
     records = [{"x": tensor(100)} for _ in range(3)]
     pieces = [np.frombuffer(piece, np.uint8) for piece in encode_forward_backward_output(output(*records))]
     for record in records:
-        assert any(np.shares_memory(piece, record["x"]._numpy) for piece in pieces)
+        assert any(np.shares_memory(piece, record["x"].to_numpy()) for piece in pieces)
 
 
 def test_sparse_tensors_and_scalars_are_encoded_densely() -> None:

@@ -8,32 +8,23 @@ import numpy as np
 import pytest
 from support.proto_random import comparable
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types import (
-    Datum,
-    DmelChunk,
-    EncodedTextChunk,
-    ForwardBackwardInput,
-    ForwardBackwardRequest,
-    ImageAssetPointerChunk,
-    ImageChunk,
-    ModelInput,
-    PromptProvenanceSpan,
-    SampledProvenanceSpan,
-    TensorData,
-)
+from tinker_sync.types import Datum, EncodedTextChunk
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._reader import read_message
 from tinker_sync.wire.proto._writer import write_message
 from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 
 
-def request(*data: Datum, config: Any = None, seq_id: int | None = 1) -> ForwardBackwardRequest:
-    return ForwardBackwardRequest(ForwardBackwardInput(list(data), "cross_entropy", config), "model", seq_id)
+def request(*data: Datum, config: Any = None, seq_id: int | None = 1) -> types.ForwardBackwardRequest:
+    return types.ForwardBackwardRequest(
+        types.ForwardBackwardInput(list(data), "cross_entropy", config), "model", seq_id
+    )
 
 
 def datum(*chunks: Any, **inputs: Any) -> Datum:
-    return Datum(ModelInput(chunks=list(chunks)), inputs)
+    return Datum(types.ModelInput(chunks=list(chunks)), inputs)
 
 
 def encoded(*data: Datum, **more: Any) -> dict[str, Any]:
@@ -51,7 +42,7 @@ def refused(*data: Datum, **more: Any) -> str:
     return str(caught.value)
 
 
-def decoded(plain: dict[str, Any]) -> ForwardBackwardRequest:
+def decoded(plain: dict[str, Any]) -> types.ForwardBackwardRequest:
     return decode_forward_backward_request(write_message(tables.FORWARD_BACKWARD_REQUEST, plain).join())[0]
 
 
@@ -62,8 +53,6 @@ def wire_fault(plain: dict[str, Any]) -> WireError:
 
 
 # ------------------------------------------------------------------------------------------ encoding
-
-
 def test_forward_only_and_sequence_number_are_encoded() -> None:
     assert encoded(seq_id=None) == {"model_id": "model", "loss_fn": "cross_entropy"}
     assert encoded(seq_id=7, forward_only=True)["forward_only"] is True
@@ -87,9 +76,9 @@ def test_every_kind_of_chunk_is_encoded() -> None:
     chunks = encoded(
         datum(
             EncodedTextChunk(tokens=[1, -1, 2**31 - 1]),
-            ImageChunk(data=b"png", format="png"),
-            ImageChunk(data=b"jpg", format="jpeg", expected_tokens=0),
-            DmelChunk(dmel=b"\x00\x01\x05"),
+            types.ImageChunk(data=b"png", format="png"),
+            types.ImageChunk(data=b"jpg", format="jpeg", expected_tokens=0),
+            types.DmelChunk(dmel=b"\x00\x01\x05"),
             EncodedTextChunk(tokens=[]),
         )
     )["data"][0]["model_input"]
@@ -103,7 +92,7 @@ def test_every_kind_of_chunk_is_encoded() -> None:
 
 
 def test_an_image_by_address_is_refused_with_its_path() -> None:
-    pointer = ImageAssetPointerChunk(format="png", location="asset://x")
+    pointer = types.ImageAssetPointerChunk(format="png", location="asset://x")
     good = datum(EncodedTextChunk(tokens=[1]))
     text = refused(good, good, good, datum(EncodedTextChunk(tokens=[1]), pointer))
     assert text.startswith("data[3].model_input.chunks[1]: ImageAssetPointerChunk cannot be sent")
@@ -118,13 +107,13 @@ def test_a_token_changed_after_creation_is_refused_with_its_path() -> None:
 
 
 def test_names_of_inputs_must_be_text() -> None:
-    odd = Datum(ModelInput.from_ints([1]), {"x\ud800": np.zeros(1)})
+    odd = Datum(types.ModelInput.from_ints([1]), {"x\ud800": np.zeros(1)})
     assert refused(odd).startswith("data[0].loss_fn_inputs['x\\ud800']: the text has no UTF-8 form")
 
 
 @pytest.mark.parametrize("shape", [None, [3], [1, 3], [3, 1, 1]])
 def test_dense_tensors_are_encoded_with_and_without_a_shape(shape: list[int] | None) -> None:
-    tensor = TensorData([1, 2, 3], "int64", shape)
+    tensor = types.TensorData([1, 2, 3], "int64", shape)
     plain = encoded(datum(x=tensor))["data"][0]["loss_fn_inputs"]["x"]
     expected = {"dtype": tables.DTYPE_INT64, "dense": np.arange(1, 4).tobytes()}
     assert plain == ({**expected, "shape": shape} if shape else expected)
@@ -147,7 +136,7 @@ def test_frames_depend_on_name_and_shape() -> None:
 
 
 def test_sparse_tensors_stay_sparse() -> None:
-    tensor = TensorData([7.0, 8.0], "float32", [2, 5], [0, 2, 2], [1, 4])
+    tensor = types.TensorData([7.0, 8.0], "float32", [2, 5], [0, 2, 2], [1, 4])
     plain = encoded(datum(weights=tensor))["data"][0]["loss_fn_inputs"]["weights"]
     assert plain == {
         "dtype": tables.DTYPE_FLOAT32,
@@ -161,9 +150,9 @@ def test_sparse_tensors_stay_sparse() -> None:
 
 
 def test_spans_keep_their_order() -> None:
-    prompt = PromptProvenanceSpan(sequence_id="s", length=2)
-    sampled = SampledProvenanceSpan(sequence_id="t", offset=4, length=1)
-    one = Datum(ModelInput.from_ints([1, 2, 3]), {}, [prompt, sampled], [sampled])
+    prompt = types.PromptProvenanceSpan(sequence_id="s", length=2)
+    sampled = types.SampledProvenanceSpan(sequence_id="t", offset=4, length=1)
+    one = Datum(types.ModelInput.from_ints([1, 2, 3]), {}, [prompt, sampled], [sampled])
     plain = encoded(one)["data"][0]
     assert plain["model_input_spans"] == [
         {"prompt_tokens": {"sequence_id": "s", "length": 2}},
@@ -205,14 +194,12 @@ def test_other_layouts_become_row_major_little_endian(array: np.ndarray) -> None
 
 
 # ------------------------------------------------------------------------------------------ decoding
-
-
 def test_a_request_round_trips() -> None:
     first = datum(
         EncodedTextChunk(tokens=[1, 2]),
-        ImageChunk(data=b"x", format="png", expected_tokens=3),
-        DmelChunk(dmel=b"\0\1\5"),
-        target_tokens=TensorData([1, 2], "int64", [2, 9], [0, 1, 2], [3, 8]),
+        types.ImageChunk(data=b"x", format="png", expected_tokens=3),
+        types.DmelChunk(dmel=b"\0\1\5"),
+        target_tokens=types.TensorData([1, 2], "int64", [2, 9], [0, 1, 2], [3, 8]),
         weights=np.ones((2, 9), dtype=np.float32),
     )
     sent = request(first, datum(), config={"a": 1.5, "b": "text"})
@@ -236,7 +223,7 @@ def test_decoded_arrays_are_writable_and_separate() -> None:
     one = received.forward_backward_input.data[0]
     chunk = one.model_input.chunks[0]
     assert isinstance(chunk, EncodedTextChunk)
-    for array in (chunk.tokens, one.loss_fn_inputs["x"]._numpy):
+    for array in (chunk.tokens, one.loss_fn_inputs["x"].to_numpy()):
         assert isinstance(array, np.ndarray)
         assert array.flags.writeable
         assert array.flags.aligned

@@ -21,7 +21,7 @@ from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat, row_of
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
 
 _IDS: Final = ("request_id", "session_id", "sampling_session_id")
@@ -80,8 +80,7 @@ def make_call(
         patient=row.patient,
         deadline_s=deadline_s,
         # The server recognises a repetition of a numbered call, if it keeps the numbers.
-        repeatable=row.repeat is Repeat.SAFE
-        or (row.repeat is Repeat.NUMBERED and dialect is not None and dialect.keeps_numbers),
+        repeatable=row.repeatable or (dialect is not None and dialect.keeps_numbers),
         needed=row.needed,
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,

@@ -1,7 +1,7 @@
-"""Functions that fit requests to the dialect of a server, or refuse features that it would drop.
+"""Functions that fit requests to the dialect of a server, or refuse features that the server would drop.
 
-The last ones check the responses to samples, which show the features that the server has dropped. The
-functions are pure. A request that needs no change is returned as it is.
+Further functions check the responses to sample requests, because a response shows which features the server
+has dropped. No function does I/O. A request that needs no change is returned as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 # Fields that requests always carry, and their first version: older servers may refuse them. Requests are
 # listed by the names of their classes, so that a program loads only the classes that it uses.
-_SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
+_FIELDS_SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
     "CreateModelRequest": {"optimizer_config": (0, 29)},
     "FutureRetrieveRequest": {"allow_metadata_only": (0, 18)},
     "SaveWeightsRequest": {"overwrite": (0, 18)},
@@ -72,7 +72,7 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
 
 
 def refuse_missing_call(name: str, dialect: Dialect) -> None:
-    """Refuse a call that the server does not offer, before the call takes a sequence number.
+    """Refuse a call that the server does not offer. Callers check this before they take a sequence number.
 
     Raises:
         UnsupportedByServerError: the server has no such call; nothing was sent.
@@ -143,17 +143,19 @@ _FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
 def normalise_sample_request(
     request: SampleRequest, dialect: Dialect, context_length: Callable[[], int | None] = lambda: None
 ) -> SampleRequest:
-    """Fit a sample request to an older server: stop texts in a list, and `max_tokens` set.
+    """Fit a sample request to an older server: put a stop text into a list, and set `max_tokens`.
+
+    For a newer server, return the request as it is, and raise nothing.
 
     Args:
         request: the request.
         dialect: the dialect of the server.
-        context_length: returns the context of the model in tokens, or None if it is not known. Called if
-            `max_tokens` is not given: a sample may then be as long as the context allows.
+        context_length: returns the context length of the model in tokens, or None if it is not known. It is
+            called if `max_tokens` is not given: the sample may then be as long as the context allows.
 
     Raises:
-        UnsupportedByServerError: `max_tokens` is not given, and the context is not known.
-        InvalidInputError: the prompt leaves no room in the context.
+        UnsupportedByServerError: `max_tokens` is not given, and the context length is not known.
+        InvalidInputError: the prompt leaves no room in the context, or the length of the prompt is unknown.
     """
     params = request.sampling_params
     fits = params.max_tokens is not None and not isinstance(params.stop, str)
@@ -183,10 +185,10 @@ def _room_for_tokens(request: SampleRequest, context: int | None) -> int:
 
 
 def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) -> ForwardBackwardInput:
-    """Fit examples to a server that reads flat values only: make sparse tensors dense, and drop shapes.
+    """Fit examples to a server that reads only flat values: make all tensors dense and one-dimensional.
 
     Raises:
-        UnsupportedByServerError: a tensor has two dimensions larger than 1.
+        UnsupportedByServerError: a tensor has more than one dimension of a size other than 1.
     """
     if not dialect.reads_data_only:
         return given
@@ -219,10 +221,13 @@ def _flat(tensor: TensorData, place: str) -> TensorData:
 
 
 def check_checkpoint_name(name: str, dialect: Dialect) -> None:
-    """Refuse a checkpoint name that older servers refuse, before the call takes a sequence number.
+    """Refuse a checkpoint name that an older server would refuse. For a newer server, accept every name.
+
+    Callers check this before they take a sequence number.
 
     Raises:
-        InvalidInputError: the name is too long, or has other characters than letters, digits, `_` and `-`.
+        InvalidInputError: the server is an older one, and the name is empty, too long or has other characters
+            than letters, digits, `_`, `-`.
     """
     if dialect.reads_data_only and not _NAME.fullmatch(name):
         raise InvalidInputError(
@@ -231,15 +236,14 @@ def check_checkpoint_name(name: str, dialect: Dialect) -> None:
 
 
 def json_body(request: Model, dialect: Dialect) -> bytes:
-    """Return the JSON body of a request, without fields that a server of this version does not know.
+    """Return the JSON body of a request, without fields that are newer than the version of the dialect.
 
     >>> from tinker_sync.types import FutureRetrieveRequest
     >>> json_body(FutureRetrieveRequest(request_id="r"), Dialect.forced("json"))
     b'{"request_id":"r"}'
     """
-    unknown = [
-        name for name, since in _SINCE.get(type(request).__name__, {}).items() if dialect.version < since
-    ]
+    since = _FIELDS_SINCE.get(type(request).__name__, {})
+    unknown = [name for name, version in since.items() if dialect.version < version]
     if not unknown:
         return json_codec.encode(request)
     tree: dict[str, Any] = json_codec.to_plain(request)
@@ -250,10 +254,13 @@ def json_body(request: Model, dialect: Dialect) -> bytes:
 
 
 def name_sequences(response: SampleResponse, sequence_ids: Sequence[str] | None) -> SampleResponse:
-    """Add the sequence ids of its promise, which older servers do not send, to a new response; return it.
+    """Give the sequences of a response the ids that the promise had, and return the response.
+
+    Promises of older servers have no ids: the response then stays as it is. The response is changed in place,
+    so no other code may have it yet.
 
     Raises:
-        WireError: the promise has a different number of ids.
+        WireError: the number of ids is not the number of sequences.
 
     >>> from tinker_sync.types import SampledSequence, SampleResponse
     >>> response = SampleResponse([SampledSequence("stop")])
@@ -275,10 +282,12 @@ def name_sequences(response: SampleResponse, sequence_ids: Sequence[str] | None)
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
     """Check a response against its request, and return it.
 
-    If the server leaves out the entry of the first prompt token, the returned response has it.
+    The first prompt token has no score, and some servers leave out its entry in `prompt_logprobs`. If the
+    prompt is all text, this function then returns a copy of the response that has the entry.
 
     Raises:
-        UnsupportedByServerError: a part that the request asks for is missing.
+        UnsupportedByServerError: a part that the request asks for is missing, or the scores of the prompt are
+            not limited to `prompt_logprobs_last_n`.
         WireError: the response has a different number of sequences or scores than the request asks for.
     """
     sequences = response.sequences
@@ -369,7 +378,7 @@ def _ignored(feature: str) -> UnsupportedByServerError:
 
 
 def _with_first_score(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Add an entry for the first token, which has no score, if the server leaves it out."""
+    """Return the response, with NaN as the score of the first prompt token if the scores lack this entry."""
     scored, length = response._prompt_logprobs, request.prompt.known_length()
     if scored is None and request.prompt_logprobs and length == 1:
         scored = np.empty(0, dtype=np.float32)

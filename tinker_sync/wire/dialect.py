@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._policy import NO_SUCH_CALL, Stage, rule_for
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.wire.endpoints import PROTOBUF
 
@@ -123,7 +123,7 @@ class Dialect:
 
     @cached_property
     def keeps_numbers(self) -> bool:
-        """True if the server executes a repeated request once, by its sequence number.
+        """True if the server recognises a repeated request by its sequence number, and executes it only once.
 
         Servers that read only JSON ignore the number.
         """
@@ -131,7 +131,7 @@ class Dialect:
 
     @cached_property
     def one_by_one(self) -> bool:
-        """True if each training call is sent after the result of the one before it.
+        """True if the client must wait for the result of a training call before it sends the next one.
 
         Servers without `client/config` have a queue for each kind of call. An `optim_step` may overtake a
         `forward_backward` that still waits there, and then lacks its gradients.
@@ -153,7 +153,8 @@ class Dialect:
 
     @classmethod
     def forced(cls, kind: object) -> Dialect:
-        """Return the dialect that a user chooses: "proto", "json" or a Dialect.
+        """Return the dialect that a user chooses: "proto", the current version, "json", the oldest one, or a
+        `Dialect`.
 
         Raises:
             ConfigurationError: the value is not valid.
@@ -168,9 +169,9 @@ class Dialect:
 
     @property
     def loads_into_new_models(self) -> bool:
-        """True if one `load_weights`, addressed to a session, makes a model from a checkpoint.
+        """True if one `load_weights` call, which names a session, creates a model from a checkpoint.
 
-        Servers up to version 0.36 state this in a setting. All servers of version 0.38 do it, and have no
+        Servers up to version 0.36 state this in a setting. All servers of version 0.38 can do it, and have no
         such setting.
 
         >>> Dialect.of_vendor().loads_into_new_models, Dialect.forced("json").loads_into_new_models
@@ -181,7 +182,12 @@ class Dialect:
         return self.vendor or self.version >= _LAST_WITH_FLAG
 
     def with_settings(self, settings: object, *, client_config: bool = True) -> Dialect:
-        """Return this dialect, which the user has chosen, completed by the settings of the server."""
+        """Return this dialect, with `create_model_via_load_weights` from the settings if the field is None.
+
+        Args:
+            settings: the JSON of the answer to `client/config`.
+            client_config: False if the server has no such call, and therefore no settings.
+        """
         known = self if client_config else evolve(self, client_config=False)
         flag = settings.get(_LOAD_FLAG) if isinstance(settings, Mapping) else None
         if flag is None or self.create_model_via_load_weights is not None:
@@ -189,11 +195,14 @@ class Dialect:
         return evolve(known, create_model_via_load_weights=bool(flag))
 
     def knows(self, feature: str) -> bool:
-        """Return True if the server knows one of `FEATURES`, False if it may skip the feature silently."""
+        """Return True if the server knows this feature of `FEATURES`, False if it may skip it silently."""
         return self.version >= FEATURES[feature]
 
     def offers(self, endpoint: str) -> bool:
-        """Return True if the server has a call, as far as its version shows.
+        """Return True if the server has a call.
+
+        The version decides. For `client_config`, and for `dynamic_config` after its first call, the server's
+        answer to the call decides.
 
         >>> Dialect.forced("json").offers("finish_session"), Dialect.forced("json").offers("forward")
         (False, True)
@@ -206,7 +215,12 @@ class Dialect:
         return self.version >= _SINCE.get(endpoint, (0, 0)) and (newest is None or self.version < newest)
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
-        """Return the dialect completed by the answer to `dynamic_config`, which may show a newer version."""
+        """Return this dialect, completed by the answer to `dynamic_config`, which may show a newer version.
+
+        Args:
+            status: the status of the answer.
+            settings: the JSON of the answer.
+        """
         if status in NO_SUCH_CALL:
             return evolve(self, dynamic_config=False)
         if 200 <= status < 300 and isinstance(settings, Mapping):
@@ -216,7 +230,7 @@ class Dialect:
 
 @frozen
 class NeedsProbe:
-    """The result of `decide` if the settings of a server do not determine its dialect.
+    """The result of `decide` for a server whose settings do not determine its dialect.
 
     The caller then sends `PROBE_BODY` to `forward_backward`, passes the answer to `read_probe`, and calls
     `decide` again.
@@ -229,7 +243,7 @@ Spoken = Literal["json", "protobuf"]
 def decide(
     config_status: int, config: object, *, probe: Spoken | None = None, vendor: bool = False
 ) -> Dialect | NeedsProbe:
-    """Return the dialect that the answer to `client/config` shows, or `NeedsProbe`.
+    """Return the dialect that the answer to `client/config` shows, or `NeedsProbe` if it does not show one.
 
     Args:
         config_status: the status of the answer: 2xx, or 404, 405, 501 if there is no such call.
@@ -270,7 +284,7 @@ def _version_of(settings: Mapping[str, Any]) -> Version:
 
 
 def read_probe(status: int, body: bytes) -> Spoken | None:
-    """Return the form of bodies that the answer to a probe shows; None for an answer such as 401 or 429.
+    """Return the form of bodies that the answer to a probe shows; None if it shows none, such as a 401.
 
     A server that reads JSON refuses the whole body or its content type, or fails. A server that reads
     protobuf refuses the model, which does not exist.
@@ -280,7 +294,9 @@ def read_probe(status: int, body: bytes) -> Spoken | None:
     >>> read_probe(404, b'{"detail": "no such model"}')
     'protobuf'
     """
-    if status in (401, 402, 403, 408, 425, 429, 502, 503, 504):
+    # A status that may pass shows nothing, except two: a failure, and a conflict over the missing model.
+    shows_nothing = rule_for(status, Stage.CALL).passes and status not in (409, 500)
+    if shows_nothing or status in (401, 403):
         return None
     if status == 415 or status >= 500:
         return "json"
@@ -315,7 +331,7 @@ class DialectCache:
             return self._found.get(base_url)
 
     def clear(self) -> None:
-        """Forget all dialects, because another server may answer at an address now."""
+        """Forget all dialects, for the case that other servers now answer at these addresses."""
         with self._lock:
             self._found.clear()
 

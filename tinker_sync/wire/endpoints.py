@@ -1,13 +1,12 @@
 """The table of the protocol's calls, one row each. The client and the embedded server share it.
 
-A row describes the request, the answer and the repetition of a call. It names types, which are looked up in
-`tinker_sync.types` on use, so that the table loads none of them. Immutable; any thread may read it.
+A row describes the request and the answer of a call, and whether the call may be repeated. It contains the
+names of types. A type is loaded from `tinker_sync.types` on first use. Immutable; any thread may read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,26 +15,10 @@ from tinker_sync.wire.paths import PathTemplate
 API: Final = "/api/v1"
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
-ACCEPT_EITHER: Final = f"{PROTOBUF}, {JSON}"
-"""The `Accept` header for results that a server sends as protobuf or as JSON."""
-
-
-class Repeat(str, Enum):
-    """The rule for the repetition of a call that the server may have received."""
-
-    SAFE = "safe"
-    """A repetition changes nothing of importance."""
-    NUMBERED = "numbered"
-    """The body has a sequence number.
-
-    A server that checks these numbers executes the call once; others would execute it twice.
-    """
-    UNSENT = "unsent"
-    """The call is repeated only if the server certainly did not receive it."""
 
 
 class Endpoint(NamedTuple):
-    """A row of the table: one call of the protocol, with its types and its rule for repetitions.
+    """A row of the table: one call of the protocol, with its path, its types and its rules for repetitions.
 
     >>> ENDPOINTS["get_training_run"].path_for(run="run-1")
     '/api/v1/training_runs/run-1'
@@ -55,9 +38,13 @@ class Endpoint(NamedTuple):
     """The name of the call in the header `X-Tinker-Request-Type` of polls for its result."""
     result_as_protobuf: bool = False
     """True if the result may be protobuf."""
-    repeat: Repeat = Repeat.SAFE
+    repeatable: bool = True
+    """True if a repetition changes nothing of importance. The bodies of other calls have a sequence number.
+
+    A server that checks these numbers executes such a call once; others would execute a repeated call twice.
+    """
     reason: str = "it only reads"
-    """The reason for the rule of repetition."""
+    """The reason why the call may be repeated."""
     max_retries: int | None = None
     """The largest number of retries; None: as configured."""
     patient: bool = True
@@ -80,7 +67,7 @@ class Endpoint(NamedTuple):
     """True if only older servers offer the call."""
 
     def path_for(self, **ids: object) -> str:
-        """Return the path with the ids filled in."""
+        """Return the path with the ids filled in. Raise the errors of `PathTemplate.fill`."""
         return self.path.fill(ids)
 
     @property
@@ -108,7 +95,7 @@ def _row(name: str, method: Any, path: str, **columns: Any) -> Endpoint:
 
 
 def _promise(name: str, request: str, result: str, promises: str, **columns: Any) -> Endpoint:
-    columns.setdefault("repeat", Repeat.NUMBERED)
+    columns.setdefault("repeatable", False)
     columns.setdefault("reason", "seq_id numbers it")
     columns.setdefault("needed", True)
     return _row(
@@ -165,7 +152,7 @@ _SERVICE: Final = (
     _row(
         "create_sampling_session", "POST", "/create_sampling_session",
         request="CreateSamplingSessionRequest", reply="CreateSamplingSessionResponse",
-        repeat=Repeat.NUMBERED, reason="sampling_session_seq_id numbers it", needed=True,
+        repeatable=False, reason="sampling_session_seq_id numbers it", needed=True,
     ),
     _row(
         "join_sampling_session", "POST", "/join_sampling_session",
@@ -211,7 +198,7 @@ _PROMISES: Final = (
     _promise(
         "asample", "SampleRequest", "SampleResponse", "Sample",
         result_as_protobuf=True, max_retries=0,
-        repeat=Repeat.SAFE, reason="it changes nothing; where seq_id is not kept it draws a second time",
+        repeatable=True, reason="it changes nothing; where seq_id is not kept it draws a second time",
     ),
 )  # fmt: skip
 
@@ -278,11 +265,11 @@ _REST: Final = (
 _LEGACY: Final = (
     _promise(
         "forward", "ForwardRequest", "ForwardBackwardOutput", "Forward",
-        legacy=True, repeat=Repeat.SAFE, reason="it leaves the model as it is", result_as_protobuf=True,
+        legacy=True, repeatable=True, reason="it leaves the model as it is", result_as_protobuf=True,
     ),
     _promise(
         "unload_model", "UnloadModelRequest", "UnloadModelResponse", "UnloadModel",
-        legacy=True, repeat=Repeat.SAFE, reason=_GONE_ALREADY,
+        legacy=True, repeatable=True, reason=_GONE_ALREADY,
     ),
     _row(
         "get_checkpoint_archive", "GET", _CHECKPOINT + "/archive", legacy=True, follow_redirects=False,
@@ -319,7 +306,7 @@ NEWER: Final[Mapping[str, Endpoint]] = MappingProxyType({row.name: row for row i
 
 
 def row_of(name: str) -> Endpoint:
-    """Return the row of a call, experimental ones included.
+    """Return the row of a call, which may be an experimental one. Raise a KeyError for an unknown name.
 
     >>> row_of("search_checkpoints").method
     'POST'
@@ -328,7 +315,7 @@ def row_of(name: str) -> Endpoint:
 
 
 def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the call of an incoming request and the ids in its path by name; None for an unknown request.
+    """Return the row of an incoming request, and the ids in the path by name; None if no row matches.
 
     >>> endpoint, ids = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/a")
     >>> endpoint.name, ids
@@ -345,5 +332,6 @@ def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
 # Of two matching templates the one with more fixed text counts, so that `.../a/publish` does not name a
 # checkpoint.
 _BY_PRECISION: Final = sorted(
-    ENDPOINTS.values(), key=lambda endpoint: (len(endpoint.path.names), -len(endpoint.path.text))
+    (*ENDPOINTS.values(), *NEWER.values()),
+    key=lambda endpoint: (len(endpoint.path.names), -len(endpoint.path.text)),
 )

@@ -1,4 +1,4 @@
-"""Paths and queries of the API: construction from ids, and extraction of the ids.
+"""Paths and queries of the API: their construction from ids and values, and the ids in a received path.
 
 Pure functions. An id from a user or a server stays within its own segment of a path.
 """
@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._moment import format_moment
 
 # The characters that RFC 3986 allows unencoded in a segment; ids like `s:sample:0` stay readable.
 _SEGMENT_SAFE: Final = "-._~!$&'()*+,;=:@"
@@ -31,7 +32,7 @@ def segment(value: object) -> str:
     """Encode an id as one segment of a path.
 
     Raises:
-        InvalidInputError: The id is empty or consists of dots, which would give another path.
+        InvalidInputError: the id is "", "." or "..", which would give another path, or is not valid text.
 
     >>> segment("s:sample:0"), segment("a/b c?"), segment(7)
     ('s:sample:0', 'a%2Fb%20c%3F', '7')
@@ -39,14 +40,21 @@ def segment(value: object) -> str:
     text = str(value)
     if not text or text in (".", ".."):
         raise InvalidInputError(f"{text!r} cannot be part of an address")
+    return _quote(text, _SEGMENT_SAFE)
+
+
+def _quote(text: str, safe: str) -> str:
     try:
-        return quote(text, safe=_SEGMENT_SAFE)
+        return quote(text, safe=safe)
     except UnicodeEncodeError:
         raise InvalidInputError(f"{text!r} holds half a character") from None
 
 
 def segments(value: object) -> str:
     """Encode an id of up to two parts, such as `weights/name`, as segments of a path.
+
+    Raises:
+        InvalidInputError: the id has more parts, or a part cannot be a segment.
 
     >>> segments("weights/final 1")
     'weights/final%201'
@@ -58,15 +66,18 @@ def segments(value: object) -> str:
 
 
 def encode_query(values: Mapping[str, QueryValue]) -> str:
-    """Encode a query: lists joined by commas, booleans in lower case, moments in RFC 3339.
+    """Encode a query: lists joined by commas, booleans in lower case, datetimes in RFC 3339 and UTC.
 
-    The result has no question mark. Values of None and empty ones are left out.
+    The result has no question mark. Values of None and empty ones are left out. Naive datetimes count as UTC.
+
+    Raises:
+        InvalidInputError: a value is not valid text.
 
     >>> encode_query({"limit": 20, "flag": True, "ids": ["a", "b"], "project_id": None, "q": "x&y"})
     'limit=20&flag=true&ids=a,b&q=x%26y'
     """
     written = ((name, _query_text(value)) for name, value in values.items())
-    return "&".join(f"{quote(name)}={quote(text, safe=_QUERY_SAFE)}" for name, text in written if text)
+    return "&".join(f"{quote(name)}={_quote(text, _QUERY_SAFE)}" for name, text in written if text)
 
 
 def _query_text(value: QueryValue) -> str:
@@ -76,14 +87,16 @@ def _query_text(value: QueryValue) -> str:
         return "true" if value else "false"
     if isinstance(value, datetime):
         moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-        return moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+        return format_moment(moment.astimezone(timezone.utc))
     if isinstance(value, (str, int, float)):
         return str(value)
     return ",".join(str(item) for item in value)
 
 
 class PathTemplate:
-    """A path with slots for ids. `{run}` is one segment; `{*checkpoint}` is a name, or a kind and a name.
+    """A path with slots for ids. It makes the path for given ids, and finds the ids in a given path.
+
+    `{run}` is a slot for one segment, `{*checkpoint}` a slot for a name, or for a kind and a name.
 
     >>> template = PathTemplate("/runs/{run}/checkpoints/{*checkpoint}")
     >>> template.fill({"run": "r 1", "checkpoint": "weights/a"})
@@ -98,7 +111,7 @@ class PathTemplate:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """The expression for paths that match; servers need it, clients do not."""
+        """The regular expression for paths that match. It is compiled on first use; only servers use it."""
         pattern, end = "", 0
         for slot in _SLOT.finditer(self.text):
             pattern += (
@@ -108,11 +121,11 @@ class PathTemplate:
         return re.compile(pattern + re.escape(self.text[end:]))
 
     def fill(self, ids: Mapping[str, object]) -> str:
-        """Return the path for ids.
+        """Return the path with these ids in its slots.
 
         Raises:
-            TypeError: The ids do not match the template's names.
-            InvalidInputError: An id cannot be part of a path.
+            TypeError: the names of the ids are not those of the slots.
+            InvalidInputError: an id cannot be part of a path.
         """
         if set(ids) != set(self.names):
             raise TypeError(f"{self.text} takes {', '.join(self.names) or 'no ids'}, not {', '.join(ids)}")

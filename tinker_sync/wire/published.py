@@ -1,7 +1,7 @@
 """The routes and body fields that a server publishes at `/openapi.json`. Pure.
 
-Open servers skip fields of requests that they do not know, and answer for a route that they lack as for an
-object that does not exist. Most of them publish a description of themselves, which distinguishes the two.
+Open servers silently skip unknown fields of requests, and give the same answer for a missing route as for a
+missing object. Most of them publish a description of themselves, which shows their routes and fields.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _NOTES: Final[Mapping[str, Mapping[Place, object]]] = {
 class UsedField(NamedTuple):
     """A field to which a request gives a value, and which a server may not know.
 
+    `place` has the names of the outer fields, from the body inwards, and then the name of the field.
+
     >>> UsedField(("adam_params", "grad_clip_norm"), changes_result=True).name
     'adam_params.grad_clip_norm'
     """
@@ -60,7 +62,9 @@ class UsedField(NamedTuple):
 
 
 def used_fields(call: str, request: Model) -> list[UsedField]:
-    """Return the fields that have an effect in this request and that a server may not know.
+    """Return the fields of a request that a server may not know, without those whose value changes nothing.
+
+    Some fields, such as `ttl_seconds`, have an effect but do not change the result (`changes_result`).
 
     >>> from tinker_sync.types import SaveWeightsRequest
     >>> used_fields("save_weights", SaveWeightsRequest(model_id="m", path="a", ttl_seconds=60))
@@ -118,13 +122,14 @@ class PublishedApi:
         return cls(routes, tree) if routes else None
 
     def offers(self, endpoint: Endpoint) -> bool:
-        """Return True if the server has a route for a call."""
+        """Return True if the server publishes a route for a call."""
         return self._operation(endpoint) is not None
 
     def drops(self, endpoint: Endpoint, place: Place) -> bool:
-        """Return True if the server accepts bodies of a call, but silently ignores a field of them.
+        """Return True if the published body of a call lacks a field, which the server then ignores silently.
 
-        Return False if the server refuses unknown fields, or does not publish the form of the body.
+        Return False if the body has the field, if the server refuses unknown fields, or if it does not
+        publish the form of the body.
         """
         operation = self._operation(endpoint)
         schema = _value_at(operation, ("requestBody", "content", JSON, "schema"))
@@ -145,8 +150,8 @@ class PublishedApi:
     def _fields(self, schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
         """Return the schemas of a body's fields, by name.
 
-        Return None if the schema lists no fields, or has `additionalProperties`, by which it states itself
-        that the server refuses or keeps unknown fields.
+        Return None if the schema lists no fields or has several forms, and if it has `additionalProperties`:
+        it then states that the server refuses or keeps unknown fields.
         """
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None

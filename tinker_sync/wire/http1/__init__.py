@@ -7,8 +7,8 @@
 Pure: no socket, no thread, no clock. So one poller can hold thousands of incomplete answers, and a blocking
 reader, the embedded server and the servers of `tinker_sync.testing` can use the same code.
 
-Guarantees: for any bytes, the parsers raise only `MalformedMessage` or `MessageTooLarge`, keep no more than
-the limits allow, and take time linear in the input. A parser belongs to one thread at a time.
+Guarantees: for any bytes, the parsers raise only `MalformedMessage` or `MessageTooLarge`, and they refuse a
+head or a body beyond the limits. A parser belongs to one thread at a time.
 """
 
 from __future__ import annotations

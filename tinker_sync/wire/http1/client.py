@@ -52,7 +52,8 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     """Return the encoded request line and headers, up to and including the empty line.
 
     Raises:
-        InvalidInputError: A name or a value is not valid in HTTP. The message does not show the value.
+        InvalidInputError: the method, the target, a name or a value is not valid in HTTP. The message does
+            not show the value.
 
     >>> request_head("GET", "/x?a=1", [("Host", "h")])
     b'GET /x?a=1 HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n'
@@ -88,7 +89,9 @@ def _check_line(name: str, value: str) -> None:
 
 
 class _State(Enum):
-    """The state of the parser.
+    """The state of a `ReplyParser`: the part of the answer that it reads next.
+
+    The body has a stated LENGTH, or is in CHUNKS, or lasts UNTIL_CLOSE of the connection.
 
     HEAD -> LENGTH | CHUNKS | UNTIL_CLOSE | DONE, and HEAD again after an interim answer;
     LENGTH -> DONE; CHUNKS -> DONE; UNTIL_CLOSE -> DONE by `eof` alone. DONE is final.
@@ -103,6 +106,10 @@ class _State(Enum):
 
 class ReplyParser:
     """A parser for one answer, which may arrive in pieces of any size. For one thread at a time.
+
+    Args:
+        method: the method of the request; an answer to HEAD has no body.
+        max_body_bytes: the limit for a body.
 
     >>> parser = ReplyParser("GET", max_body_bytes=100)
     >>> parser.feed(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhel")
@@ -122,7 +129,7 @@ class ReplyParser:
         self.lasts_until_close = False
         """True if the answer states no length.
 
-        It ends with the connection, and a missing rest is not noticed.
+        Such an answer ends with the connection, and the loss of its last part is not noticed.
         """
         self.started = False
         """True once a byte of the answer has arrived."""
@@ -148,16 +155,16 @@ class ReplyParser:
 
     @property
     def wants(self) -> int:
-        """The number of bytes to request from the socket."""
+        """The most bytes to request from the socket for the next `feed`."""
         if self._state is _State.HEAD:
             return RECEIVE_BYTES
         remaining = self._remaining if self._chunks is None else self._chunks.remaining
         return min(max(remaining, RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
     def room(self) -> memoryview | None:
-        """Return the memory for the next bytes of a large body, or None if the body is not large.
+        """Return the memory for the next bytes of a large body of known length. None: `feed` must take them.
 
-        The caller receives bytes into it, releases it, and calls `fill`.
+        The caller receives bytes into this memory, releases the view, and calls `fill`.
         """
         block = self._block
         if block is None:
@@ -171,7 +178,10 @@ class ReplyParser:
             return whole[self._size :]
 
     def fill(self, count: int) -> None:
-        """Take the bytes that were received into the memory of `room`; 0 means that the server has closed."""
+        """Note that `count` bytes were received into the memory of `room`.
+
+        0 means that the server has closed the connection, and raises `MalformedMessage`.
+        """
         if not count:
             self.eof()
         self._size += count
@@ -180,9 +190,10 @@ class ReplyParser:
             self._enter(_State.DONE)
 
     def body(self) -> bytes:
-        """Return the body as received, with its content encoding still in place.
+        """Return the received body without the framing of chunks. Its content encoding is still in place.
 
-        A large body is a `bytearray`, so that arrays of its message can use its memory.
+        A body for which `room` gave memory is a `bytearray`, so that the arrays decoded from it can use this
+        memory.
         """
         if self._block is not None:
             return cast("bytes", self._block)  # it has the methods of bytes
@@ -192,11 +203,11 @@ class ReplyParser:
     def feed(self, data: bytes) -> None:
         """Parse the next bytes of the connection.
 
-        Bytes after the end of the answer make the connection unfit for another request.
+        Bytes after the end of the answer set `keep_alive` to False.
 
         Raises:
-            MalformedMessage: No answer can begin with the bytes so far.
-            MessageTooLarge: The head or the body is larger than allowed, or states a larger length.
+            MalformedMessage: no answer can begin with the bytes so far.
+            MessageTooLarge: the head or the body is larger than allowed, or the head states a larger length.
         """
         self.started = True
         at, size = 0, len(data)
@@ -209,7 +220,10 @@ class ReplyParser:
     def eof(self) -> None:
         """Note that the server has closed the connection.
 
-        This ends an answer that states no length. Any other unfinished answer raises `MalformedMessage`.
+        An answer that states no length is complete then.
+
+        Raises:
+            MalformedMessage: the answer is unfinished, or nothing has arrived (`Unanswered`).
         """
         if self._state is _State.UNTIL_CLOSE:
             self._enter(_State.DONE)
@@ -360,7 +374,7 @@ def _begins_as_tls(answer: bytes | bytearray) -> bool:
 
 @lru_cache(maxsize=64)
 def _read_status(line: str) -> tuple[bool, int]:
-    """Return True and the status for an answer of HTTP/1.0, False and the status for HTTP/1.1."""
+    """Parse a status line. Return True for HTTP/1.0 or False for HTTP/1.1, and the status."""
     match = _STATUS_LINE.fullmatch(line.rstrip("\r"))
     if match is None:
         raise MalformedMessage(f"no status line: {line[:12]!r}")

@@ -1,4 +1,4 @@
-"""The parts of HTTP/1.1 that client and server share: errors, limits, tokens, and bodies in chunks."""
+"""The parts of HTTP/1.1 that client and server share: errors, limits, patterns, and the chunked coding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MalformedMessage(Exception):
 
 
 class MessageTooLarge(Exception):
-    """The error for a message that exceeds a limit, or states a length that does.
+    """The error for a message that exceeds a limit, or that announces a length beyond the limit.
 
     Attributes:
         status: the status with which a server answers such a request.
@@ -39,7 +39,10 @@ class MessageTooLarge(Exception):
 
 
 class ChunkedBody:
-    """A parser for a body in chunks, up to its last line. For one thread at a time.
+    """A parser for a body in the chunked coding of HTTP, trailer included. For one thread at a time.
+
+    Args:
+        max_bytes: the limit for the body.
 
     >>> body = ChunkedBody(100)
     >>> body.feed(b"3\\r\\nabc\\r\\n2\\r\\nde\\r\\n0\\r\\n\\r\\nnext", 0)
@@ -61,11 +64,13 @@ class ChunkedBody:
         self._trailer_bytes = 0
 
     def feed(self, data: bytes, at: int) -> int:
-        """Parse `data` from index `at` on. Return the index of the first byte after the body.
+        """Parse `data` from index `at` on. Return the index of the first byte that was not used.
+
+        This is the first byte after the body, or the length of `data` while the body is incomplete.
 
         Raises:
             MalformedMessage: the bytes are no chunks.
-            MessageTooLarge: the body is larger than allowed, or states a larger length.
+            MessageTooLarge: the body is larger than allowed, or announces a larger size.
         """
         while at < len(data) and not self.done:
             at = self._step(self, data, at)
@@ -111,7 +116,7 @@ class ChunkedBody:
         return at
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Return the next line without its end, or None if it is incomplete, and the index after it."""
+        """Return the next line without its line end, or None if it is incomplete, and the index behind it."""
         found = data.find(b"\n", at)
         end = found if found >= 0 else len(data)
         self._text += data[at:end]

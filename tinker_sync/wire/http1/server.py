@@ -9,11 +9,15 @@ from tinker_sync.wire.http1.framing import TARGET, TOKEN, ChunkedBody, Malformed
 
 _TOKEN: Final = re.compile(TOKEN.pattern.encode())
 _TARGET: Final = re.compile(TARGET.pattern.encode())
+_DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _BAD_VALUE: Final = re.compile(rb"[\r\n\x00]")
 
 
 class RequestHead(NamedTuple):
-    """The head of a request, with header names in lower case."""
+    """The request line and the headers of a request, with header names in lower case.
+
+    `minor` is the second number of the version: 1 for HTTP/1.1.
+    """
 
     method: str
     target: bytes
@@ -57,11 +61,11 @@ class RequestParser:
 
     @property
     def buffered(self) -> int:
-        """The number of bytes that belong to no request yet."""
+        """The number of received bytes that `take` has not used yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Keep the next bytes of the connection."""
+        """Add the next bytes of the connection to those that `take` will parse."""
         self._buffer += data
 
     def take(self) -> tuple[RequestHead, bytes] | None:
@@ -134,6 +138,6 @@ def parse_request_head(raw: bytes) -> RequestHead:
     lengths, codings = set(head.values(b"content-length")), head.values(b"transfer-encoding")
     if codings and (lengths or [coding.lower() for coding in codings] != [b"chunked"]):
         raise MalformedMessage("the end of the body is unclear")
-    if len(lengths) > 1 or any(not length.isdigit() for length in lengths):
+    if len(lengths) > 1 or any(not _DIGITS.fullmatch(length) for length in lengths):
         raise MalformedMessage("content-length is malformed")
     return head

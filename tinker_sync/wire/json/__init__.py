@@ -8,15 +8,15 @@ Rules for writing:
 - A model is written with its declared public fields. A declared field with the value None is left out.
   Elsewhere None is written as null: in free-form mappings and lists, and in a mapping that is the whole body.
 - Bytes become base64 text in a declared field, and UTF-8 text in free-form values. Datetimes become RFC 3339
-  text, enums their values, tuples and ranges lists. Instances of subclasses of str, int, float, dict and
-  list, and numpy scalars, are written like the plain type. A float32 is converted to float64 first, so that
-  no digit is lost.
+  text, dates and times ISO 8601 text, enums their values, tuples and ranges lists. UUIDs, decimals and paths
+  become text. Instances of subclasses of str, int, float, dict and list, and numpy scalars, are written like
+  the plain type. A float32 is converted to float64 first, so that no digit is lost.
 - Keys become text: True, None, 1 and 1.5 become "true", "null", "1" and "1.5". Two keys that would become the
   same text are refused.
 - Integers of any size are written. NaN and infinities are refused in requests, and are written as null in the
   answers of a server.
-- Also refused are sets, bytes that are not UTF-8, halves of surrogate pairs, other classes, and a nesting of
-  more than 100 lists and mappings. The `InvalidInputError` names each place: `$.user_metadata.a[3]`.
+- Sets, bytes that are not UTF-8, halves of surrogate pairs, values of other classes, and a nesting of more
+  than 100 lists and mappings are refused. The `InvalidInputError` names each place: `$.user_metadata.a[3]`.
 
 Rules for reading:
 
@@ -27,7 +27,7 @@ Rules for reading:
   pair, such as `\\ud800`, is accepted.
 - Everything else raises a `WireError`: bytes that are not UTF-8, a byte order mark, an empty body, a nesting
   of more than 100 lists and objects, and values that a field cannot hold. The error has the place, such as
-  `$.sequences[2].stop_reason`, and a short excerpt, unless the name of the field marks it as secret.
+  `$.sequences[2].stop_reason`, and a short excerpt, which shows no value that may be a secret.
 
 These rules hold with and without orjson. The functions are pure; any thread may call them.
 """
@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import located
 from tinker_sync.types._model import Model
 from tinker_sync.types._structured import Unfit
 from tinker_sync.wire.json._exact import NotExact, model_of, tree_of
@@ -100,7 +101,10 @@ _TOO_DEEP = f"lists and objects lie in each other more than {MAX_DEPTH} deep"
 
 
 class Backend(Protocol):
-    """A writer and reader of JSON text. It raises `Unfit` for values and texts that it cannot convert."""
+    """A writer and reader of JSON text, with orjson or without it.
+
+    It raises `Unfit` for values and texts that it cannot convert.
+    """
 
     def write(self, tree: Any) -> bytes:
         """Return the JSON text of a tree of plain types with finite numbers, which may contain arrays."""
@@ -116,7 +120,6 @@ class StandardLibrary:
     """The backend that uses the module `json`. Its results define those of all backends."""
 
     def write(self, tree: Any) -> bytes:
-        """Return the JSON text of a tree."""
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_listed)
         try:
             return text.encode("utf-8")
@@ -125,7 +128,6 @@ class StandardLibrary:
         raise next(_lone_surrogates(tree))
 
     def read(self, data: bytes) -> Any:
-        """Parse JSON text into a tree."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -148,7 +150,6 @@ class Orjson:
     """The backend that uses orjson, which is several times as fast and writes arrays without making lists."""
 
     def write(self, tree: Any) -> bytes:
-        """Return the JSON text of a tree."""
         try:
             text = orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError:  # integers beyond 64 bits, halves of surrogate pairs
@@ -158,7 +159,6 @@ class Orjson:
         return bytes(memoryview(text)) if len(text) < _BUFFER_BYTES // 2 else text
 
     def read(self, data: bytes) -> Any:
-        """Parse JSON text into a tree."""
         try:
             return orjson.loads(data)
         except ValueError:  # NaN, numbers too large for a float, halves of surrogate pairs, and errors
@@ -170,17 +170,18 @@ DEFAULT: Backend = Orjson() if HAS_ORJSON else STANDARD_LIBRARY
 
 
 @cache
-def _conversion(answers: bool) -> Converter:
-    return _cattrs.make_converter(answers=answers)
+def _conversion(answers: bool, *, lenient: bool = False) -> Converter:
+    return _cattrs.make_converter(answers=answers, unknown=_note_unknown if lenient else None)
 
 
-@cache
-def _lenient_conversion() -> Converter:
-    return _cattrs.make_converter(answers=False, unknown=lambda cls, names: note(names, cls.__name__))
+def _note_unknown(cls: type, names: set[str]) -> None:
+    note(names, cls.__name__)
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
-    """Return the JSON bytes of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
+    """Return the JSON bytes of a request. Raises `InvalidInputError` for a value without a JSON form.
+
+    The fields of a model that are None are left out; the values of a mapping that are None become null.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
@@ -201,7 +202,7 @@ def with_number(body: bytes, number: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
-    """Return JSON bytes as a value of class `cls`. Raises `WireError`.
+    """Parse JSON bytes into a value of class `cls`. Raises `WireError` if they are not JSON or do not fit.
 
     >>> from tinker_sync.types import LoraConfig
     >>> decode(b'{"rank":"8"}', LoraConfig)
@@ -211,9 +212,9 @@ def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backe
 
 
 def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
-    """Return the JSON bytes of nested lists and mappings, which may contain models.
+    """Return the JSON bytes of a model, or of nested lists and mappings, which may contain models.
 
-    Raises `InvalidInputError`.
+    Raises `InvalidInputError` for a value without a JSON form.
 
     >>> dumps({"ttl_seconds": None})
     b'{"ttl_seconds":null}'
@@ -227,7 +228,7 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
 
 
 def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
-    """Parse JSON bytes into a tree of lists, dicts, text and numbers. Raises `WireError`.
+    """Parse JSON bytes into a tree of lists, dicts and scalars. Raises `WireError` if they are not JSON.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
@@ -240,9 +241,9 @@ def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as a tree of mappings, lists, text, numbers and numpy arrays.
+    """Return a value as a tree of mappings, lists, text, numbers and numpy arrays, ready for a `Backend`.
 
-    Raises `InvalidInputError`.
+    Raises `InvalidInputError` for a value without a JSON form.
 
     >>> from tinker_sync.types import AdamParams
     >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
@@ -258,18 +259,14 @@ def to_plain(value: Any) -> Any:
         try:
             return write(value)
         except InvalidInputError:
-            found = [
-                one for steps, error in _cattrs.problems_of(value, write) for one in described(error, steps)
-            ]
+            problems = problems_in(_cattrs.problems_of(value, write))
     except RecursionError:
-        found = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
-    raise input_error(found)
+        problems = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
+    raise input_error(problems)
 
 
-def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
-    """Return a parsed JSON tree as a value of class `cls`.
-
-    Raises `WireError`, with places that start with `path`.
+def from_plain(tree: Any, cls: type[T]) -> T:
+    """Convert a parsed JSON tree to a value of class `cls`. Raises `WireError` for a tree that does not fit.
 
     >>> from tinker_sync.types import Cursor
     >>> from_plain({"offset": 0, "limit": 20}, Cursor)
@@ -280,17 +277,16 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
     with suppress(NotExact):
         made: T = model_of(tree, cls)
         return made
-    try:
-        return _conversion(getattr(cls, "__response__", True)).structure(tree, cls)
-    except Exception as error:  # noqa: BLE001  # raised by hooks; `problems_in` raises others again
-        problems = problems_in(error, path)
-    raise wire_error(problems)
+    return _structure(_conversion(getattr(cls, "__response__", True)), tree, cls)
 
 
 def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
-    """Return a parsed JSON tree as a request, and the names of its unknown fields, which are ignored.
+    """Convert a parsed JSON tree to a request. Ignore its unknown fields, and return their names too.
 
-    Values of known fields are checked as `from_plain` checks them. Raises `WireError`.
+    At most a hundred names are returned. Values of known fields are checked as in `from_plain`.
+
+    Raises:
+        WireError: a value does not fit its field, or a field is missing.
 
     >>> from tinker_sync.types import LoraConfig
     >>> config, ignored = read_leniently({"rank": 8, "colour": "red"}, LoraConfig)
@@ -298,10 +294,14 @@ def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
     (8, {'LoraConfig.colour'})
     """
     with noting() as ignored:
-        try:
-            return _lenient_conversion().structure(tree, cls), ignored
-        except Exception as error:  # noqa: BLE001  # raised by hooks; `problems_in` raises others again
-            problems = problems_in(error)
+        return _structure(_conversion(False, lenient=True), tree, cls), ignored
+
+
+def _structure(converter: Converter, tree: Any, cls: type[T]) -> T:
+    try:
+        return converter.structure(tree, cls)
+    except Exception as error:  # noqa: BLE001  # raised by hooks; `problems_in` raises others again
+        problems = problems_in(located(error))
     raise wire_error(problems)
 
 
@@ -312,7 +312,7 @@ def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
 
 
 def _write(tree: Any, backend: Backend) -> bytes:
-    """Return the JSON bytes of a tree. Refuse a nesting that `read` would refuse."""
+    """Return the JSON bytes of a tree. Refuse a nesting deeper than `MAX_DEPTH`, as `_read` does."""
     try:
         data = backend.write(tree)
     except RecursionError:
@@ -323,7 +323,7 @@ def _write(tree: Any, backend: Backend) -> bytes:
 
 
 def _read(data: bytes, backend: Backend) -> Any:
-    """Parse received JSON bytes into a tree."""
+    """Parse received JSON bytes into a tree. Refuse an empty body, and a nesting deeper than `MAX_DEPTH`."""
     if not data.strip(b" \t\r\n"):
         raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
     tree = backend.read(data)
@@ -336,13 +336,16 @@ def _read(data: bytes, backend: Backend) -> Any:
 
 
 def _listed(array: Any) -> list[Any]:
-    """Return an array as a list for the standard library; `tolist` widens narrow numbers to Python's."""
+    """Return an array as a list of Python's numbers, which the module `json` can write."""
     listed: list[Any] = array.tolist()
     return listed
 
 
 def _lone_surrogates(tree: Any) -> Any:
-    """Yield an error for each text in a tree if the text has no UTF-8 form."""
+    """Yield an error for each key or text in a tree that UTF-8 cannot encode.
+
+    These are the texts with half of a surrogate pair.
+    """
     steps: list[tuple[Any, tuple[Step, ...]]] = [(tree, ())]
     while steps:
         value, path = steps.pop()
@@ -398,7 +401,11 @@ _ALL_BUT_BRACKETS = bytes(octet for octet in range(256) if octet not in b'[]{}"'
 
 
 def depth_of(data: bytes) -> int:
-    """Return the deepest nesting of lists and objects in a valid JSON text."""
+    """Return the deepest nesting of lists and objects in a valid JSON text.
+
+    For a text with at most `MAX_DEPTH` brackets and quotes, return the number of these instead. It is at
+    least the depth, and callers only compare the depth with `MAX_DEPTH`.
+    """
     if b"\\" in data:
         data = _without_escapes(data)
     brackets = data.translate(_BRACKETS, _ALL_BUT_BRACKETS)

@@ -1,7 +1,7 @@
 """The JSON form of tensors and samples: lists of numbers become arrays, and arrays lists, in one step.
 
-Tensors and samples make up nearly all bytes of a body. In answers, null stands for a number that JSON does
-not have, as many servers write it.
+Tensors and samples make up nearly all bytes of a body. In answers, null stands for NaN or an infinity, which
+JSON does not have: many servers write null for them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 def array_out(array: AnyArray, *, nulls: bool) -> Any:
-    """Return an array in the form that all JSON writers accept: contiguous, native, integers or float64.
+    """Return an array as all JSON writers accept it: contiguous, native, of integers, booleans or float64.
 
-    A float32 array is converted to float64, so that all writers write the same digits. With `nulls`, NaN and
-    infinities become null; otherwise they are refused.
+    A float32 array is converted to float64, so that all writers write the same digits. With `nulls`, an array
+    with NaN or infinities becomes a list with None in their place; otherwise they are refused. An array
+    without dimensions becomes a number, and an empty one a list.
     """
     array = plain_array(array, "")
     if array.dtype.kind == "f":
@@ -79,7 +80,6 @@ def sampled_sequence_out(sequence: SampledSequence) -> dict[str, Any]:
 
 
 def sample_response_out(response: SampleResponse) -> dict[str, Any]:
-    """Return the JSON fields of a sample response."""
     logprobs = response.prompt_logprobs_np
     return {
         "sequences": response.sequences,
@@ -96,7 +96,7 @@ def sample_response_out(response: SampleResponse) -> dict[str, Any]:
 
 
 def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
-    """Return a flat list of numbers as an array; for float32 null is NaN."""
+    """Return a flat list of numbers as an array. For float32, a null in the list becomes NaN."""
     if not isinstance(given, list):
         raise Unfit("expected a list of numbers", given)
     floats = _floats(given) if dtype == "float32" else None
@@ -107,7 +107,7 @@ def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
 
 
 def _floats(given: list[Any]) -> AnyArray | None:
-    """Return the numbers as float64, or None if one is not a number. The caller then finds its place."""
+    """Return the numbers as a float64 array, with NaN for a None; None if an item cannot be a float."""
     try:
         return np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -115,19 +115,18 @@ def _floats(given: list[Any]) -> AnyArray | None:
 
 
 def float32_in(given: Any) -> AnyArray:
-    """Return a list of numbers and nulls as float32."""
+    """Return a flat list of numbers and nulls as a float32 array; a null becomes NaN."""
     return numbers_in(given, "float32")
 
 
 def tokens_in(given: Any) -> Int32Array:
-    """Return a list of token ids as int32."""
     if not isinstance(given, list):
         raise Unfit("expected a list of token ids", given)
     return tokens_as_int32(given, "")
 
 
 def topk_in(given: Any) -> TopkLogprobs:
-    """Return the top tokens of each position as two padded matrices.
+    """Return the likeliest tokens of each position as two padded matrices: token ids and log-probabilities.
 
     `given` has, for each position, a list of [token id, log-probability] pairs, or null.
     """

@@ -1,7 +1,8 @@
-"""The cattrs converters between parsed JSON and values.
+"""The cattrs converters between parsed JSON and the types of this package.
 
-cattrs generates the functions for models. Hooks handle arrays, null and NaN, unions (their errors list the
-known tags), and free-form values. A free-form value has no annotation, so its class determines its JSON form.
+cattrs generates the functions for models. Hooks, which are functions that cattrs calls, handle arrays, null
+and NaN, unions (their errors list the known tags), and free-form values. A free-form value has no annotation,
+so its class determines its JSON form.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
 from enum import Enum
 from functools import cache
-from itertools import islice
 from typing import Any, cast, get_args
 
 import attrs
@@ -50,7 +50,8 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
     Args:
         answers: True for answers: unknown fields are ignored, and null stands for NaN and infinities. In a
             request both are refused.
-        unknown: called with the unknown fields of an object, which are then ignored, in a request too.
+        unknown: called with the unknown fields of an object. If it is given, unknown fields are ignored in
+            requests too.
 
     >>> from tinker_sync.types import LoraConfig
     >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
@@ -117,7 +118,7 @@ def _is_tensor(kind: Any) -> bool:
 
 
 class _Reading:
-    """The hooks that turn parsed JSON into values."""
+    """The cattrs hooks that convert parsed JSON to values of this package's types."""
 
     converter: Converter
 
@@ -126,14 +127,14 @@ class _Reading:
         self._unknown = unknown
 
     def list_in(self, tree: Any, kind: Any) -> list[Any]:
-        """Return the items of a list. A null in a list of floats of an answer becomes NaN."""
+        """Return the unconverted items of a list of type `kind`. In an answer, a null float becomes NaN."""
         items = _list(tree)
         if self._answers and get_args(kind)[0] is float:
             return [math.nan if item is None else item for item in items]
         return items
 
     def mapping_in(self, tree: Any, kind: Any) -> dict[str, Any]:
-        """Return the items of an object. A null in a mapping of floats of an answer becomes NaN."""
+        """Return the unconverted items of a dict of type `kind`. In an answer, a null float becomes NaN."""
         items = _object(tree)
         if self._answers and get_args(kind)[1] is float:
             return {name: math.nan if item is None else item for name, item in items.items()}
@@ -179,7 +180,7 @@ class _Reading:
     def union_of(self, kind: Any) -> _convert.Hook:
         """Return the hook that reads one of several models, or null.
 
-        It replaces the strategy of cattrs for tagged unions, which makes the functions of all members at
+        The strategy of cattrs for tagged unions is not used, because it makes the functions of all members at
         once, and raises a bare KeyError for an unknown tag.
         """
         members = _structured.members_of(kind)
@@ -229,7 +230,10 @@ def _override(cls: type, name: str) -> Any:
 
 
 def _one_name(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an `OptimStepRequest`, whose settings may come under any of their names."""
+    """Return the fields of an `OptimStepRequest`, with the optimizer's settings under `optim_params`.
+
+    `fields` must have them under exactly one of `optim_params`, `adam_params` and `optimizer_params`.
+    """
     given = [name for name in _OPTIM_NAMES if fields.get(name) is not None]
     if len(given) != 1:
         raise Unfit(f"takes exactly one of optim_params, adam_params and optimizer_params, got {len(given)}")
@@ -253,7 +257,7 @@ _WITH_FLOATS = _AS_THEY_ARE | {float}
 
 
 class _Writing:
-    """The hooks that turn values into JSON trees: models by annotation, free-form values by class."""
+    """The cattrs hooks that convert values to JSON trees: models by annotation, free-form values by class."""
 
     def __init__(self, converter: Converter, answers: bool) -> None:
         self._converter = converter
@@ -283,7 +287,7 @@ class _Writing:
         )
 
     def free(self, value: Any) -> Any:
-        """Return the JSON form of a value in a field that declares no type (a free-form value)."""
+        """Return the JSON form of a value without a declared type. The class of the value determines it."""
         return self._writer_for(type(value))(value)
 
     def _choose_writer(self, kind: type) -> Callable[[Any], Any]:
@@ -306,11 +310,11 @@ class _Writing:
         raise Unfit("expected a number that JSON has", float.__float__(number))
 
     def mapping(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return a mapping with its keys as text."""
+        """Return a mapping as a dict with its keys as text and its values in JSON form."""
         return {name: self.free(value) for name, value in _named(mapping).items()}
 
     def list(self, items: Any) -> Any:
-        """Return the list or tuple itself if its items need no conversion, else a converted list."""
+        """Return a list or tuple itself if its items need no conversion, else a list of their JSON forms."""
         items = items if type(items) in (list, tuple) else [*items]
         kinds = set(map(type, items))
         # Long lists hold plain numbers or texts, so they are checked and not copied.
@@ -319,7 +323,7 @@ class _Writing:
         return [self.free(item) for item in items]
 
     def model_of(self, cls: Any) -> Callable[[Any], dict[str, Any]]:
-        """Return the function that writes a model. It leaves out declared fields with the value None."""
+        """Return the function that converts a model to a dict, without declared fields that are None."""
         parts, write = _parts_of(cls), self.free
         if parts is Model._fields_out:
             tokens = override(unstruct_hook=self.free)
@@ -363,12 +367,13 @@ def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
     return next((_PARTS[name] for name in named if name in _PARTS), cls._fields_out)
 
 
-def problems_of(value: Any, write: Callable[[Any], Any], steps: Steps = ()) -> list[tuple[Steps, Exception]]:
-    """Return the first errors for values within `value` that cannot be written, each with its place."""
-    return list(islice(_problems(value, write, steps), _convert.MAX_PROBLEMS))
+def problems_of(
+    value: Any, write: Callable[[Any], Any], steps: Steps = ()
+) -> Iterator[tuple[Steps, Exception]]:
+    """Yield the errors for the parts of `value` that `write` refuses, each with its place.
 
-
-def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator[tuple[Steps, Exception]]:
+    `steps` is the place of `value`.
+    """
     try:
         items = _items(value)
         if items is None:
@@ -377,7 +382,7 @@ def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator
         yield steps, error
         return
     for step, item in items or ():
-        yield from _problems(item, write, (*steps, step))
+        yield from problems_of(item, write, (*steps, step))
 
 
 def _items(value: Any) -> Any:
@@ -417,7 +422,10 @@ def _named(mapping: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def _name(key: Any) -> str:
-    """Return a key as the standard library writes it."""
+    """Return the text of a mapping's key, as the module `json` of the standard library writes it.
+
+    An enum or a numpy integer is written like its value. Other keys are refused.
+    """
     key = key.value if isinstance(key, Enum) else key
     if isinstance(key, str):
         return str.__str__(key)

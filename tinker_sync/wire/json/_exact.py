@@ -1,8 +1,8 @@
-"""A fast path for models and trees whose values need no conversion: nearly all requests and answers.
+"""A fast path for models and trees whose values need no conversion: most requests and answers without arrays.
 
-Both functions check only the classes of values. At the first value that may need a conversion they raise
-`NotExact`, and the caller uses the cattrs converters instead. So a program whose values all have the declared
-classes loads no converter.
+`tree_of` and `model_of` look at the class of each value. At the first value that may need a conversion they
+raise `NotExact`, and the caller uses the cattrs converters instead. So a program whose values all have the
+declared classes loads no converter.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ class NotExact(Exception):
 
 
 def tree_of(value: Any) -> Any:
-    """Return the JSON tree of a value that needs no conversion.
+    """Return the JSON tree of a value that consists of plain JSON values, tuples and models without arrays.
+
+    A model becomes a dict of its fields that are not None.
 
     Raises:
-        NotExact: A value in it needs a conversion, or must be refused.
+        NotExact: a value in the tree has another class, so a converter must convert or refuse it.
 
     >>> from tinker_sync.types import LoraConfig
     >>> tree_of({"config": LoraConfig(rank=8), "n": None})["config"]["rank"]
@@ -62,12 +64,13 @@ def _leaves_as_declared(kind: type) -> bool:
 
 
 def model_of(tree: Any, cls: Any) -> Any:
-    """Return a tree as a model of an answer, if its values have the declared classes.
+    """Convert a JSON tree to the model `cls` of an answer, if all values have the declared classes.
 
     Unknown fields are ignored.
 
     Raises:
-        NotExact: A value in it needs a conversion, or must be refused.
+        NotExact: a value in the tree may need a conversion, or must be refused; or `cls` is not a class of
+            answers.
 
     >>> from tinker_sync.types import CreateSessionResponse
     >>> model_of({"session_id": "s", "new": 1}, CreateSessionResponse).session_id
@@ -87,9 +90,12 @@ def model_of(tree: Any, cls: Any) -> Any:
 
 @cache
 def _fields_of(cls: Any) -> dict[str, Any]:
-    """Return, by field name, the function that accepts a value of the field.
+    """Return a function for each field, by name: it takes a JSON value, and returns the value of the field.
 
-    It raises `NotExact` for a value that may need a conversion.
+    Each function raises `NotExact` for a value that may need a conversion.
+
+    Raises:
+        NotExact: the class is not that of an answer, or has fields with other names in JSON.
     """
     plain = is_model(cls) and cls.__response__ and not cls.__open__ and attrs.has(cls)
     if not plain or any(field.name != field.alias for field in attrs.fields(cls)):

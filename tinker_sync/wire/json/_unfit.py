@@ -1,7 +1,7 @@
 """Errors about values that do not fit. They name the place of the value and show no secrets.
 
-Hooks raise `Unfit`. The public functions raise an `InvalidInputError` or a `WireError` with paths such as
-`$.sequences[2].stop_reason`.
+Hooks, the functions that cattrs calls, raise `Unfit`. The public functions of `wire.json` raise an
+`InvalidInputError` or a `WireError` with paths such as `$.sequences[2].stop_reason`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types._convert import MAX_PROBLEMS, located, noted
+from tinker_sync.types._convert import MAX_PROBLEMS, noted
 from tinker_sync.types._structured import ABSENT, Unfit, short_repr
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ _MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
 Found = tuple[str, str]
 """A place, and a description of the problem there."""
 
-
 _MOST_NOTED = 100
 """The most names that are collected, so that a body with many unknown fields uses little memory."""
 _ignored: ContextVar[set[str]] = ContextVar("_ignored")
@@ -50,7 +49,10 @@ _ignored: ContextVar[set[str]] = ContextVar("_ignored")
 
 @contextmanager
 def noting() -> Iterator[set[str]]:
-    """Collect the fields that lenient readers ignore in this block, as names such as `Datum.colour`."""
+    """Collect the fields that `read_leniently` ignores in this block, as names such as `Datum.colour`.
+
+    At most a hundred names are collected. The set grows during the block.
+    """
     names: set[str] = set()
     token = _ignored.set(names)
     try:
@@ -60,7 +62,7 @@ def noting() -> Iterator[set[str]]:
 
 
 def note(names: Iterable[str], owner: str) -> None:
-    """Add the unknown fields of an object to the names that `noting` collects."""
+    """Add the unknown fields of an object to the names that the enclosing block of `noting` collects."""
     noted = _ignored.get()
     for name in names:
         if len(noted) >= _MOST_NOTED:
@@ -69,9 +71,9 @@ def note(names: Iterable[str], owner: str) -> None:
 
 
 def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
-    """Return `convert(*arguments)`.
+    """Call `convert` and return its result.
 
-    An error that it raises gets `step`, a key or index, added to its place.
+    If `convert` raises an error, `step`, a key or index, is added to the place that the error names.
     """
     try:
         return convert(*arguments)
@@ -80,29 +82,36 @@ def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
-def problems_in(error: Exception, root: str = "$") -> list[Found]:
-    """Return the first problems in an error that the cattrs hooks have raised, each with its place."""
-    every = (found for steps, each in located(error) for found in described(each, steps, root))
+def problems_in(errors: Iterable[tuple[Steps, Exception]]) -> list[Found]:
+    """Return the problems that errors report, each with its place; at most `MAX_PROBLEMS`.
+
+    Args:
+        errors: pairs of the keys and indices that lead to a value, and the error about this value.
+    """
+    every = (found for steps, each in errors for found in described(each, steps))
     return list(islice(every, MAX_PROBLEMS))
 
 
-def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[Found]:
-    """Yield the problems that one error reports about the value at `steps`, each with its place."""
+def described(error: Exception, steps: Steps = ()) -> Iterator[Found]:
+    """Yield the problems that one error reports about the value at `steps`, each with its place.
+
+    An error of a class that no conversion raises is raised again.
+    """
     steps = tuple(WIRE_NAMES.get(step, step) if isinstance(step, str) else step for step in steps)
     if isinstance(error, Unfit):
         steps += error.steps
-        yield _path(root, steps), _text(error.text, error.value, steps)
+        yield _path(steps), _text(error.text, error.value, steps)
     elif isinstance(error, InvalidInputError):
         for problem in error.problems:
             inner, text = _located(problem)
-            yield _path(root, steps + inner), mask_text(text)
+            yield _path(steps + inner), mask_text(text)
     elif hasattr(error, "extra_fields"):  # raised by cattrs
         for name in sorted(error.extra_fields):
-            yield _path(root, (*steps, name)), f"{error.cl.__name__} has no such field"  # type: ignore[attr-defined]
+            yield _path((*steps, name)), f"{error.cl.__name__} has no such field"  # type: ignore[attr-defined]
     elif isinstance(error, KeyError):
-        yield _path(root, steps), "is missing"
+        yield _path(steps), "is missing"
     elif isinstance(error, (TypeError, ValueError, ArithmeticError, AssertionError)):
-        yield _path(root, steps), mask_text(str(error))
+        yield _path(steps), mask_text(str(error))
     else:
         raise error
 
@@ -126,7 +135,7 @@ def _text(text: str, value: Any, steps: Steps) -> str:
 
 
 def _located(problem: str) -> tuple[Steps, str]:
-    """Split a message of a model's own check into place and text: `SamplingParams.top_p: ...`, `[3]: ...`."""
+    """Split the message of a model's own check, such as `SamplingParams.top_p: ...`, into place and text."""
     start = found.end() if (found := _MODEL.match(problem)) else 0
     steps: list[Step] = []
     while match := _PLACE.match(problem, start):
@@ -136,8 +145,8 @@ def _located(problem: str) -> tuple[Steps, str]:
     return (tuple(steps), problem[start + 2 :]) if problem[start : start + 2] == ": " else ((), problem)
 
 
-def _path(root: str, steps: Steps) -> str:
-    return root + "".join(map(_formatted, steps))
+def _path(steps: Steps) -> str:
+    return "$" + "".join(map(_formatted, steps))
 
 
 def _formatted(step: Step) -> str:
@@ -150,12 +159,11 @@ def _formatted(step: Step) -> str:
 
 
 def input_error(problems: Iterable[Found]) -> InvalidInputError:
-    """Return the error for values that cannot be written."""
     return InvalidInputError(f"{place}: {text}" for place, text in problems)
 
 
 def wire_error(problems: list[Found]) -> WireError:
-    """Return the error for received values: the first problem, and the next few in the same text."""
+    """Return one error for all problems of a received body. Its text has the first four of them."""
     (place, text), others = problems[0], problems[1:]
     text += "".join(f"; also {where}: {what}" for where, what in others[:3])
     if others[3:]:
@@ -164,9 +172,9 @@ def wire_error(problems: list[Found]) -> WireError:
 
 
 def excerpt(text: str, position: int) -> str:
-    """Return a few characters of a text around a position, unless it may hold a secret."""
-    if any(is_secret_name(name) for name in _NAME.findall(text)):
+    """Return a part of a text around a position, or only the length of a text that may contain a secret."""
+    if any(is_secret_name(name) for name in _NAME.findall(text)) or mask_text(text) != text:
         return f"{len(text)} characters, not shown because a credential may be among them"
     start = max(0, position - 20)
     around = text[start : position + 40]
-    return mask_text(f"{'…' if start else ''}{around!r}{'…' if start + len(around) < len(text) else ''}")
+    return f"{'…' if start else ''}{around!r}{'…' if start + len(around) < len(text) else ''}"

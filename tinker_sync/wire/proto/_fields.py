@@ -1,4 +1,4 @@
-"""The field tables: a `Message` holds `Field`s, a `Field` its kind and its rule.
+"""The field tables: a `Message` has `Field`s, and each `Field` has a kind and a rule.
 
 Tables are immutable data, which the reader and the writer walk. The module has the parts that both need:
 
@@ -7,7 +7,7 @@ Tables are immutable data, which the reader and the writer walk. The module has 
 - Each reader of a varint, a length or a scalar takes a flat view of bytes, a position and an end, and reads
   nothing beyond the end. A `write` of a scalar returns the bytes that follow the tag.
 
-Any thread may use this.
+Any thread may use this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def name_entry(name: str, key: object) -> str:
 
 
 class FieldFault(Exception):
-    """The error for a value or a byte that does not fit its field. Functions of this package convert it."""
+    """The error for a value or bytes that do not fit a field.
+
+    Public functions convert it to the error that `undecodable` or `unencodable` returns.
+    """
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -46,7 +49,7 @@ class FieldFault(Exception):
         self.path = path
 
     def under(self, segment: str) -> FieldFault:
-        """Prepend a segment to the path; return the fault."""
+        """Prepend a segment to the path of the fault, and return the fault."""
         dot = "." if self.path and not self.path.startswith("[") else ""
         self.path = f"{segment}{dot}{self.path}"
         return self
@@ -54,7 +57,10 @@ class FieldFault(Exception):
 
 @contextmanager
 def translate_refusals(segment: str) -> Iterator[None]:
-    """Convert an `InvalidInputError` of the block to a `FieldFault` at this segment of the path."""
+    """Convert an `InvalidInputError` of the block to a `FieldFault`, and put the segment before its path.
+
+    A `FieldFault` of the block gets the segment too.
+    """
     try:
         yield
     except FieldFault as fault:
@@ -63,58 +69,19 @@ def translate_refusals(segment: str) -> Iterator[None]:
         raise FieldFault(str(error), segment) from None
 
 
-class _Decoding:
-    """The context manager of `decoding`: a class, because a generator costs several times as much."""
-
-    __slots__ = ("_message",)
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, (FieldFault, InvalidInputError)):
-            raise undecodable(self._message, error) from None
-
-
 def undecodable(message: str, error: FieldFault | InvalidInputError) -> WireError:
-    """Return the public error for a received message that a fault or its type, which is stricter, refuses."""
+    """Return the public error for a received message.
+
+    `error` is the fault of a field, or the error that the class of the decoded message has raised.
+    """
     if isinstance(error, FieldFault):
         return WireError(f"cannot decode {message}: {error.reason}", path=error.path or "$")
     return WireError(f"cannot decode {message}: {error}", path="$")
 
 
-def decoding(message: str) -> _Decoding:
-    """Convert a `FieldFault` in the block to a `WireError`: the received bytes are wrong."""
-    return _Decoding(message)
-
-
-class _Encoding:
-    """The context manager of `encoding`."""
-
-    __slots__ = ("_message",)
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, FieldFault):
-            raise unencodable(self._message, error) from None
-
-
 def unencodable(message: str, fault: FieldFault) -> InvalidInputError:
-    """Return the public error for values of the user that have no place in a message."""
+    """Return the public error for a user's value that does not fit a field of a message."""
     return InvalidInputError(f"{fault.path or message}: {fault.reason}")
-
-
-def encoding(message: str) -> _Encoding:
-    """Convert a `FieldFault` in the block to an `InvalidInputError`: the user's values cannot be sent."""
-    return _Encoding(message)
 
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
@@ -175,7 +142,11 @@ def read_tag(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the start and the end of the payload announced at `at`; all its bytes are present."""
+    """Read the length at `at`. Return the start and the end of the bytes that it announces.
+
+    Raises:
+        FieldFault: some of these bytes are missing.
+    """
     length = view[at] if at < end else 0x80
     if length < 0x80:
         at += 1
@@ -189,7 +160,7 @@ def read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def skip(view: memoryview, at: int, end: int, tag: int) -> int:
-    """Return the position behind an unknown field whose tag ends at `at`; skip groups as a whole."""
+    """Return the position behind an unknown field whose tag ends at `at`. A group is skipped as a whole."""
     open_groups: list[int] = []
     while True:
         wire = tag & 7
@@ -227,7 +198,7 @@ Reader = Callable[[memoryview, int, int], "tuple[Any, int]"]
 
 @attrs.frozen(eq=False)
 class Scalar:
-    """A scalar kind of protobuf, such as int32. Immutable."""
+    """A scalar kind of protobuf, such as int32, with its reader and its writer. Immutable."""
 
     name: str
     wire: int
@@ -241,7 +212,7 @@ class Scalar:
 
 
 def _make_integer(name: str, bits: int, signed: bool) -> Scalar:
-    """Make a varint kind.
+    """Return the kind of whole numbers that are sent as varints.
 
     The reader keeps the low bits, as protobuf readers do; the writer refuses numbers that do not fit.
     """
@@ -327,7 +298,7 @@ def _write_string(value: Any) -> bytes:
 
 
 def _refuse_non_bytes(value: Any) -> bytes:
-    """Refuse a value; the writer takes bytes as pieces of the message and calls this for other types."""
+    """Raise a fault for a value that is not bytes. The writer adds bytes to the message without this call."""
     raise FieldFault(f"expected bytes, got {type(value).__name__}")
 
 
@@ -356,7 +327,7 @@ class Field:
     kind: Scalar | Message
     rule: FieldRule
     rivals: tuple[str, ...] = ()
-    """The other members of its oneof; setting one clears them."""
+    """The other members of its oneof. A reader that sets this field clears them."""
     tag: bytes = attrs.field(init=False, repr=False)
 
     @tag.default
@@ -384,7 +355,7 @@ class Field:
 
 @attrs.frozen(eq=False, init=False)
 class Message:
-    """A table: the fields of one message, by name and by each tag that a sender may use.
+    """The table of one message: its fields, by name and by each tag that a sender may use.
 
     >>> Message("Pair", plain(1, "name", STRING)).by_tag[0x0A].name
     'name'
@@ -407,17 +378,17 @@ class Message:
 
 
 def plain(number: int, name: str, kind: Scalar) -> Field:
-    """Return a proto3 field without presence."""
+    """Return a singular scalar field without presence: its absence means the default value."""
     return Field(number, name, kind, FieldRule.PLAIN)
 
 
 def present(number: int, name: str, kind: Scalar | Message) -> Field:
-    """Return an `optional` scalar field or a submessage field."""
+    """Return a singular field with presence: an `optional` scalar or a submessage."""
     return Field(number, name, kind, FieldRule.PRESENT)
 
 
 def repeated(number: int, name: str, kind: Scalar | Message) -> Field:
-    """Return a repeated field."""
+    """Return a field for a list of values."""
     return Field(number, name, kind, FieldRule.REPEATED)
 
 
@@ -431,7 +402,7 @@ def mapping(number: int, name: str, kind: Scalar | Message) -> Field:
 
 
 def oneof(*members: Field) -> tuple[Field, ...]:
-    """Return fields of which at most one may be set."""
+    """Return the fields of a oneof: at most one of them may be set."""
     names = [member.name for member in members]
     return tuple(
         attrs.evolve(member, rivals=tuple(name for name in names if name != member.name))

@@ -1,13 +1,14 @@
 """The reader: converts the bytes of a message into dicts keyed by field name, with the help of the tables.
 
-A dict holds the fields that are present: explicitly set ones for fields with presence, values other than the
-default for the rest, non-empty lists and maps. So two messages have the same meaning exactly when their dicts
-are equal. `bytes` fields are views of the received buffer; the caller copies them if necessary.
+A dict contains the fields that are present: a field with presence if it was set, any other field if it
+differs from its default, a list or a map if it is not empty. So two messages have the same meaning exactly
+when their dicts are equal. `bytes` fields are views of the received buffer; the caller copies them if
+necessary.
 
 Guarantees: the reader stays within the given bytes, checks each announced length before it uses it, needs
 time and memory in proportion to the input, and raises `WireError` for all damage. It follows proto3: unknown
 fields are skipped, the last of several singular values counts, repeated submessages are merged, packed and
-unpacked lists are accepted, enums are open, text must be UTF-8. Any thread may use this.
+unpacked lists are accepted, enums are open, text must be UTF-8. Any thread may use this module.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def read_message(table: Message, data: Readable, unknown: set[str] | None = None
     """Read a message into a dict.
 
     Args:
-        table: the message.
-        data: its bytes.
-        unknown: takes the names of the first hundred unknown fields that are skipped, such as `Datum.17`.
+        table: the table of the message.
+        data: the bytes of the message.
+        unknown: a set, to which the names of unknown fields are added, such as `Datum.17`; at most a hundred.
 
     Raises:
         WireError: the bytes are not such a message; `path` names the field.
@@ -64,7 +65,7 @@ def read_message(table: Message, data: Readable, unknown: set[str] | None = None
 def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
     table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
 ) -> None:
-    """Read the fields between `at` and `end` into a dict, merging with fields that it already holds."""
+    """Read the fields between `at` and `end`, and merge them into a dict that may already have fields."""
     field = None
     by_tag = table.by_tag
     try:
@@ -159,7 +160,7 @@ def _read_submessage(
 def _read_entry(
     field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
 ) -> None:
-    """Read a map entry: absent key or value mean their defaults, the last entry of a key counts."""
+    """Read the entry of a map. An absent key or value has its default; the last entry of a key counts."""
     read: Plain = {}
     try:
         _read(table, view, at, end, read, unknown)

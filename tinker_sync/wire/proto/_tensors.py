@@ -1,11 +1,12 @@
-"""The conversion between numpy arrays and `bytes` fields. Importing this module imports numpy.
+"""Conversion between numpy arrays and `bytes` fields. Importing this module imports numpy.
 
 Outgoing arrays are not copied unless they are non-contiguous or have another dtype than the wire.
 
 Incoming arrays are writable, aligned, in this machine's byte order, and do not overlap. The arrays of an
 answer may use the memory in which the answer was received (`find_shared`). Each of them then keeps that
-memory alive, `MOST_SHARED_BYTES` at most. Other arrays are copied, and large ones have memory of their own.
-Any thread may use this.
+memory alive, `MOST_SHARED_BYTES` at most. Other arrays are copied. Small neighbours of a batch share a block
+of at most `BLOCK_CELLS` values, and each of them keeps the block alive; a larger array is copied alone. Any
+thread may use this module.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ MAX_CELLS = 2**59
 
 
 def wire_values(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Return the array's values in little-endian, row-major order; the array itself if possible."""
+    """Return an array as the little-endian `dtype`, in row-major order, without a copy if possible."""
     if array.dtype is dtype and array.flags.c_contiguous:
         return array  # the usual case
     return np.ascontiguousarray(array, dtype=dtype)
 
 
 def payload(array: AnyArray, dtype: np.dtype[Any]) -> memoryview:
-    """Return the array's values as little-endian bytes in row-major order; a view if possible.
+    """Return the array's values as bytes of the little-endian `dtype`, row-major; a view if possible.
 
     >>> payload(np.arange(2), INT32).tobytes().hex()
     '0000000001000000'
@@ -79,7 +80,11 @@ def payload(array: AnyArray, dtype: np.dtype[Any]) -> memoryview:
 
 
 def find_wire_dtype(tensor: TensorData) -> tuple[int, np.dtype[Any]]:
-    """Return the number of a tensor's dtype in the protocol, and the layout of its values."""
+    """Return the number of a tensor's dtype in the protocol, and the memory layout of its values.
+
+    Raises:
+        FieldFault: the dtype cannot be sent.
+    """
     known = WIRE_DTYPES.get(tensor.dtype)
     if known is None:
         raise FieldFault(f"expected 'float32' or 'int64', got {tensor.dtype!r}", "dtype")
@@ -89,7 +94,7 @@ def find_wire_dtype(tensor: TensorData) -> tuple[int, np.dtype[Any]]:
 def tensor_to_plain(tensor: TensorData) -> Plain:
     """Convert a tensor to the dict of a `Tensor` message.
 
-    An unknown shape is left out; a sparse tensor stays sparse.
+    A shape of None is left out; a sparse tensor stays sparse.
     """
     dtype, layout = find_wire_dtype(tensor)
     values = payload(tensor._numpy, layout)
@@ -107,7 +112,7 @@ def tensor_to_plain(tensor: TensorData) -> Plain:
 
 @attrs.frozen
 class ReceivedDtype:
-    """A dtype of received values: their layout, and their conversion to a user's array."""
+    """A dtype in which a server may send values: their memory layout, and their conversion for users."""
 
     layout: np.dtype[Any]
     dtype: Literal["float32", "int64"]
@@ -116,7 +121,7 @@ class ReceivedDtype:
 
 
 def _from_bfloat16(halves: AnyArray) -> AnyArray:
-    """Widen bfloat16 values, which are the upper halves of float32 values."""
+    """Return bfloat16 values as float32. A bfloat16 value is the upper half of a float32 value."""
     widened = halves.astype(np.uint32)
     widened <<= 16
     return widened.view(np.float32)
@@ -131,7 +136,7 @@ _RECEIVED_DTYPES = {
 
 
 def find_dtype(plain: Plain) -> ReceivedDtype:
-    """Return the dtype that a `Tensor` or `BatchedTensor` message states."""
+    """Return the dtype that a `Tensor` or `BatchedTensor` message states, or raise `FieldFault`."""
     number = plain.get("dtype", tables.DTYPE_UNSPECIFIED)
     received = _RECEIVED_DTYPES.get(number)
     if received is None:
@@ -140,7 +145,10 @@ def find_dtype(plain: Plain) -> ReceivedDtype:
 
 
 def view_array(plain: Plain, name: str, layout: np.dtype[Any]) -> AnyArray:
-    """Return a read-only view of a `bytes` field as numbers; empty if the field is absent."""
+    """Return a view of a `bytes` field as numbers; empty if the field is absent.
+
+    The view can be written if the message is a `bytearray`. Bytes that end within a number are refused.
+    """
     octets = plain.get(name, b"")
     if len(octets) % layout.itemsize:
         raise FieldFault(f"{len(octets)} bytes are not a whole number of {layout.itemsize}-byte values", name)
@@ -150,7 +158,7 @@ def view_array(plain: Plain, name: str, layout: np.dtype[Any]) -> AnyArray:
 def check_shape(sizes: Sequence[int], name: str, most: int = MAX_DIMENSIONS) -> list[int]:
     """Return the sizes as a shape, or raise `FieldFault` if numpy cannot represent it.
 
-    A size of 0 does not hide the other sizes from the check.
+    The check of the number of values leaves out sizes of 0, so that the other sizes are still bounded.
     """
     if not sizes:
         return []
@@ -164,7 +172,11 @@ def check_shape(sizes: Sequence[int], name: str, most: int = MAX_DIMENSIONS) -> 
 
 
 def read_tensor(plain: Plain) -> TensorData:
-    """Return the tensor of a `Tensor` message; without a shape it has one dimension."""
+    """Return the tensor of a `Tensor` message, with copied values. Without a shape it has one dimension.
+
+    Raises:
+        FieldFault: the dtype is not known, or the values do not fit the shape or the sparse indices.
+    """
     received = find_dtype(plain)
     shape = check_shape(plain["shape"], "shape") if "shape" in plain else None
     if "sparse_csr" in plain:
@@ -196,9 +208,10 @@ def _sparse_tensor(csr: Plain, received: ReceivedDtype, shape: list[int] | None)
 
 
 def find_shared(data: bytearray, payload_bytes: int) -> memoryview | None:
-    """Return the memory of a message if its arrays may keep it, else None.
+    """Return the memory of a message if its decoded arrays may use this memory, else None.
 
-    They may if arrays are more than half of the message, and it is not larger than `MOST_SHARED_BYTES`.
+    They may if the arrays, `payload_bytes` in all, are more than half of the message, and the message has at
+    most `MOST_SHARED_BYTES`.
     """
     return memoryview(data) if payload_bytes * 2 > len(data) <= MOST_SHARED_BYTES else None
 
@@ -209,6 +222,9 @@ def split_batch(plain: Plain, shared: memoryview | None = None) -> list[TensorDa
     Args:
         plain: the message.
         shared: the memory that the tensors may use; see `find_shared`.
+
+    Raises:
+        FieldFault: the dtype is not known, or the offsets or the shape do not fit the data.
     """
     received = find_dtype(plain)
     # The number of rows adds a dimension in front.
@@ -232,9 +248,10 @@ def split_batch(plain: Plain, shared: memoryview | None = None) -> list[TensorDa
 
 
 def _keep(values: AnyArray, shared: memoryview) -> AnyArray | None:
-    """Return the values of a field within the memory of its message; None if they must be copied.
+    """Return the values of a field as an array in `shared`, the message's memory; None if they need a copy.
 
-    Values that are not aligned move over the bytes of their field's tag and length.
+    Values that are not aligned are moved back by a few bytes, over the field's encoded length, which is in
+    front of them and no longer needed.
     """
     if values.dtype not in (OWN_FLOAT32, OWN_INT64):
         return None
@@ -255,7 +272,10 @@ def _address(array: AnyArray) -> int:
 
 
 def _copy_slices(flat: AnyArray, edges: list[int], own: Callable[[AnyArray], AnyArray]) -> list[AnyArray]:
-    """Copy the slices between the edges. Small neighbours share a block and so one copy."""
+    """Return a copy, made by `own`, of each slice between two edges.
+
+    Small neighbours are copied together, as one block.
+    """
     arrays: list[AnyArray] = []
     first = 0
     while first < len(edges) - 1:

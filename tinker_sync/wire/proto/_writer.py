@@ -1,7 +1,7 @@
 """The writer: converts dicts into the bytes of a message, in pieces, so that large payloads are not copied.
 
-Guarantees: the reader gives back an equal dict; numbers out of range are refused with `InvalidInputError`.
-Any thread may use this; a `Buffers` belongs to one thread while it grows.
+Guarantees: the reader gives back a dict of the same meaning; numbers out of range are refused.
+Any thread may use this module; a `Buffers` belongs to one thread while it grows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tinker_sync.wire.proto._fields import (
     FieldRule,
     Message,
     Scalar,
-    encoding,
     name_entry,
+    unencodable,
     varint,
 )
 
@@ -51,12 +51,10 @@ class Buffers:
         self.extend(other)
 
     def append(self, piece: bytes) -> None:
-        """Append a few bytes."""
         self.pieces.append(piece)
         self.size += len(piece)
 
     def extend(self, other: Buffers) -> None:
-        """Append the pieces of another message."""
         self.pieces += other.pieces
         self.size += other.size
 
@@ -75,7 +73,7 @@ def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
     """Write a message to buffers.
 
     Args:
-        table: the kind of the message.
+        table: the table of the message.
         value: a dict in the form that `read_message` returns. None means absent; a `bytes` field or a
             submessage may also be a `Buffers`, whose pieces the result shares.
 
@@ -86,20 +84,25 @@ def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
     >>> write_message(LOSS_CONFIG_VALUE, {"text": "hello"}).join().hex()
     '120568656c6c6f'
     """
-    with encoding(table.name):
+    try:
         out = write_plain(table, value)
         check_size(out.size)
+    except FieldFault as fault:
+        raise unencodable(table.name, fault) from None
     return out
 
 
 def check_size(size: int) -> None:
-    """Refuse a message above the protobuf limit."""
+    """Raise `FieldFault` for a message that is larger than protobuf allows."""
     if size > MAX_SIZE:
         raise FieldFault(f"the message has {size} bytes; at most {MAX_SIZE} can be sent")
 
 
 def write_plain(table: Message, value: Mapping[str, Any]) -> Buffers:
-    """Write a message like `write_message`, but raise `FieldFault`; for callers inside the package."""
+    """Write a message like `write_message`, but raise `FieldFault`, and leave `check_size` to the caller.
+
+    For callers within `wire.proto`.
+    """
     if not value.keys() <= table.by_name.keys():
         unknown = ", ".join(sorted(map(repr, value.keys() - table.by_name.keys())))
         raise FieldFault(f"{table.name} has no field {unknown}")

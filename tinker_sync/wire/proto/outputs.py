@@ -1,8 +1,8 @@
-"""The codec of `ForwardBackwardOutput`, which holds one record of tensors for each datum.
+"""The codec of `ForwardBackwardOutput`, which has one record for each datum: its tensors by name.
 
-On the wire, records form batches: for each name one run of bytes, with the offset of each datum's array. The
-arrays of a batch differ in their first dimension only; other ragged outputs take several batches. Any thread
-may use this.
+On the wire, records form batches. A batch has, for each name, the bytes of all arrays in a row and the offset
+of each datum's array. The arrays of one name in a batch may differ only in their first dimension; records
+that differ in other ways take several batches. Any thread may use this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tinker_sync._numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, encoding, name_entry, undecodable
+from tinker_sync.wire.proto._fields import FieldFault, name_entry, undecodable, unencodable
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import INT64, find_shared, find_wire_dtype, payload, split_batch
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
@@ -29,9 +29,10 @@ records for requests that drop the outputs; a request has 1024 data unless a ser
 
 
 def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
-    """Decode the bytes of an output. Every tensor gets a writable array of float32 or int64 of its own.
+    """Decode the bytes of an output. The array of each tensor is writable, and float32 or int64.
 
-    The arrays may use the memory of a `bytearray` (see `_tensors.find_shared`), so do not use it afterwards.
+    If `data` is a `bytearray`, the arrays may use its memory (see `_tensors.find_shared`): do not use `data`
+    afterwards.
 
     Raises:
         WireError: the bytes are not a valid output; `path` names the field, as in
@@ -100,9 +101,11 @@ def _read_batch(batch: Plain, shared: memoryview | None) -> list[Record]:
 
 
 def encode_forward_backward_output(output: ForwardBackwardOutput) -> Buffers:
-    """Encode an output. Neighbouring data of equal form share a batch; the pieces are views of the arrays.
+    """Encode an output. Neighbouring data of equal form share a batch.
 
-    Sparse tensors become dense and scalars become one-element vectors, since batches have no other form.
+    The pieces of the result are views of the arrays where possible: join or send them before the arrays
+    change. Sparse tensors become dense and scalars become one-element vectors, since batches have no other
+    form.
 
     Raises:
         InvalidInputError: a value does not fit its field; the message names the path.
@@ -110,22 +113,23 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> Buffers:
     >>> encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5})).size
     34
     """
-    with encoding("ForwardBackwardOutput"):
-        batches = []
-        for _, run in groupby(output.loss_fn_outputs, key=_get_form):
-            batches.append(_batch_to_plain(list(run)))
+    try:
         plain: Plain = {
             "loss_fn_output_type": output.loss_fn_output_type,
-            "loss_fn_outputs": batches,
+            "loss_fn_outputs": [
+                _batch_to_plain(list(run)) for _, run in groupby(output.loss_fn_outputs, key=_get_form)
+            ],
             "metrics": output.metrics,
         }
         out = write_plain(tables.FORWARD_BACKWARD_OUTPUT, plain)
         check_size(out.size)
+    except FieldFault as fault:
+        raise unencodable("ForwardBackwardOutput", fault) from None
     return out
 
 
 def _get_form(record: Record) -> tuple[object, ...]:
-    """Return the properties that the data of a batch share."""
+    """Return the properties that are equal for all records of a batch: names, dtypes and trailing shapes."""
     return tuple((name, tensor.dtype, tensor.to_numpy().shape[1:]) for name, tensor in record.items())
 
 

@@ -1,7 +1,8 @@
 """The codec of `ForwardBackwardRequest`: the client encodes it, the embedded server decodes it.
 
 Encoding is the hot path. A datum is a few arrays with some dozen bytes of framing around each. The framing
-depends only on names, dtypes and lengths, so it is cached for each combination. Any thread may use this.
+depends only on names, dtypes and lengths, so it is cached for each combination. Any thread may use this
+module.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from tinker_sync.wire.proto._fields import (
     STRING,
     VARINT,
     FieldFault,
-    decoding,
     name_entry,
     read_length,
     read_tag,
     read_varint,
     skip,
     translate_refusals,
+    undecodable,
     unencodable,
     varint,
 )
@@ -53,16 +54,15 @@ Span = PromptProvenanceSpan | SampledProvenanceSpan
 def encode_forward_backward_request(
     request: ForwardBackwardRequest, *, forward_only: bool = False
 ) -> Buffers:
-    """Encode a request. The pieces are views of arrays: join or send them before the arrays change.
+    """Encode a request. Pieces may be views of arrays: join or send them before the arrays change.
 
     Args:
-        request: the request; a `seq_id` of None becomes 0.
+        request: the request; a `seq_id` of None or 0 is left out.
         forward_only: compute the loss without gradients.
 
     Raises:
         InvalidInputError: a value has no protobuf form, such as an image given by its address; the message
             names the path, as in ``data[3].model_input.chunks[1]``.
-
 
     >>> from tinker_sync.types import Datum, ForwardBackwardInput, ModelInput
     >>> data = [Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})]
@@ -88,7 +88,7 @@ def encode_forward_backward_request(
 def _write_envelope(
     model_id: str, seq_id: int | None, loss_fn: str, forward_only: bool, config: Mapping[str, float | str]
 ) -> tuple[bytes, bytes]:
-    """Return the bytes of the fields before the data, and of those after the data."""
+    """Return the bytes of the request's fields before the data, and of the fields after the data."""
     numbers, settings = _config_to_plain(config)
     before = {"model_id": model_id, "seq_id": seq_id}
     after = {
@@ -102,9 +102,9 @@ def _write_envelope(
 
 
 def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
-    """Return the settings as the older and the newer map.
+    """Return the settings of the loss as the older and the newer map of the protocol.
 
-    Numbers are in both, because older servers read only the older one. Text fits only the newer one.
+    Numbers are in both maps, because older servers read only the older one. Text fits only the newer one.
     """
     numbers: Plain = {}
     settings: Plain = {}
@@ -118,7 +118,7 @@ def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
 
 
 def _write_data(data: Sequence[Datum], pieces: list[Piece]) -> int:
-    """Append the pieces of the data. Return their size."""
+    """Append the encoded data to `pieces`. Return the number of bytes."""
     written = index = 0
     try:
         for index, datum in enumerate(data):  # noqa: B007 -- the except clause uses it
@@ -133,7 +133,7 @@ def _write_data(data: Sequence[Datum], pieces: list[Piece]) -> int:
 
 
 def _write_datum(datum: Datum, pieces: list[Piece]) -> int:
-    """Append the pieces of a datum. Return their size."""
+    """Append an encoded datum to `pieces`, without its tag and length. Return the number of bytes."""
     size = index = 0
     try:
         for index, chunk in enumerate(datum.model_input.chunks):  # noqa: B007 -- the except clause uses it
@@ -236,7 +236,7 @@ _DENSE_TAG = tables.TENSOR.by_name["dense"].tag
 def _make_envelope(
     model_id: str, seq_id: int | None, loss_fn: str, forward_only: bool
 ) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the data of a request without settings."""
+    """Return the bytes before and after the data of a request whose loss has no settings."""
     return _write_envelope(model_id, seq_id, loss_fn, forward_only, {})
 
 
@@ -278,7 +278,7 @@ _SEQ_ID_TAG = 2 << 3 | VARINT
 
 
 def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
-    """Return model id and `seq_id` of a request that may be damaged; None for a value that cannot be read.
+    """Return model id and `seq_id` of a request that may be damaged, with None for an unreadable value.
 
     The `seq_id` of a request that is whole and has none is 0.
 
@@ -309,8 +309,9 @@ def decode_forward_backward_request(
     The newer map of settings takes precedence over the older one. A `seq_id` of 0 becomes None.
 
     Args:
-        data: the bytes.
-        unknown: takes the names of unknown fields, which are skipped.
+        data: the bytes of the request.
+        unknown: a set, to which the names of unknown fields are added, at most a hundred. These fields are
+            skipped.
 
     Raises:
         WireError: the bytes are not a valid request; `path` names the field.
@@ -321,15 +322,16 @@ def decode_forward_backward_request(
     """
     plain = read_message(tables.FORWARD_BACKWARD_REQUEST, data, unknown)
     data_read: list[Datum] = []
-    with decoding("ForwardBackwardRequest"):
+    try:
         try:
             for datum in plain.get("data", ()):
                 data_read.append(_read_datum(datum))  # noqa: PERF401 -- the except clause uses its length
         except FieldFault as fault:
             raise fault.under(f"data[{len(data_read)}]") from None
-        config = _read_config(plain)
-        body = ForwardBackwardInput(data_read, plain.get("loss_fn", ""), config)
+        body = ForwardBackwardInput(data_read, plain.get("loss_fn", ""), _read_config(plain))
         request = ForwardBackwardRequest(body, plain.get("model_id", ""), plain.get("seq_id"))
+    except (FieldFault, InvalidInputError) as error:
+        raise undecodable("ForwardBackwardRequest", error) from None
     return request, plain.get("forward_only", False)
 
 

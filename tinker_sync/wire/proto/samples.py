@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync._numpy import np
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import to_float32
 from tinker_sync.types._tokens import tokens_as_int32
 from tinker_sync.types.sampling import (
@@ -20,7 +21,7 @@ from tinker_sync.types.sampling import (
     _Views,
 )
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding
+from tinker_sync.wire.proto._fields import FieldFault, undecodable, unencodable
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
@@ -46,8 +47,8 @@ _USUAL = {"sequences", "prompt_cache_hit_tokens"}
 def decode_sample_response(data: Readable) -> SampleResponse:
     """Decode a response. Tokens and log-probabilities stay packed until a list or an array is read.
 
-    Every array is a separate, writable copy. A present but empty list becomes an empty array, an absent list
-    None. The message has no sequence ids, so `sequence_id` stays unset.
+    All arrays are writable, and none uses the memory of `data`. Absent log-probabilities become None, and a
+    present but empty list of them stays empty. The message has no sequence ids, so `sequence_id` stays None.
 
     Raises:
         WireError: the bytes are not a valid response; `path` names the field, as in
@@ -59,7 +60,7 @@ def decode_sample_response(data: Readable) -> SampleResponse:
     """
     plain = read_message(tables.SAMPLE_RESPONSE, data)
     sequences: list[SampledSequence] = []
-    with decoding("SampleResponse"):
+    try:
         try:
             for sequence in plain.get("sequences", ()):
                 sequences.append(_read_sequence(sequence))  # noqa: PERF401 -- the except clause uses its length
@@ -71,10 +72,12 @@ def decode_sample_response(data: Readable) -> SampleResponse:
             _views=_Views(),
             **(_read_scores(plain) if not plain.keys() <= _USUAL else {}),
         )
+    except (FieldFault, InvalidInputError) as error:
+        raise undecodable("SampleResponse", error) from None
 
 
 def _read_scores(plain: Plain) -> Plain:
-    """Return the fields of a response with scores of the prompt."""
+    """Return the fields of a response that have scores of the prompt."""
     return {
         "_prompt_logprobs": _read_packed(plain, "prompt_logprobs", "f"),
         "topk_prompt_logprobs_np": _read_topk(plain, "topk_prompt_logprobs"),
@@ -113,7 +116,10 @@ def _read_packed(plain: Plain, name: str, code: str) -> Any:
 
 
 def _read_topk(plain: Plain, name: str) -> TopkLogprobs | None:
-    """Read two matrices; return None for empty ones, which servers send when they were not requested."""
+    """Read the likeliest tokens as two matrices; None if they are absent or empty.
+
+    Servers send empty matrices if the request asks for none.
+    """
     if name not in plain:
         return None
     topk = plain[name]
@@ -159,7 +165,10 @@ def _read_alternatives(plain: Plain) -> PromptAltTokens | None:
 
 
 def encode_sample_response(response: SampleResponse) -> Buffers:
-    """Encode a response, given as arrays or as lists; the pieces are views of its arrays.
+    """Encode a response whose numbers are arrays or lists. Sequence ids are not part of the message.
+
+    The pieces of the result are views of the arrays where possible: join or send them before the arrays
+    change.
 
     Raises:
         InvalidInputError: a value does not fit its field; the message names the path.
@@ -168,8 +177,8 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
     >>> encode_sample_response(SampleResponse([sequence])).join().hex()
     '0a0c080112080500000006000000'
     """
-    with encoding("SampleResponse"):
-        targets, alternatives = response.target_prompt_logprobs, response.prompt_alt_tokens
+    targets, alternatives = response.target_prompt_logprobs, response.prompt_alt_tokens
+    try:
         plain: Plain = {
             "sequences": [
                 _sequence_to_plain(one, f"sequences[{i}]") for i, one in enumerate(response.sequences)
@@ -186,6 +195,8 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
         }
         out = write_plain(tables.SAMPLE_RESPONSE, plain)
         check_size(out.size)
+    except FieldFault as fault:
+        raise unencodable("SampleResponse", fault) from None
     return out
 
 
@@ -237,7 +248,7 @@ def _topk_to_plain(topk: TopkLogprobs | None, listed: Any, where: str) -> Plain 
 
 
 def _topk_from_lists(rows: Sequence[Sequence[tuple[int, float]] | None]) -> TopkLogprobs:
-    """Convert the list form to matrices; pad short rows with empty cells."""
+    """Convert lists of pairs to two matrices; pad short rows with empty cells."""
     k = max((len(row or ()) for row in rows), default=0)
     cells = [[*(row or ()), *[(0, NO_LOGPROB)] * (k - len(row or ()))] for row in rows]
     shape = len(rows), k

@@ -1,4 +1,4 @@
-"""The messages of package `tinker_public` in use, one table for each.
+"""The tables of the protobuf messages of package `tinker_public` that this package uses.
 
 Numbers inside `bytes` fields are little-endian, matrices row-major. The protocol defines field numbers and
 names; a change here changes the bytes on the wire. Tables are immutable; any thread may use them.
@@ -154,27 +154,3 @@ SAMPLE_RESPONSE = Message(
     present(5, "target_prompt_logprobs", TENSOR),
     present(6, "prompt_alt_tokens", PROMPT_ALT_TOKENS),
 )
-
-MESSAGES: tuple[Message, ...] = (
-    FORWARD_BACKWARD_REQUEST,
-    LOSS_CONFIG_VALUE,
-    DATUM,
-    PROVENANCE_SPAN,
-    PROMPT_PROVENANCE_SPAN,
-    SAMPLED_PROVENANCE_SPAN,
-    CHUNK,
-    ENCODED_TEXT_CHUNK,
-    IMAGE_CHUNK,
-    IMAGE_DIMENSIONS,
-    DMEL_CHUNK,
-    TENSOR,
-    SPARSE_CSR,
-    FORWARD_BACKWARD_OUTPUT,
-    ARRAY_RECORD,
-    BATCHED_TENSOR,
-    SAMPLE_RESPONSE,
-    SAMPLED_SEQUENCE,
-    TOPK_LOGPROBS,
-    PROMPT_ALT_TOKENS,
-)
-"""Every table of this module."""
