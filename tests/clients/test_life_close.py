@@ -306,9 +306,9 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
         results += [sampler.compute_logprobs(PROMPT)]
         for each in results:
             each.result(120)
-        core = weakref.ref(service.holder)
+        runtime = weakref.ref(service.holder)
         del service, trainer, sampler
-        until(lambda: core() is None)
+        until(lambda: runtime() is None)
         until(lambda: our_threads() == set())
     finally:
         gc.enable()
@@ -364,8 +364,8 @@ def test_a_client_that_failed_to_start_leaves_nothing() -> None:
     service = ServiceClient(base_url=address, api_key="tml-x", deadline=0.2)
     with pytest.raises(TinkerError, match="Cannot connect"):
         service.create_sampling_client(base_model="m").result()
-    core = weakref.ref(service.holder)
+    runtime = weakref.ref(service.holder)
     del service
     gc.collect()
-    until(lambda: core() is None)  # the thread that tried to start it drops it a moment after the failure
+    until(lambda: runtime() is None)  # the thread that tried to start it drops it a moment after the failure
     until(lambda: our_threads() == set())

@@ -30,7 +30,7 @@ from tinker_sync.errors import (
     SessionLostError,
     TinkerError,
 )
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.heartbeat import PERIOD_S
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
@@ -85,7 +85,7 @@ class Watcher:
 def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
     """Give an unused service client this clock and an observer, and return the observer."""
     settings = service.holder.settings
-    service._core = Core(settings, session=Session(), clock=clock)
+    service._runtime = ClientRuntime(settings, session=Session(), clock=clock)
     watcher = Watcher()
     service.holder.watch(watcher)
     return watcher
@@ -255,8 +255,8 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
         client = ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.1)  # type: ignore[attr-defined]
         settings = client.holder.settings
         client.close().result(120)
-        core = Core(settings, clock=clock)
-        core.start()
+        runtime = ClientRuntime(settings, clock=clock)
+        runtime.start()
         left: list[float | None] = []
 
         def answer(call: Call, _read: object) -> Reply:
@@ -264,10 +264,10 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
             clock.advance(3.0)
             raise BillingError("no card", status_code=402)
 
-        core.caller.read = answer  # type: ignore[assignment, method-assign]
+        runtime.caller.read = answer  # type: ignore[assignment, method-assign]
         with pytest.raises(BillingError):
-            core.call("get_server_capabilities", deadline_s=10.0)
-        core.close().result(120)
+            runtime.call("get_server_capabilities", deadline_s=10.0)
+        runtime.close().result(120)
     # Each try takes 3 s and each pause 0.5 s.
     assert left == pytest.approx([10.0, 6.5, 3.0])
 
@@ -410,17 +410,17 @@ def test_settings_that_change_are_fetched_between_heartbeats(
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 30}
     on_clock(service, clock)
     service.create_sampling_client(base_model="stub/model").result()
-    core = service.holder
-    assert not core.dynamic.sample_cancel_enabled
+    runtime = service.holder
+    assert not runtime.dynamic.sample_cancel_enabled
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 30, "sample_cancel_enabled": True}
     beat(stub, clock, *[Answer(usual=True)] * 2)
     assert len(stub.asked("/client/dynamic_config")) == 1
     beat(stub, clock, Answer(usual=True))
-    until(lambda: core.dynamic.sample_cancel_enabled)
+    until(lambda: runtime.dynamic.sample_cancel_enabled)
     # A failed renewal, also with 402, changes no setting and delays no heartbeat.
     stub.script("/client/dynamic_config", Answer(402), Answer(500))
     beat(stub, clock, *[Answer(usual=True)] * 6)
-    assert core.dynamic.sample_cancel_enabled
+    assert runtime.dynamic.sample_cancel_enabled
     assert len(stub.asked("/session_heartbeat")) == 9
 
 

@@ -20,7 +20,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 
 FULL = {"custom_loss_server_side": False}
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
@@ -32,14 +32,14 @@ def stub() -> Iterator[Stub]:
         yield stub
 
 
-def core_of(stub: Stub) -> Core:
-    return Core(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}))
+def core_of(stub: Stub) -> ClientRuntime:
+    return ClientRuntime(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}))
 
 
 def test_one_core_is_made_for_each_key(stub: Stub) -> None:
     shared = SharedCores({})
     cores = together(*[lambda: shared.get("a", lambda: core_of(stub))] * 16)
-    assert len({id(core) for core in cores}) == 1
+    assert len({id(runtime) for runtime in cores}) == 1
     assert shared.get("b", lambda: core_of(stub)) is not cores[0]
 
 
@@ -65,10 +65,10 @@ def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) ->
     for copy in copies:
         copy.sample(PROMPT, 1, PARAMS).result(120)
     assert sum(thread.name == "tinker-heartbeat" for thread in our_threads()) == 2
-    core = weakref.ref(copies[0].holder)
+    runtime = weakref.ref(copies[0].holder)
     del copies, copy
     gc.collect()
-    assert core() is None
+    assert runtime() is None
     service.close().result(120)
     until(lambda: our_threads() == set())
 

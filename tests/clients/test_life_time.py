@@ -28,7 +28,7 @@ from tinker_sync import types
 from tinker_sync._clock import SystemClock
 from tinker_sync._observe import Event, HeartbeatLate, SessionLost
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.heartbeat import PERIOD_S
 from tinker_sync.runtime.session import Session
 
@@ -73,7 +73,7 @@ def stub() -> Iterator[Stub]:
 @contextmanager
 def client_on(stub: Stub, clock: Any) -> Iterator[ServiceClient]:
     service = ServiceClient(base_url=stub.url, api_key="tml-x")  # type: ignore[attr-defined]
-    service._core = Core(service.holder.settings, session=Session(), clock=clock)
+    service._runtime = ClientRuntime(service.holder.settings, session=Session(), clock=clock)
     try:
         yield service
     finally:

@@ -186,12 +186,12 @@ class TestOnTheServer:
 
     def test_older_server_is_reported(self) -> None:
         with world(SERVER_SIDE) as (_, trainer):
-            core = trainer.service.holder  # type: ignore[attr-defined]
+            runtime = trainer.service.holder  # type: ignore[attr-defined]
             from attrs import evolve
 
-            made = core.ready()
+            made = runtime.ready()
             facts = made.facts._replace(dialect=evolve(made.facts.dialect, version=(0, 30)))
-            core.server.made.made = made._replace(facts=facts)
+            runtime.server.made.value = made._replace(facts=facts)
             with pytest.raises(UnsupportedByServerError, match="custom losses on the server"):
                 make(trainer)
 

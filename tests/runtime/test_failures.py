@@ -3,7 +3,7 @@ from __future__ import annotations
 import traceback
 
 from tinker_sync.errors import APIStatusError, RequestFailedError
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 
 
 class Stubborn(Exception):
@@ -23,7 +23,7 @@ def raised(error: Exception) -> Exception:
 def test_a_copy_has_everything_but_the_traceback() -> None:
     error = APIStatusError.from_reply(429, {"x-request-id": "r-1"}, b"slow down", attempts=3)
     error.__cause__ = KeyError("a")
-    copied = fresh(raised(error))
+    copied = copy_exception(raised(error))
     assert copied is not error
     assert (type(copied), str(copied), copied.attempts) == (type(error), str(error), 3)
     assert copied.__cause__ is error.__cause__
@@ -35,13 +35,13 @@ def test_raising_copies_leaves_the_original_as_it_was() -> None:
     error = raised(RequestFailedError("out of memory", "r-1", "server"))
     before = len(traceback.extract_tb(error.__traceback__))
     for _ in range(10):
-        raised(fresh(error))
+        raised(copy_exception(error))
     assert len(traceback.extract_tb(error.__traceback__)) == before
 
 
 def test_what_cannot_be_copied_is_passed_on() -> None:
     error = Stubborn("a", "b")
-    assert fresh(error) is error
+    assert copy_exception(error) is error
 
 
 def test_a_copy_of_another_kind_is_no_copy() -> None:
@@ -50,4 +50,4 @@ def test_a_copy_of_another_kind_is_no_copy() -> None:
             return KeyError, ("a",)
 
     error = Disguised()
-    assert fresh(error) is error
+    assert copy_exception(error) is error

@@ -99,7 +99,7 @@ def test_samples_that_are_sent_again_need_no_other_place(
     stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)
     futures = [sample(sampler) for _ in range(PLACES + 2)]
     stub.await_asked(path, PLACES)
-    until(lambda: sampler.holder.server.made.made.scheduler.places._line)
+    until(lambda: sampler.holder.server.made.value.scheduler.places._line)
     release.set()
     for future in futures:
         assert future.result(PATIENCE_S).sequences
@@ -113,7 +113,7 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}, gate=release))
         futures = [sample(sampler) for _ in range(4)]
         stub.await_asked("/asample")
-        until(lambda: sampler.holder.server.made.made.scheduler.sending_bytes._line)
+        until(lambda: sampler.holder.server.made.value.scheduler.sending_bytes._line)
         release.set()
         for future in futures:
             assert future.result(PATIENCE_S).sequences

@@ -15,7 +15,7 @@ from support.tinker_stub import Answer, Stub, StubServer
 from tinker_sync._observe import SessionEnded, SessionStarted
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.session import Session
 
 FULL = {"custom_loss_server_side": False}
@@ -35,9 +35,9 @@ class Bench:
         self.clock = FakeClock(automatic=False)
         self.session = Session(**of_session)
         settings = Settings.resolve(base_url=stub.url, api_key="tml-x", tags=["a", "b"], environ={})
-        self.core = Core(settings, session=self.session, clock=self.clock)
+        self.runtime = ClientRuntime(settings, session=self.session, clock=self.clock)
         self.events: list[object] = []
-        self.core.watch(self)
+        self.runtime.watch(self)
 
     def observe(self, event: object) -> None:
         self.events.append(event)
@@ -49,7 +49,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.core.close("success").result(120)
+        self.runtime.close("success").result(120)
 
 
 def numbers(session: Session) -> list[list[int]]:
@@ -63,9 +63,9 @@ def numbers(session: Session) -> list[list[int]]:
 
 def test_what_a_session_is_made_with(stub: Stub) -> None:
     with Bench(stub, user_metadata={"a": "b"}, project_id="p-1", display_name="mine") as bench:
-        assert bench.core.known_session_id is None
-        assert bench.core.session_id() == bench.core.session_id() == "session-0"
-        assert bench.core.known_session_id == "session-0"
+        assert bench.runtime.known_session_id is None
+        assert bench.runtime.session_id() == bench.runtime.session_id() == "session-0"
+        assert bench.runtime.known_session_id == "session-0"
     (asked,) = stub.asked("/create_session")
     assert asked.json() == {
         "tags": ["a", "b"],
@@ -79,7 +79,7 @@ def test_what_a_session_is_made_with(stub: Stub) -> None:
 
 def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.core.session_id()
+        bench.runtime.session_id()
         assert numbers(bench.session) == [[0, 1, 2]] * 3
     assert len(stub.asked(FINISH)) == 1
     assert bench.events == [
@@ -91,7 +91,7 @@ def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
 def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
         assert bench.session.heartless
-        assert bench.core.session_id() == "session-0"
+        assert bench.runtime.session_id() == "session-0"
         assert not bench.session.heartless
         (models, *_) = numbers(bench.session)
         assert models[0] >= 10**6
@@ -102,7 +102,7 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
 
 def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
-        bench.core.ready()  # the first use
+        bench.runtime.ready()  # the first use
         bench.clock.await_waiters()
         bench.clock.advance(10.0)
         (asked,) = stub.await_asked("/session_heartbeat")
@@ -111,31 +111,31 @@ def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None
 
 def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.core.session_id()
+        bench.runtime.session_id()
         heartbeat = bench.session._heartbeat
         assert heartbeat is not None
         heartbeat.stop()  # the thread does not exist in a forked child
         heartbeat.join(120)
-        bench.core.renew_after_fork()
+        bench.runtime.renew_after_fork()
         assert (bench.session.owned, bench.session.heartless) == (False, True)
         assert numbers(bench.session)[0][0] >= 10**6
-        bench.core.ready()  # the first use in the child
+        bench.runtime.ready()  # the first use in the child
         assert not bench.session.heartless
-        assert bench.core.session_id() == "session-0"
+        assert bench.runtime.session_id() == "session-0"
     assert stub.asked(FINISH) == []
 
 
 def test_a_child_that_had_no_session_makes_its_own(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.core.renew_after_fork()
-        assert bench.core.session_id() == "session-0"
+        bench.runtime.renew_after_fork()
+        assert bench.runtime.session_id() == "session-0"
         assert numbers(bench.session)[0] == [0, 1, 2]
     assert len(stub.asked(FINISH)) == 1
 
 
 def test_a_lost_session_is_refused_with_an_error_of_ones_own(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.core.session_id()
+        bench.runtime.session_id()
         bench.session.on_lost(APIStatusError.from_reply(410, {}, b'{"detail": "too late"}'))
         caught = []
         for _ in range(2):
@@ -155,7 +155,7 @@ def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool
     failure = TinkerError("m") if error is None else APIStatusError.from_reply(error, {}, b"")
     with Bench(stub) as bench:
         bench.session.look_after(failure)  # without a session there is nothing to lose
-        bench.core.session_id()
+        bench.runtime.session_id()
         bench.clock.await_waiters()
         bench.clock.advance(5.0)
         bench.session.look_after(failure)
@@ -168,7 +168,7 @@ def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool
 def test_an_old_server_is_not_asked_to_finish(stub: Stub) -> None:
     stub.behaviour.config = None
     with Bench(stub) as bench:
-        bench.core.session_id()
+        bench.runtime.session_id()
     assert stub.asked(FINISH) == []
     assert bench.events[-1] == SessionEnded(session_id="session-0", status="success")
 
@@ -179,8 +179,8 @@ def test_a_failure_to_finish_is_logged(
 ) -> None:
     stub.script(FINISH, Answer(400, {"detail": "no"}))
     with Bench(stub) as bench, caplog.at_level(logging.DEBUG, "tinker_sync.session"):
-        bench.core.session_id()
-        bench.session.finish(bench.core.lifecycle, "success", None, 5.0, quiet=quiet)
+        bench.runtime.session_id()
+        bench.session.finish(bench.runtime.lifecycle, "success", None, 5.0, quiet=quiet)
     told = [record.levelname for record in caplog.records if "was not told" in record.getMessage()]
     assert told == [level]
 
@@ -211,8 +211,8 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())
             with pytest.raises(RuntimeError, match="can't start"):
-                bench.core.session_id()
-        assert bench.core.session_id() == "session-0"
+                bench.runtime.session_id()
+        assert bench.runtime.session_id() == "session-0"
         assert not bench.session.heartless
         until(lambda: bench.events)
     assert len(stub.asked("/create_session")) == 1

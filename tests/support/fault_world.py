@@ -33,7 +33,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"
@@ -169,7 +169,7 @@ class World:
         self.copies: list[SamplingClient] = []
         self.asked: list[Asked] = []
         self._histories: list[History] = []
-        self._dropped: list[weakref.ref[Core]] = []
+        self._dropped: list[weakref.ref[ClientRuntime]] = []
 
     def next_mark(self) -> int:
         return next(self._ground.marks)
@@ -396,9 +396,9 @@ class World:
         pause = threading.Event()
         for dropped in self._dropped:
             for _ in range(int(_ENDED_S / 0.01)):
-                core = dropped()
-                under_way = core is not None and core.lifecycle.unfinished
-                del core
+                runtime = dropped()
+                under_way = runtime is not None and runtime.lifecycle.unfinished
+                del runtime
                 if not under_way:
                     break
                 pause.wait(0.01)

@@ -14,7 +14,7 @@ from support.clock import PATIENCE_S, FakeClock
 from support.tinker_stub import Stub
 
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
 
@@ -105,9 +105,9 @@ def hasty_service(
     settings = client.holder.settings
     client.close("success").result(PATIENCE_S)
     clock = HastyClock()
-    core = Core(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
-    _hasten(core.poller, clock)
-    client._core = core
+    runtime = ClientRuntime(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
+    _hasten(runtime.poller, clock)
+    client._runtime = runtime
     if start:
-        core.ready().fetcher.open_server = open_server
+        runtime.ready().fetcher.open_server = open_server
     return client

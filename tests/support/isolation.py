@@ -186,9 +186,9 @@ def rules_of_every_test(request: pytest.FixtureRequest, _surroundings: _Surround
     _attempts.clear()
     yield
     # Clear the facts about servers, because the server of the next test may get the same port.
-    introduction = sys.modules.get("tinker_sync.runtime.introduction")
-    if introduction is not None:
-        introduction._probed.clear()
+    handshake = sys.modules.get("tinker_sync.runtime.handshake")
+    if handshake is not None:
+        handshake._probed.clear()
     complaints = [f"locks are leaves, but {breach}" for breach in leaf_locks.breaches[:1]]
     if left := _threads_left(before):
         names = sorted(thread.name for thread in left)

@@ -28,7 +28,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
     with_words,
 )
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _run(
 def _placed(item: BatchItem) -> Exception:
     """Return the error of an item, with the position of its prompt in the message."""
     assert item.error is not None  # noqa: S101  # checked by the caller
-    error = fresh(item.error)
+    error = copy_exception(item.error)
     if isinstance(error, TinkerError):
         with_words(error, f"prompts[{item.index}]")
     return error

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from tinker_sync.clients._shared import CoreClient
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import carried
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def _is_between(filename: str, names: dict[str, Any]) -> bool:
     return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
 
 
-def check_path(core: Core, path: object, call: str) -> None:
+def check_path(runtime: ClientRuntime, path: object, call: str) -> None:
     """Check the form of a checkpoint's path, before a request is sent.
 
     Raises:
@@ -62,7 +62,7 @@ def check_path(core: Core, path: object, call: str) -> None:
         parts = path.removeprefix("tinker://").split("/")
         if len(parts) < 2 or {"", ".", ".."} & set(parts):
             raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
-    elif core.settings.is_vendor_host:
+    elif runtime.settings.is_vendor_host:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
@@ -70,15 +70,15 @@ class ClientFuture(APIFuture[T], CoreClient):
     """A client that is also the future of its own creation. Thread-safe.
 
     Args:
-        core: the core of the service client.
+        runtime: the core of the service client.
         held: holds the calls that are made before the client is ready.
     """
 
     _advice = ""
 
-    def __init__(self, core: Core, held: HeldCalls) -> None:
-        super().__init__(submit=core.callback_pool.run, clock=core.clock)
-        self._core = core
+    def __init__(self, runtime: ClientRuntime, held: HeldCalls) -> None:
+        super().__init__(submit=runtime.callback_pool.run, clock=runtime.clock)
+        self._runtime = runtime
         self._held = held
         self._created_at = ""
         self._unread: _Unread | None = None
@@ -157,7 +157,7 @@ class ClientFuture(APIFuture[T], CoreClient):
 
     def _fail_creation(self, failure: BaseException) -> None:
         if isinstance(failure, TinkerError):
-            failure = fresh(failure)
+            failure = copy_exception(failure)
             with_words(failure, f"client created at {self._created_at}")
         self.fail(failure)
 
@@ -171,7 +171,7 @@ class ClientFuture(APIFuture[T], CoreClient):
             return True
         if self.done() and (failure := _failure_of(self)) is not None:
             self._note_read()
-            raise fresh(failure)
+            raise copy_exception(failure)
         self._refuse_foreign_wait()
         return False
 

@@ -21,9 +21,9 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
-from tinker_sync.runtime.core import Core
-from tinker_sync.runtime.failures import hush
-from tinker_sync.runtime.introduction import ServerFacts
+from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.failures import redact_exception
+from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
 from tinker_sync.types import (
@@ -42,7 +42,7 @@ _OURS: Final = "tinker_sync"
 
 
 def encode_handle(
-    core: Core,
+    runtime: ClientRuntime,
     sampling_session_id: str,
     *,
     record_stability_info: bool,
@@ -51,18 +51,18 @@ def encode_handle(
     base_model: str = "",
 ) -> str:
     """Return the handle of a sampler: text from which another process makes a client."""
-    settings, facts = core.settings, core.ready().facts
+    settings, facts = runtime.settings, runtime.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {
-        "session_id": core.session_id(),
+        "session_id": runtime.session_id(),
         "sampling_session_id": sampling_session_id,
         "holder": {
             "base_url": settings.base_url,
             "default_headers_overrides": {
                 name: value
                 for name, value in settings.default_headers.items()
-                if not is_secret_header(name) and mask_text(value, core.secrets()) == value
+                if not is_secret_header(name) and mask_text(value, runtime.secrets()) == value
             },
             "client_config": {**facts.config.model_dump(mode="json"), _OURS: ours},
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
@@ -85,14 +85,14 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
 
 
 def describe_sampler(
-    core: Core, sampler: str, base_model: str | None, run_id: str
+    runtime: ClientRuntime, sampler: str, base_model: str | None, run_id: str
 ) -> GetSamplerResponseInternal:
     """Return the server's description of a sampler.
 
     If the server has no call for that, return a description made of known facts.
 
     Args:
-        core: the core of the client.
+        runtime: the core of the client.
         sampler: the id of the sampler.
         base_model: the base model, if the client was made with one.
         run_id: the run of the weights, or "".
@@ -102,23 +102,23 @@ def describe_sampler(
     """
     described: GetSamplerResponseInternal
     try:
-        described = core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+        described = runtime.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
     except APIStatusError as error:
-        found = base_model or (_base_model_of(core, run_id) if run_id else None)
+        found = base_model or (_base_model_of(runtime, run_id) if run_id else None)
         if error.status_code not in NO_SUCH_CALL or not found:
             raise
         described = GetSamplerResponseInternal(sampler_id=sampler, base_model=found)
     return described
 
 
-def _base_model_of(core: Core, run_id: str) -> str | None:
+def _base_model_of(runtime: ClientRuntime, run_id: str) -> str | None:
     """Return the base model of a run, or None if the server does not describe the run."""
     with suppress(APIStatusError):
-        run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
+        run: TrainingRun = runtime.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
         return run.base_model
     with suppress(APIStatusError):
         request = GetInfoRequest(model_id=run_id)
-        info: GetInfoResponse = core.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = runtime.call("get_info", request, usual_s=_deadlines.REST_S)
         return info.model_data.model_name
     return None
 
@@ -145,7 +145,7 @@ class Carried:
         return ours if isinstance(ours, Mapping) else {}
 
 
-def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
+def core_of_handle(handle: str, api_key: str | None) -> tuple[ClientRuntime, Carried]:
     """Return the core for the session of a handle, and the content of the handle.
 
     A process has one core for each such session.
@@ -164,15 +164,15 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
     return _cores.get(place, lambda: _new_core(settings, carried)), carried
 
 
-def _new_core(settings: Settings, carried: Carried) -> Core:
+def _new_core(settings: Settings, carried: Carried) -> ClientRuntime:
     try:
         config = wire_json.from_plain(carried.config, ClientConfigResponse)
         dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
         content = wire_json.dumps([carried.config, carried.dynamic])
-        raise InvalidInputError(f"{_WHERE}: {hush(error, content, settings.secrets)}") from error
+        raise InvalidInputError(f"{_WHERE}: {redact_exception(error, content, settings.secrets)}") from error
     facts = ServerFacts(config, dynamic, _dialect_of(carried))
-    return Core(settings, session=Session(joined=carried.session_id), facts=facts)
+    return ClientRuntime(settings, session=Session(joined=carried.session_id), facts=facts)
 
 
 def _dialect_of(carried: Carried) -> Dialect:

@@ -20,7 +20,7 @@ from tinker_sync.errors import (
     InvalidInputError,
     UnprocessableEntityError,
 )
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.training_calls import OrderedCall, TrainingLine
@@ -57,7 +57,7 @@ class NewModel:
     @classmethod
     def of(
         cls,
-        core: Core,
+        runtime: ClientRuntime,
         base_model: str,
         lora: LoraConfig,
         user_metadata: dict[str, str] | None,
@@ -72,7 +72,7 @@ class NewModel:
         check_base_model(base_model, "create_lora_training_client")
         if lora.rank < 1:
             raise InvalidInputError(f"create_lora_training_client: rank: expected 1 or more, got {lora.rank}")
-        core.refuse_closed()
+        runtime.refuse_closed()
         request = CreateModelRequest(
             session_id="",
             model_seq_id=0,
@@ -82,7 +82,7 @@ class NewModel:
             optimizer_config=optimizer or AdamOptimizerConfig(),
         )
         refuse_unsendable(request)
-        number = core.session.next_model_seq_id()
+        number = runtime.session.next_model_seq_id()
         return cls(request.model_copy(update={"model_seq_id": number}), deadline_at)
 
     @property
@@ -95,7 +95,7 @@ class NewModel:
         _make(line, self, self._create)
 
     def _create(self, line: TrainingLine) -> str:
-        line.model_id, request_id = create_model(line.core, self.request, self.deadline_at)
+        line.model_id, request_id = create_model(line.runtime, self.request, self.deadline_at)
         return request_id
 
 
@@ -114,12 +114,12 @@ class LoadedModel:
 
     @classmethod
     def of(
-        cls, core: Core, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
+        cls, runtime: ClientRuntime, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
     ) -> LoadedModel:
         """Check the arguments, and take the next model number of the session.
 
         Args:
-            core: the core of the client.
+            runtime: the core of the client.
             request: the request, complete except for the session.
             deadline_at: the time of the clock at which to give up.
             aside: True for a model that a restarted script does not ask for.
@@ -127,11 +127,11 @@ class LoadedModel:
         Raises:
             InvalidInputError: the request cannot be sent.
         """
-        check_path(core, request.path, "create_training_client_from_state")
+        check_path(runtime, request.path, "create_training_client_from_state")
         check_state_path(request.path, "create_training_client_from_state")
-        core.refuse_closed()
+        runtime.refuse_closed()
         refuse_unsendable(request)
-        session = core.session
+        session = runtime.session
         number = session.next_side_model_seq_id() if aside else session.next_model_seq_id()
         return cls(request, number, deadline_at)
 
@@ -141,12 +141,12 @@ class LoadedModel:
 
     def load(self, line: TrainingLine) -> str:
         """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
-        core = line.core
+        runtime = line.runtime
         line.last_state = self.request
-        if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
+        if not runtime.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             return self._make_in_three(line)
         try:
-            line.model_id, request_id = self._make_in_one(core)
+            line.model_id, request_id = self._make_in_one(runtime)
         except (BadRequestError, UnprocessableEntityError) as refusal:
             if "model_id" not in str(refusal):
                 raise
@@ -154,19 +154,19 @@ class LoadedModel:
             return self._make_in_three(line)
         return request_id
 
-    def _make_in_one(self, core: Core) -> tuple[str, str]:
-        session_id = core.session_id(self.deadline_at)
+    def _make_in_one(self, runtime: ClientRuntime) -> tuple[str, str]:
+        session_id = runtime.session_id(self.deadline_at)
         request = self.request.model_copy(
             update={"session_id": session_id, "model_seq_id": self.model_seq_id}
         )
-        promise, loaded = promised(core, "load_weights", request, LoadWeightsResponse, self.deadline_at)
+        promise, loaded = promised(runtime, "load_weights", request, LoadWeightsResponse, self.deadline_at)
         model_id = loaded.model_id or promise.model_id or f"{session_id}:train:{self.model_seq_id}"
-        core.tell(ModelNamed(model=model_id, base_model=request.base_model))
+        runtime.tell(ModelNamed(model=model_id, base_model=request.base_model))
         return model_id, promise.request_id
 
     def _make_in_three(self, line: TrainingLine) -> str:
-        core, asked = line.core, self.request
-        info = self._weights_info(core)
+        runtime, asked = line.runtime, self.request
+        info = self._weights_info(runtime)
         flags = {
             name: True if getattr(info, name) is None else getattr(info, name)
             for name in ("train_unembed", "train_mlp", "train_attn")
@@ -181,7 +181,7 @@ class LoadedModel:
                 info.optimizer_config if asked.optimizer else asked.optimizer_config or AdamOptimizerConfig()
             ),
         )
-        line.model_id, request_id = create_model(core, request, self.deadline_at)
+        line.model_id, request_id = create_model(runtime, request, self.deadline_at)
         load = LoadWeightsRequest(
             path=asked.path, optimizer=asked.optimizer, weights_access_token=asked.weights_access_token
         )
@@ -189,17 +189,17 @@ class LoadedModel:
         line.submit_first(call).result()
         return request_id
 
-    def _weights_info(self, core: Core) -> WeightsInfoResponse:
+    def _weights_info(self, runtime: ClientRuntime) -> WeightsInfoResponse:
         """Return the description of the checkpoint, requested with the key that may read it."""
         body = {"tinker_path": self.request.path}
-        limit_s = min(max(self.deadline_at - core.clock.now(), 0.0), _deadlines.REST_S)
+        limit_s = min(max(self.deadline_at - runtime.clock.now(), 0.0), _deadlines.REST_S)
         token = self.request.weights_access_token
         info: WeightsInfoResponse
         if token is None:
-            info = core.call("get_weights_info", body, deadline_s=limit_s)
+            info = runtime.call("get_weights_info", body, deadline_s=limit_s)
             return info
-        foreign = Core(evolve(core.settings, api_key=Secret(token)), clock=core.clock)
-        for secret in core.secrets():  # the same server has received these too, and may repeat them
+        foreign = ClientRuntime(evolve(runtime.settings, api_key=Secret(token)), clock=runtime.clock)
+        for secret in runtime.secrets():  # the same server has received these too, and may repeat them
             foreign.keys.keep(secret)
         try:
             info = foreign.call("get_weights_info", body, deadline_s=limit_s)
@@ -226,36 +226,36 @@ def refuse_unsendable(request: Any) -> None:
     wire_json.encode(request)
 
 
-def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
+def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
     """Make a new model. Return its id and the id of the request that made it. Blocks."""
-    request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    dialect = core.ready().facts.dialect
+    request = asked.model_copy(update={"session_id": runtime.session_id(deadline_at)})
+    dialect = runtime.ready().facts.dialect
     refuse_unsupported(request, dialect)
-    core.server.published.check_fields("create_model", request, dialect)
-    core.server.published.check_model(request.base_model, dialect)
-    promise, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    runtime.server.published.check_fields("create_model", request, dialect)
+    runtime.server.published.check_model(request.base_model, dialect)
+    promise, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")
-    core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
+    runtime.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id, promise.request_id
 
 
 def promised(
-    core: Core, name: str, request: Any, kind: type[T], deadline_at: float
+    runtime: ClientRuntime, name: str, request: Any, kind: type[T], deadline_at: float
 ) -> tuple[UntypedAPIFuture, T]:
     """Make a call that is answered with a promise. Return the promise and its result. Blocks."""
-    began_at = core.clock.now()
+    began_at = runtime.clock.now()
     limit_s = None if math.isinf(deadline_at) else max(deadline_at - began_at, 0.0)
-    promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)
-    future: APIFuture[T] = core.future()
+    promise: UntypedAPIFuture = runtime.call(name, request, pause_billing=False, deadline_s=limit_s)
+    future: APIFuture[T] = runtime.future()
     fetch = partial(
-        core.ready().fetcher.fetch,
+        runtime.ready().fetcher.fetch,
         Promise(
-            promise.request_id, ENDPOINTS[name].promises or name, roundtrip_s=core.clock.now() - began_at
+            promise.request_id, ENDPOINTS[name].promises or name, roundtrip_s=runtime.clock.now() - began_at
         ),
         future,
         lambda _, tree: wire_json.from_plain(tree, kind),
         deadline_at=deadline_at,
     )
-    core.enter(fetch)
+    runtime.enter(fetch)
     return promise, future.result()

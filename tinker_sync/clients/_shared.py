@@ -6,16 +6,16 @@ from collections.abc import Callable, Hashable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.once import Shared
+from tinker_sync.runtime.lazy import Shared
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
 
 
 class CoreClient:
     """The base of all clients, each of which has a core."""
 
-    _core: Core
+    _runtime: ClientRuntime
 
     def get_telemetry(self) -> Any:
         """Return the telemetry reporter of the service client, or None if telemetry is off.
@@ -26,10 +26,10 @@ class CoreClient:
         ...     training.get_telemetry() is service.get_telemetry()
         True
         """
-        return self._core.companion
+        return self._runtime.companion
 
     @property
-    def holder(self) -> Core:
+    def holder(self) -> ClientRuntime:
         """The core that this client shares with those of its service client, or of its server and key.
 
         >>> import tinker_sync
@@ -38,11 +38,13 @@ class CoreClient:
         ...     rest.holder is service.holder
         True
         """
-        return self._core
+        return self._runtime
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # None if the constructor has failed
-        return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
+        runtime = getattr(self, "_core", None)  # None if the constructor has failed
+        return (
+            f"<{type(self).__name__} {runtime.settings.base_url}>" if runtime else f"<{type(self).__name__}>"
+        )
 
 
 class SharedCores:
@@ -53,11 +55,11 @@ class SharedCores:
             no client uses.
     """
 
-    def __init__(self, cores: MutableMapping[Hashable, Core]) -> None:
+    def __init__(self, cores: MutableMapping[Hashable, ClientRuntime]) -> None:
         self._shared = Shared(
-            cores, is_usable=lambda core: not core.closed, discard=lambda core: core.close()
+            cores, is_usable=lambda runtime: not runtime.closed, discard=lambda runtime: runtime.close()
         )
 
-    def get(self, place: Hashable, make: Callable[[], Core]) -> Core:
+    def get(self, place: Hashable, make: Callable[[], ClientRuntime]) -> ClientRuntime:
         """Return the open core of a place. Call `make`, which sends no request, if no core is open."""
         return self._shared.get((place, _fork.generation()), make)

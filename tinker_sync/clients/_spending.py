@@ -13,7 +13,7 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.usage.meter import Meter
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
 
 _HOUR: Final = timedelta(hours=1)
@@ -24,17 +24,17 @@ _WINDOW: Final = timedelta(days=14)
 class Spending:
     """A counter of the tokens that one core uses. Thread-safe."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._meter = Meter(_name_asker(core), clock=core.clock)
-        core.listen(self._meter)
+    def __init__(self, runtime: ClientRuntime) -> None:
+        self._runtime = runtime
+        self._meter = Meter(_name_asker(runtime), clock=runtime.clock)
+        runtime.listen(self._meter)
 
     def usage(self, prices: PriceTable | None) -> Usage:
         """Return the tokens used so far, by model, with their prices."""
         from tinker_sync.usage import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
-        return Usage.of(self._meter.by_model(), table, self._core.known_session_id)
+        return Usage.of(self._meter.by_model(), table, self._runtime.known_session_id)
 
     def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
         """Return a limit, which is not in force until the user enters it with `with`."""
@@ -45,7 +45,7 @@ class Spending:
             tokens=tokens,
             prices=prices if prices is not None or usd is None else PriceTable.load(),
             base_model=self._meter.base_model,
-            attach=self._core.admission.attach,
+            attach=self._runtime.spending.attach,
         )
 
     def reconcile(self) -> Reconciliation:
@@ -55,13 +55,13 @@ class Spending:
 
         span = self._meter.span
         counted = self._meter.by_model()
-        admin = AdminClient(self._core)
+        admin = AdminClient(self._runtime)
         asked = (
             []
             if span is None
             else [admin.get_billing_usage(*each) for each in windows(span.first_s, span.last_s)]
         )
-        return reconcile(counted, [bill.result() for bill in asked], self._core.known_session_id)
+        return reconcile(counted, [bill.result() for bill in asked], self._runtime.known_session_id)
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
@@ -86,9 +86,9 @@ def _hour(moment_s: float) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
 
 
-def _name_asker(core: Core) -> Callable[[str], str | None]:
+def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:
     # The core holds the meter and so this function; a strong reference to the core would keep it alive.
-    held = weakref.ref(core)
+    held = weakref.ref(runtime)
 
     def ask(model: str) -> str | None:
         alive = held()
@@ -105,12 +105,14 @@ def _name_asker(core: Core) -> Callable[[str], str | None]:
     return ask
 
 
-def _of_run(core: Core, model: str) -> str | None:
-    info = core.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+def _of_run(runtime: ClientRuntime, model: str) -> str | None:
+    info = runtime.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
     name: str | None = info.model_data.model_name
     return name
 
 
-def _of_sampler(core: Core, model: str) -> str | None:
-    name: str | None = core.call("get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S).base_model
+def _of_sampler(runtime: ClientRuntime, model: str) -> str | None:
+    name: str | None = runtime.call(
+        "get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S
+    ).base_model
     return name

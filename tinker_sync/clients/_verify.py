@@ -30,7 +30,7 @@ from tinker_sync.types import AdamParams, Datum, ForwardBackwardOutput, LoadWeig
 
 if TYPE_CHECKING:
     from tinker_sync.clients.training import TrainingClient
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.training_calls import TrainingLine
     from tinker_sync.types import OptimParams, SaveWeightsResponse
@@ -116,8 +116,8 @@ class VerifiedModel:
         Raises:
             VerificationError: the server does not restore the saved weights or optimizer state.
         """
-        measured = recorded(line.core, self.request.path, self.tolerance)
-        prove(line.core, self.request, measured, self.asked.deadline_at)
+        measured = recorded(line.runtime, self.request.path, self.tolerance)
+        prove(line.runtime, self.request, measured, self.asked.deadline_at)
         self.asked.make(line)
 
 
@@ -152,13 +152,13 @@ def follow(
     training: TrainingClient, saved: APIFuture[SaveWeightsResponse], measured: Measured, deadline_at: float
 ) -> APIFuture[SaveWeightsResponse]:
     """Return a future that gets the result of a save when the checkpoint has been verified."""
-    core = training.holder
-    verified: APIFuture[SaveWeightsResponse] = core.future()
+    runtime = training.holder
+    verified: APIFuture[SaveWeightsResponse] = runtime.future()
 
     def verify() -> None:
         try:
             answer = saved.result()
-            prove(core, LoadWeightsRequest(path=answer.path, optimizer=True), measured, deadline_at)
+            prove(runtime, LoadWeightsRequest(path=answer.path, optimizer=True), measured, deadline_at)
         except BaseException as failure:  # noqa: BLE001  # raised where the future is read
             verified.fail(failure)
         else:
@@ -169,7 +169,7 @@ def follow(
             verified.fail(ended.failure or TinkerError("the save was cancelled"))
             return
         try:
-            core.run_awaited(verify)
+            runtime.run_awaited(verify)
         except TinkerError as closed:
             verified.fail(closed)
 
@@ -178,7 +178,7 @@ def follow(
     return verified
 
 
-def recorded(core: Core, path: str, tolerance: float) -> Measured:
+def recorded(runtime: ClientRuntime, path: str, tolerance: float) -> Measured:
     """Return the loss and settings that a verified save has stored with its checkpoint. Blocks.
 
     Raises:
@@ -187,7 +187,7 @@ def recorded(core: Core, path: str, tolerance: float) -> Measured:
     from tinker_sync.clients.rest import RestClient
 
     run = path.removeprefix("tinker://").partition("/")[0]
-    for listed in RestClient(core).list_checkpoints(run).result().checkpoints:
+    for listed in RestClient(runtime).list_checkpoints(run).result().checkpoints:
         measured = Measured.of(listed.user_metadata, tolerance)
         if listed.tinker_path == path and measured is not None:
             return measured
@@ -197,17 +197,20 @@ def recorded(core: Core, path: str, tolerance: float) -> Measured:
     )
 
 
-def prove(core: Core, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
+def prove(runtime: ClientRuntime, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
     """Load a checkpoint into a second model, and compare it with what was measured at the save. Blocks.
 
     Raises:
         VerificationError: the weights differ, or the state of the optimizer was not restored.
     """
-    with_copy(core, load, deadline_at, partial(_compare, load.path, measured))
+    with_copy(runtime, load, deadline_at, partial(_compare, load.path, measured))
 
 
 def with_copy(
-    core: Core, load: LoadWeightsRequest, deadline_at: float, work: Callable[[TrainingClient], Any]
+    runtime: ClientRuntime,
+    load: LoadWeightsRequest,
+    deadline_at: float,
+    work: Callable[[TrainingClient], Any],
 ) -> None:
     """Restore a checkpoint into a new model, call `work` with its client, and unload the model. Blocks.
 
@@ -215,8 +218,8 @@ def with_copy(
     """
     from tinker_sync.clients.training import TrainingClient
 
-    number = core.session.next_side_model_seq_id()
-    copy = TrainingClient(core, number, recorded=False)
+    number = runtime.session.next_side_model_seq_id()
+    copy = TrainingClient(runtime, number, recorded=False)
     LoadedModel(load, number, deadline_at).load(copy._line)
     copy._become_ready()
     try:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_sample, check_sampler_path
+from tinker_sync.clients._async import blocking_twin, result_twin
 from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
-from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.lazy import Lazy, Shared
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.runtime.once import Once, Shared
 from tinker_sync.runtime.sample_line import SampleLine
 from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
     from tinker_sync.batch.samples import Prompt
     from tinker_sync.clients._handles import Carried
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.training_calls import TrainingLine
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import (
@@ -63,7 +63,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     def __init__(
         self,
-        core: Core,
+        runtime: ClientRuntime,
         *,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
@@ -71,19 +71,19 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         base_model: str | None = None,
     ) -> None:
         self._retry_config = retry_config or RetryConfig()
-        self._line = SampleLine(core, self._retry_config.attempts, copied=copied)
-        super().__init__(core, self._line.held)
+        self._line = SampleLine(runtime, self._retry_config.attempts, copied=copied)
+        super().__init__(runtime, self._line.held)
         self._record_stability_info = record_stability_info
         # The arguments of the last sample but its prompt, and its request; replaced as a whole.
         self._last: tuple[Any, SampleRequest | None] = (None, None)
-        self._described: Once[GetSamplerResponseInternal] = Once()
+        self._described: Lazy[GetSamplerResponseInternal] = Lazy()
         # From the arguments or from a handle; "" or None if it is not known.
         self._base_model = self._line.base_model = base_model
 
     @classmethod
     def create(
         cls,
-        holder: Core,
+        holder: ClientRuntime,
         *,
         model_path: str | None = None,
         base_model: str | None = None,
@@ -144,13 +144,13 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     @classmethod
     def _of_saved(
         cls,
-        core: Core,
+        runtime: ClientRuntime,
         saved: APIFuture[SaveWeightsForSamplerResponseInternal],
         trained: TrainingLine,
         **options: Any,
     ) -> SamplingClient:
         """Return a client at once for the weights of a save that is under way."""
-        client = cls(core, **options)
+        client = cls(runtime, **options)
         start_after(client, saved, partial(_use_saved, client._line, trained))
         return client
 
@@ -326,7 +326,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     [score if score is None else score < 0 for score in scores]
         [None, True, True]
         """
-        core = self._core
+        runtime = self._runtime
         check_sample(prompt)
         request = SampleRequest(
             num_samples=1,
@@ -339,19 +339,19 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         )
         sampled = self._line.submit(request, self._until(deadline))
         from tinker_sync.runtime.combine import CombinedFuture
-        from tinker_sync.runtime.naming import asked_here, watch
+        from tinker_sync.runtime.naming import find_call_site, watch
 
         scored: APIFuture[list[float | None]] = CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
-            submit=core.callback_pool.run,
-            clock=core.clock,
+            submit=runtime.callback_pool.run,
+            clock=runtime.clock,
         )
-        watch(scored, asked_here())
+        watch(scored, find_call_site())
         return scored
 
     def _until(self, deadline: float | None) -> float:
-        return self._core.give_up_at(deadline, _deadlines.SAMPLE_S)
+        return self._runtime.give_up_at(deadline, _deadlines.SAMPLE_S)
 
     # -------------------------------------------------------------------------------------- about it
 
@@ -400,7 +400,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         sampler, line = self.sampling_session_id, self._line
         return self._described.get(
-            lambda: describe_sampler(self._core, sampler, self._base_model, line.run_id)
+            lambda: describe_sampler(self._runtime, sampler, self._base_model, line.run_id)
         )
 
     # -------------------------------------------------------------------------------------- going elsewhere
@@ -423,7 +423,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         from tinker_sync.clients._handles import encode_handle, known_base_model
 
         return encode_handle(
-            self._core,
+            self._runtime,
             self.sampling_session_id,
             record_stability_info=self._record_stability_info,
             retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
@@ -454,9 +454,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return cls._of_carried(*core_of_handle(handle, api_key))
 
     @classmethod
-    def _of_carried(cls, core: Core, carried: Carried) -> SamplingClient:
+    def _of_carried(cls, runtime: ClientRuntime, carried: Carried) -> SamplingClient:
         return cls.create(
-            core,
+            runtime,
             sampling_session_id=carried.sampling_session_id,
             retry_config=_retry_config_of(carried),
             record_stability_info=carried.record_stability_info,
@@ -515,35 +515,35 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
     """
     from tinker_sync.clients._handles import core_of_handle
 
-    core, carried = core_of_handle(handle, None)
-    return _copies.get((cls, handle, id(core)), lambda: cls._of_carried(core, carried))
+    runtime, carried = core_of_handle(handle, None)
+    return _copies.get((cls, handle, id(runtime)), lambda: cls._of_carried(runtime, carried))
 
 
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
     """Create the sampling session. Runs on a worker."""
-    core = line.core
-    request = asked.model_copy(update={"session_id": core.session_id()})
-    core.server.published.check_model(asked.base_model, core.ready().facts.dialect)
-    created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
-    core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
+    runtime = line.runtime
+    request = asked.model_copy(update={"session_id": runtime.session_id()})
+    runtime.server.published.check_model(asked.base_model, runtime.ready().facts.dialect)
+    created = runtime.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
+    runtime.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
 
 
 def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal) -> None:
     """Use the saved weights for sampling, through their path if the server returns one. Runs on a worker."""
-    core = line.core
+    runtime = line.runtime
     line.run_id = trained.model_id
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:
-        seq_id = core.session.next_sampling_session_seq_id()
+        seq_id = runtime.session.next_sampling_session_seq_id()
         _create_session(
             line,
             CreateSamplingSessionRequest(
                 session_id="", sampling_session_seq_id=seq_id, model_path=saved.path
             ),
         )
-    core.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
+    runtime.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

@@ -16,14 +16,14 @@ from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_service
+from tinker_sync.clients._async import blocking_twin, result_twin
 from tinker_sync.clients._shared import CoreClient
 from tinker_sync.clients._spending import Spending
-from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
-from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
+from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.heartbeat import OUTLIVE_S
 from tinker_sync.runtime.naming import names_requests
@@ -151,7 +151,7 @@ class ServiceClient(CoreClient):
             warnings.warn(
                 "the base URL ends with /api/v1, which every call adds by itself; leave it out", stacklevel=2
             )
-        self._core = Core(
+        self._runtime = ClientRuntime(
             settings,
             session=Session(
                 user_metadata=user_metadata,
@@ -165,10 +165,10 @@ class ServiceClient(CoreClient):
         if settings.telemetry:
             from tinker_sync.telemetry.sender import Telemetry
 
-            self._core.watch(Telemetry(self._core.caller, settings, clock=self._core.clock))
+            self._runtime.watch(Telemetry(self._runtime.caller, settings, clock=self._runtime.clock))
         if on_queue_state is not None:
-            self._core.notices.listen(on_queue_state)
-        self._spending = Spending(self._core)
+            self._runtime.notices.listen(on_queue_state)
+        self._spending = Spending(self._runtime)
         self._recordings: list[Recording] = []
         self._trainings: tuple[TrainingClient, ...] | None = None
 
@@ -205,7 +205,7 @@ class ServiceClient(CoreClient):
 
         last = find_session(Path(journal))
         service = cls(journal=journal, **{"base_url": last.url, **options})
-        opened = service._core.session.journal
+        opened = service._runtime.session.journal
         assert opened is not None  # noqa: S101  # the path is an argument
         opened.replays = False
         return service
@@ -221,14 +221,14 @@ class ServiceClient(CoreClient):
         ...     service.trainings
         ()
         """
-        journal = self._core.session.journal
+        journal = self._runtime.session.journal
         if self._trainings is None:
             from tinker_sync.clients._recorded import RecordedModel
             from tinker_sync.clients.training import TrainingClient
 
             models = () if journal is None or journal.replays else journal.models
             self._trainings = tuple(
-                TrainingClient._make(self._core, RecordedModel(number, self._until(None)))
+                TrainingClient._make(self._runtime, RecordedModel(number, self._until(None)))
                 for number in models
             )
         return self._trainings
@@ -243,7 +243,7 @@ class ServiceClient(CoreClient):
         ...     [model.model_name for model in service.get_server_capabilities().supported_models]
         ['tinker-sync/tiny']
         """
-        capabilities: GetServerCapabilitiesResponse = self._core.call(
+        capabilities: GetServerCapabilitiesResponse = self._runtime.call(
             "get_server_capabilities", usual_s=_deadlines.REST_S
         )
         return capabilities
@@ -259,10 +259,10 @@ class ServiceClient(CoreClient):
         >>> url.startswith("http")
         True
         """
-        settings = self._core.settings
+        settings = self._runtime.settings
         if not settings.is_vendor_host:
             return settings.base_url
-        session_id = self._core.known_session_id
+        session_id = self._runtime.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
     @overload
@@ -345,8 +345,8 @@ class ServiceClient(CoreClient):
         lora = types.LoraConfig(
             rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
-        model = NewModel.of(self._core, base_model, lora, user_metadata, optimizer, self._until(deadline))
-        return TrainingClient._make(self._core, model)
+        model = NewModel.of(self._runtime, base_model, lora, user_metadata, optimizer, self._until(deadline))
+        return TrainingClient._make(self._runtime, model)
 
     def create_training_client_from_state(
         self,
@@ -376,7 +376,7 @@ class ServiceClient(CoreClient):
         ...     again.get_info().lora_rank
         4
         """
-        weights_access_token = self._core.hide(weights_access_token)
+        weights_access_token = self._runtime.hide(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,
             optimizer=False,
@@ -413,7 +413,7 @@ class ServiceClient(CoreClient):
         ...     resumed.get_info().lora_rank
         4
         """
-        weights_access_token = self._core.hide(weights_access_token)
+        weights_access_token = self._runtime.hide(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,
             optimizer=True,
@@ -429,13 +429,13 @@ class ServiceClient(CoreClient):
         from tinker_sync.clients._models import LoadedModel
         from tinker_sync.clients.training import TrainingClient
 
-        asked = LoadedModel.of(self._core, load, self._until(deadline))
+        asked = LoadedModel.of(self._runtime, load, self._until(deadline))
         if verify is False:
-            return TrainingClient._make(self._core, asked)
+            return TrainingClient._make(self._runtime, asked)
         from tinker_sync.clients import _verify
 
         tolerance = _verify.tolerance_of(verify, "create_training_client_from_state_with_optimizer")
-        return TrainingClient._make(self._core, _verify.VerifiedModel(asked, tolerance))
+        return TrainingClient._make(self._runtime, _verify.VerifiedModel(asked, tolerance))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -468,7 +468,7 @@ class ServiceClient(CoreClient):
         True
         """
         return SamplingClient.create(
-            self._core,
+            self._runtime,
             model_path=model_path,
             base_model=base_model,
             retry_config=retry_config,
@@ -577,8 +577,8 @@ class ServiceClient(CoreClient):
     def _record(self, path: str | os.PathLike[str] | None) -> Recording:
         from tinker_sync.insight.recording import Recording
 
-        self._core.refuse_closed()
-        recording = Recording(self._core, path)
+        self._runtime.refuse_closed()
+        recording = Recording(self._runtime, path)
         self._recordings.append(recording)
         return recording
 
@@ -633,7 +633,7 @@ class ServiceClient(CoreClient):
         """
         from tinker_sync.loop.recorder import StepRecorder
 
-        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._core.clock)
+        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._runtime.clock)
 
     # -------------------------------------------------------------------------------------- losses
 
@@ -678,7 +678,7 @@ class ServiceClient(CoreClient):
         """
         from tinker_sync.losses.create import create
 
-        return create(self._core, fn, input_ranks, self._until(deadline))
+        return create(self._runtime, fn, input_ranks, self._until(deadline))
 
     # -------------------------------------------------------------------------------------- everything else
 
@@ -700,7 +700,7 @@ class ServiceClient(CoreClient):
         >>> copy.startswith("tinker://"), copy != path
         (True, True)
         """
-        weights_access_token = self._core.hide(weights_access_token)
+        weights_access_token = self._runtime.hide(weights_access_token)
         return self.create_rest_client().copy_weights(
             path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
         )
@@ -715,7 +715,7 @@ class ServiceClient(CoreClient):
         """
         from tinker_sync.clients.rest import RestClient
 
-        return RestClient(self._core)
+        return RestClient(self._runtime)
 
     # -------------------------------------------------------------------------------------- the end
 
@@ -748,10 +748,10 @@ class ServiceClient(CoreClient):
         """
         for recording in self._recordings:
             recording.close()
-        return self._core.close(status, detail, limit_s=timeout, pending_s=pending)
+        return self._runtime.close(status, detail, limit_s=timeout, pending_s=pending)
 
     def __enter__(self) -> Self:
-        if self._core.closed:
+        if self._runtime.closed:
             raise ClientClosedError("this ServiceClient is closed and cannot be entered; make a new one")
         return self
 
@@ -762,7 +762,7 @@ class ServiceClient(CoreClient):
         try:
             self.close(status, timeout=limit_s).result()
         except KeyboardInterrupt:
-            self._core.lifecycle.pending.give_up()
+            self._runtime.lifecycle.pending.give_up()
             raise
 
     def result(self, timeout: float | None = None) -> Self:
@@ -783,7 +783,7 @@ class ServiceClient(CoreClient):
         )
 
     def _until(self, deadline: float | None) -> float:
-        return self._core.give_up_at(deadline, _deadlines.CREATE_S)
+        return self._runtime.give_up_at(deadline, _deadlines.CREATE_S)
 
     get_tokenizer_async = blocking_twin(get_tokenizer)
     get_server_capabilities_async = blocking_twin(get_server_capabilities)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_saving, check_state_path, check_step, refuse_loss
+from tinker_sync.clients._async import blocking_twin, future_twin, result_twin
 from tinker_sync.clients._creation import ClientFuture, start
-from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests, warn_caller
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tinker_sync.losses import custom, handle, two_passes
     from tinker_sync.losses.custom import CustomLossFn
     from tinker_sync.losses.handle import LossHandle
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import LossFnType
 else:  # most training does not need these modules
@@ -104,11 +104,11 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     (1, None)
     """
 
-    def __init__(self, core: Core, model_seq_id: int, *, recorded: bool = True) -> None:
-        journal = core.session.journal if recorded else None
-        self._line = TrainingLine(core, None if journal is None else journal.record_of(model_seq_id))
-        super().__init__(core, self._line.held)
-        self._place = ModelPlace(core, self._line)
+    def __init__(self, runtime: ClientRuntime, model_seq_id: int, *, recorded: bool = True) -> None:
+        journal = runtime.session.journal if recorded else None
+        self._line = TrainingLine(runtime, None if journal is None else journal.record_of(model_seq_id))
+        super().__init__(runtime, self._line.held)
+        self._place = ModelPlace(runtime, self._line)
         self._model_seq_id = model_seq_id
         self._user_metadata: dict[str, Any] | None = None
         self._stepped: OptimParams | None = None
@@ -117,13 +117,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     @classmethod
     def _make(
         cls,
-        core: Core,
+        runtime: ClientRuntime,
         asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel,
         *,
         instead_of: TrainingLine | None = None,
     ) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
-        client = cls(core, asked.model_seq_id)
+        client = cls(runtime, asked.model_seq_id)
         new, old = client._line.record, None if instead_of is None else instead_of.record
         if new is not None and old is not None and isinstance(asked.request, LoadWeightsRequest):
             new.replace(old, asked.request.path)
@@ -547,10 +547,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                 "with create_lora_training_client, and call save_state from time to time"
             )
         request = state.model_copy(update={"user_metadata": self._user_metadata})
-        core = self._core
-        until = core.give_up_at(deadline, _deadlines.CREATE_S)
-        asked = LoadedModel.of(core, request, until, aside=True)
-        return TrainingClient._make(core, asked, instead_of=self._line)
+        runtime = self._runtime
+        until = runtime.give_up_at(deadline, _deadlines.CREATE_S)
+        asked = LoadedModel.of(runtime, request, until, aside=True)
+        return TrainingClient._make(runtime, asked, instead_of=self._line)
 
     def save_weights_for_sampler(
         self,
@@ -623,7 +623,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     training.load_state(path).result().path == path
         True
         """
-        weights_access_token = self._core.hide(weights_access_token)
+        weights_access_token = self._runtime.hide(weights_access_token)
         _note_load("")
         return self._load(path, weights_access_token, deadline, optimizer=False)
 
@@ -640,7 +640,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     training.load_state_with_optimizer(path).result().path == path
         True
         """
-        weights_access_token = self._core.hide(weights_access_token)
+        weights_access_token = self._runtime.hide(weights_access_token)
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
 
@@ -711,7 +711,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id,
             # Drawn once, because a retry must send the same request.
-            sampling_session_seq_id=self._core.session.next_sampling_session_seq_id(),
+            sampling_session_seq_id=self._runtime.session.next_sampling_session_seq_id(),
             kind=kind,
         )
         saved = self._ordered(
@@ -722,7 +722,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             _deadlines.SAVE_S,
         )
         options: Any = {"retry_config": retry_config, "record_stability_info": record_stability_info}
-        return SamplingClient._of_saved(self._core, saved, self._line, **options)
+        return SamplingClient._of_saved(self._runtime, saved, self._line, **options)
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
@@ -740,7 +740,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
         self._refuse()
         options: Any = {"retry_config": retry_config, "record_stability_info": record_stability_info}
-        return SamplingClient.create(self._core, model_path=model_path, **options)
+        return SamplingClient.create(self._runtime, model_path=model_path, **options)
 
     # -------------------------------------------------------------------------------------- about the model
 
@@ -755,7 +755,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ('tinker-sync/tiny', 4)
         """
         request = GetInfoRequest(model_id=self.model_id)
-        info: GetInfoResponse = self._core.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = self._runtime.call("get_info", request, usual_s=_deadlines.REST_S)
         if info.model_id != request.model_id:
             raise APIResponseValidationError(
                 f"get_info: the answer describes another model than {request.model_id}"
@@ -820,7 +820,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
-        return self._core.give_up_at(deadline, usual_s)
+        return self._runtime.give_up_at(deadline, usual_s)
 
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)

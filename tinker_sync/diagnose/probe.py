@@ -16,7 +16,7 @@ from attrs import frozen
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.service import ClientConfigResponse
 from tinker_sync.wire.dialect import FEATURES, Dialect
@@ -91,9 +91,9 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
     settings = Settings.resolve(
         base_url=base_url, api_key=None if api_key is None else Secret(api_key), max_retries=_RETRIES
     )
-    core = Core(settings)
+    runtime = ClientRuntime(settings)
     try:
-        facts = core.ready().facts
+        facts = runtime.ready().facts
         return ProbeReport(
             base_url=settings.base_url,
             version=".".join(map(str, facts.dialect.version)),
@@ -101,14 +101,14 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
             client_config=facts.dialect.client_config,
             tokens=facts.config.pjwt_auth_enabled,
             flags=_find_changed_flags(facts.config) if facts.dialect.client_config else {},
-            calls=tuple(_probe_calls(core, facts.dialect)),
+            calls=tuple(_probe_calls(runtime, facts.dialect)),
             features=tuple(
                 FeatureFound(name=name, since=".".join(map(str, since)), known=facts.dialect.knows(name))
                 for name, since in FEATURES.items()
             ),
         )
     finally:
-        core.close().result()
+        runtime.close().result()
 
 
 def _find_changed_flags(config: ClientConfigResponse) -> dict[str, object]:
@@ -116,11 +116,11 @@ def _find_changed_flags(config: ClientConfigResponse) -> dict[str, object]:
     return {name: value for name, value in config.model_dump().items() if value != defaults[name]}
 
 
-def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
-    api = None if dialect.knows_all else core.server.published.api()
-    nowhere = _send_get(core, _NOWHERE)
+def _probe_calls(runtime: ClientRuntime, dialect: Dialect) -> Iterator[CallFound]:
+    api = None if dialect.knows_all else runtime.server.published.api()
+    nowhere = _send_get(runtime, _NOWHERE)
     for row in ENDPOINTS.values():
-        there, status = _probe_call(core, row, dialect, nowhere, api)
+        there, status = _probe_call(runtime, row, dialect, nowhere, api)
         yield CallFound(
             name=row.name,
             method=row.method,
@@ -133,7 +133,7 @@ def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
 
 
 def _probe_call(
-    core: Core, row: Endpoint, dialect: Dialect, nowhere: Reply | None, api: PublishedApi | None
+    runtime: ClientRuntime, row: Endpoint, dialect: Dialect, nowhere: Reply | None, api: PublishedApi | None
 ) -> tuple[Answer, int | None]:
     if row.name == "client_config":  # the client has sent it already
         return ("yes" if dialect.client_config else "no"), None
@@ -142,7 +142,7 @@ def _probe_call(
     path = row.path_for(**{name.lstrip("*"): _NAME for name in row.path.names})
     if row.method != "GET" and find("GET", path) is not None:
         return "unknown", None  # a GET request to this path is another call
-    reply = _send_get(core, path)
+    reply = _send_get(runtime, path)
     if row.name == "unpublish_checkpoint" and reply is not None and "allow" in reply.headers:
         return "unknown", reply.status  # many servers match this path to the call that deletes a checkpoint
     return judge_reply(reply, nowhere, path, row.method), None if reply is None else reply.status
@@ -183,9 +183,9 @@ def _remove_path(reply: Reply, path: str) -> bytes:
     return reply.body.replace(path.encode(), b"")
 
 
-def _send_get(core: Core, path: str) -> Reply | None:
+def _send_get(runtime: ClientRuntime, path: str) -> Reply | None:
     call = Call(method="GET", path=path, read_s=_READ_S, follow_redirects=False)
     try:
-        return core.http.send(call)
+        return runtime.http.send(call)
     except SendFailed:
         return None

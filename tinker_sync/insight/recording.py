@@ -19,7 +19,7 @@ from tinker_sync.runtime.naming import current
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
 
@@ -77,12 +77,12 @@ class Recording:
     `with` block, with `close`, or with the client.
     """
 
-    def __init__(self, core: Core, path: str | os.PathLike[str] | None = None) -> None:
-        self._core = core
+    def __init__(self, runtime: ClientRuntime, path: str | os.PathLike[str] | None = None) -> None:
+        self._runtime = runtime
         self._path = None if path is None else Path(path)
         self._local = threading.local()
         self._ended_s: float | None = None
-        self.began_s = core.clock.now()
+        self.began_s = runtime.clock.now()
         self.calls: list[CallRecord] = []
         self.spans: list[SpanRecord] = []
         self.pauses: list[PauseRecord] = []
@@ -91,16 +91,16 @@ class Recording:
         """The number of records that were dropped because the recording was full."""
         self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
         """The method and the thread of each request that is not recorded yet."""
-        core.stopwatches = (*core.stopwatches, self)
+        runtime.stopwatches = (*runtime.stopwatches, self)
         self._stops: list[Callable[[], None]] = [
-            core.connection.journal.listen(self),
-            core.notices.listen(self._on_report),
+            runtime.connection.journal.listen(self),
+            runtime.notices.listen(self._on_report),
         ]
 
     @property
     def ended_s(self) -> float:
         """The time at which the recording ended, or the present time while it is running."""
-        return self._core.clock.now() if self._ended_s is None else self._ended_s
+        return self._runtime.clock.now() if self._ended_s is None else self._ended_s
 
     # ---------------------------------------------------------------------------------- for users
 
@@ -115,9 +115,9 @@ class Recording:
         if self._ended_s is not None:
             return
         self._catch_up()
-        self._ended_s = self._core.clock.now()
+        self._ended_s = self._runtime.clock.now()
         self._under_way.clear()
-        self._core.stopwatches = tuple(one for one in self._core.stopwatches if one is not self)
+        self._runtime.stopwatches = tuple(one for one in self._runtime.stopwatches if one is not self)
         for stop in self._stops:
             stop()
         if self._path is not None:
@@ -151,11 +151,11 @@ class Recording:
 
     def encoded(self, method: str, began_s: float) -> None:
         """Record that this thread has encoded a request."""
-        self._add_span(SpanRecord(method, "encode", _thread(), began_s, self._core.clock.now()))
+        self._add_span(SpanRecord(method, "encode", _thread(), began_s, self._runtime.clock.now()))
 
     def observe(self, event: Event) -> None:
         """Record an attempt on the wire, or a pause."""
-        now = self._core.clock.now()
+        now = self._runtime.clock.now()
         if isinstance(event, (ReplyReceived, RequestLost)):
             if "/retrieve_future" in event.path:
                 self.polls += 1
@@ -168,7 +168,7 @@ class Recording:
     def _on_report(self, notice: QueueReport) -> None:
         if notice.state.paused:
             self.pauses.append(
-                PauseRecord(notice.request_type, self._core.clock.now(), 0.0, notice.reason or "")
+                PauseRecord(notice.request_type, self._runtime.clock.now(), 0.0, notice.reason or "")
             )
 
     def _catch_up(self) -> None:
@@ -189,7 +189,7 @@ class Recording:
             self.dropped += 1
             return
         timeline = ended.timeline
-        completed_s = timeline.completed or self._core.clock.now()
+        completed_s = timeline.completed or self._runtime.clock.now()
         reply_s = getattr(self._local, "reply_s", None)
         if reply_s is not None and reply_s < (timeline.accepted or completed_s):
             reply_s = None  # the answer to another request

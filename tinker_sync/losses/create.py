@@ -44,7 +44,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 if TYPE_CHECKING:
     import torch.fx
 
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
 
 _lock = threading.Lock()
 # The keys of each session's losses. The server keeps a loss until the session ends, so `create` refuses to
@@ -53,43 +53,43 @@ _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  #
 
 
 def create(
-    core: Core, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
+    runtime: ClientRuntime, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
 ) -> APIFuture[LossHandle]:
     """Trace a loss, and store it on the server if that computes losses.
 
     `ServiceClient.create_custom_loss` documents the arguments and the errors.
     """
-    machinery = core.ready(deadline_at)
-    handle = trace(fn, input_ranks, core.session_id(deadline_at))
+    machinery = runtime.ready(deadline_at)
+    handle = trace(fn, input_ranks, runtime.session_id(deadline_at))
     on_server = machinery.facts.config.custom_loss_server_side
     graph = encode_graph(handle.name, handle.graph) if on_server else None
-    _remember(core, handle)
-    future: APIFuture[LossHandle] = core.future()
+    _remember(runtime, handle)
+    future: APIFuture[LossHandle] = runtime.future()
     if graph is None:
         future.resolve(handle)
         return future
-    future.before_end = partial(_forget_failed, weakref.ref(core), handle.key)
+    future.before_end = partial(_forget_failed, weakref.ref(runtime), handle.key)
     try:
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
             # Taken here, before the first attempt, because a retry must send the same request.
-            custom_loss_seq_id=core.session.next_custom_loss_seq_id(),
+            custom_loss_seq_id=runtime.session.next_custom_loss_seq_id(),
             name=handle.name,
             inputs=list(handle.inputs),
             graph=graph,
         )
         refuse_unsupported(request, machinery.facts.dialect)
-        core.loss_pool.run_call(carried(partial(_store, core, request, handle, future, deadline_at)))
+        runtime.loss_pool.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
     except BaseException as failure:
         future.fail(failure)
         raise
     return future
 
 
-def _remember(core: Core, handle: LossHandle) -> None:
+def _remember(runtime: ClientRuntime, handle: LossHandle) -> None:
     key = handle.key
     with _lock:
-        made = _made.setdefault(core, set())
+        made = _made.setdefault(runtime, set())
         known = key in made
         made.add(key)
     if known:
@@ -99,16 +99,16 @@ def _remember(core: Core, handle: LossHandle) -> None:
         )
 
 
-def _forget_failed(core_ref: weakref.ref[Core], key: str, succeeded: bool) -> None:
+def _forget_failed(runtime_ref: weakref.ref[ClientRuntime], key: str, succeeded: bool) -> None:
     """Remove a failed loss from `_made`, so that the user can create it again right after the failure."""
-    core = core_ref()
-    if core is not None and not succeeded:
+    runtime = runtime_ref()
+    if runtime is not None and not succeeded:
         with _lock:
-            _made.get(core, set()).discard(key)
+            _made.get(runtime, set()).discard(key)
 
 
 def _store(
-    core: Core,
+    runtime: ClientRuntime,
     request: CreateCustomLossRequest,
     handle: LossHandle,
     future: APIFuture[LossHandle],
@@ -118,15 +118,15 @@ def _store(
     if not future.begin():
         return
     future.mark_sending()
-    began_at = core.clock.now()
+    began_at = runtime.clock.now()
     try:
-        promise = core.call("create_custom_loss", request, deadline_s=max(deadline_at - began_at, 0.0))
+        promise = runtime.call("create_custom_loss", request, deadline_s=max(deadline_at - began_at, 0.0))
         future.mark_accepted(promise.request_id)
-        core.ready().fetcher.fetch(
+        runtime.ready().fetcher.fetch(
             Promise(
                 promise.request_id,
                 ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",
-                roundtrip_s=core.clock.now() - began_at,
+                roundtrip_s=runtime.clock.now() - began_at,
             ),
             future,
             lambda _, tree: evolve(

@@ -17,7 +17,7 @@ from tinker_sync.types.training import ForwardBackwardInput, listed_data
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
 
 CustomLossFn: TypeAlias = "NumpyLossFn | TorchLossFn | LossHandle"
 
@@ -39,7 +39,7 @@ def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadlin
     """Return the call of `TrainingClient.forward_backward_custom`, which documents arguments and errors."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
-        check_session(loss_fn, line.core)
+        check_session(loss_fn, line.runtime)
         check_data(loss_fn, data)
         if loss_fn.loss_id is not None:
             whole = ForwardBackwardInput(data, "custom", {"loss_id": loss_fn.loss_id})
@@ -51,16 +51,16 @@ def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline
     """Return the call of `TrainingClient.forward_custom`; this process computes the loss."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
-        check_session(loss_fn, line.core)
+        check_session(loss_fn, line.runtime)
         check_data(loss_fn, data)
     return TwoPassCall(line, data, loss_fn, deadline_at, train=False)
 
 
-def check_session(handle: LossHandle, core: Core) -> None:
+def check_session(handle: LossHandle, runtime: ClientRuntime) -> None:
     """Refuse a handle of another session: in this session its id may belong to another loss."""
-    if handle.session_id != core.known_session_id:
+    if handle.session_id != runtime.known_session_id:
         raise InvalidInputError(
             f"the loss {handle.name} was made in session {handle.session_id}, not in "
-            f"{core.known_session_id}; create it again with create_custom_loss of the "
+            f"{runtime.known_session_id}; create it again with create_custom_loss of the "
             "ServiceClient that created this training client"
         )

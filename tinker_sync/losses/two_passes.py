@@ -36,7 +36,7 @@ from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.admission import Limiter
+    from tinker_sync.runtime.spending import Limiter
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class TwoPassCall(TrainingCall):
         self._data = list(data)
         whole = ForwardBackwardInput(forward_data(self._data), _LOSS_FN)
         self._forward = PassCall(line, "forward", whole, deadline_at, forward_only=True)
-        self._made_at = line.core.clock.now()
+        self._made_at = line.runtime.clock.now()
         self._both: TwoPassFuture
         self._place: Operation[TrainingPart]
 
@@ -203,12 +203,12 @@ class TwoPassCall(TrainingCall):
         return [forward, self._place] if self._train else [forward]
 
     def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
-        core = self.line.core
+        runtime = self.line.runtime
         self._future = self._both = future = TwoPassFuture(
-            forward, submit=core.callback_pool.run, clock=core.clock
+            forward, submit=runtime.callback_pool.run, clock=runtime.clock
         )
         # The future fails when the client is closed, also while a loss is being computed.
-        lease = core.future()
+        lease = runtime.future()
         lease.when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
         future.when_done(lambda _: lease.cancel())
         return future
@@ -218,7 +218,7 @@ class TwoPassCall(TrainingCall):
         if not self._succeeded(forward):
             return
         try:
-            self.line.core.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
+            self.line.runtime.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
         except RuntimeError:  # the workers are closed
             self._both.fail(ClientClosedError())
 
@@ -255,7 +255,7 @@ class TwoPassCall(TrainingCall):
             _computing.queue = None
 
     def _backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
-        now = self.line.core.clock.now()
+        now = self.line.runtime.clock.now()
         if now >= self.deadline_at:
             # If the pass failed while it is sent, its number would be missing, and the server would hold all
             # later operations.

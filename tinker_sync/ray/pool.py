@@ -30,7 +30,7 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.sharing import find_board, share_limits
-from tinker_sync.runtime.admission import Admission, Plan, Pledge, length_of
+from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
@@ -271,16 +271,16 @@ class SamplerPool:
 
     def _reserve(self, waiting: _Waiting) -> None:
         """Reserve the tokens of a sample in the budgets of this process; the workers know no budgets."""
-        limiters = self._sampling.holder.admission.limiters
+        limiters = self._sampling.holder.spending.limiters
         if limiters:
             call, most = waiting.call, waiting.call.params.max_tokens
-            plan = Plan(
+            plan = CostEstimate(
                 model=self._sampling.sampling_session_id,
                 prompt=length_of(call.prompt),
                 sampled=None if most is None else most * call.num_samples,
             )
             # The workers count the tokens, so this admission reports none.
-            pledge = Admission(lambda _: None).admitted(lambda: plan, limiters)
+            pledge = SpendGuard(lambda _: None).reserve(lambda: plan, limiters)
             waiting.future.add_done_callback(partial(_settle, pledge, plan))
 
     def get_tokenizer(self) -> Any:
@@ -372,7 +372,7 @@ class SamplerPool:
         return error
 
 
-def _settle(pledge: Pledge, plan: Plan, ended: Future[SampleResponse]) -> None:
+def _settle(pledge: Reservation, plan: CostEstimate, ended: Future[SampleResponse]) -> None:
     """Replace the reservations of a sample by the tokens that it used."""
     if not ended.cancelled() and ended.exception() is None:
         response = ended.result()

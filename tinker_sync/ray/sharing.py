@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, TinkerError
-from tinker_sync.runtime.once import Shared
+from tinker_sync.runtime.lazy import Shared
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.usage.meter import Meter, TokenCounts
 
@@ -344,21 +344,21 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     """
     if not ray.is_initialized():
         raise ConfigurationError("share_limits: Ray is not started; call ray.init() first")
-    core = client.holder
-    key = core.settings.api_key
+    runtime = client.holder
+    key = runtime.settings.api_key
     secret = key.reveal() if key is not None else ""
     fingerprint = key_fingerprint(secret)
     # Not the fingerprint of the key: that differs from process to process, but they share one group.
     digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
-    group = f"{core.settings.base_url.rstrip('/')} {digest[:16]}"
-    limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
+    group = f"{runtime.settings.base_url.rstrip('/')} {digest[:16]}"
+    limiter = shared_rate_limiter(runtime.settings.base_url, fingerprint, clock=runtime.clock)
     shared = _known.get(group, lambda: SharedLimits(group, limiter))
     shared.start()
     with _lock:
-        counted = core in _counted
-        _counted.add(core)
+        counted = runtime in _counted
+        _counted.add(runtime)
     if not counted:
-        core.listen(shared.meter)
+        runtime.listen(shared.meter)
     if isinstance(client, SamplingClient):
         shared.name_sampler(client)
         if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:

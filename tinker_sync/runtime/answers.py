@@ -44,7 +44,7 @@ from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutp
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.admission import Pledge
+    from tinker_sync.runtime.spending import Reservation
     from tinker_sync.wire.proto import outputs
 else:  # it needs numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
@@ -324,7 +324,7 @@ def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardB
 
 
 def read_settled(
-    decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
+    decode: Any, expected: ExpectedOutputs, pledge: Reservation, used: TokensUsed, reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
     """Decode a result, report its tokens to the limiters, and check the result."""
     output: ForwardBackwardOutput = decode(reply, tree)

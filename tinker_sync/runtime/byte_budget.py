@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types.model_input import (
     DmelChunk,
     EncodedTextChunk,
@@ -171,7 +171,7 @@ class ByteBudget:
             elif turn is not None and failure is None:
                 self._line.append(turn)
         if failure is not None:
-            raise fresh(failure)
+            raise copy_exception(failure)
         return entered
 
     @property
@@ -210,7 +210,7 @@ class ByteBudget:
             raise
         granted = self._leave_line(turn)
         if not granted and (failure := self._failure) is not None:
-            raise fresh(failure)
+            raise copy_exception(failure)
         return granted
 
     def when_free(self, size_bytes: int, then: Callable[[bool], object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
-from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.naming import current
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import NO_HEADERS, Call, Reply
@@ -154,7 +154,7 @@ def odd_answer(
     Secrets are removed from `error`, so that it can be the cause.
     """
     known = tuple(secrets())
-    hush(error, reply.body, known)
+    redact_exception(error, reply.body, known)
     request_id = reply.headers.get("x-request-id")
     return APIResponseValidationError(
         f"the answer of {row.name} cannot be read: {error}",

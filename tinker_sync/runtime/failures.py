@@ -12,14 +12,14 @@ from tinker_sync.errors import InvalidInputError, WireError
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
-def fresh(failure: ErrorT) -> ErrorT:
+def copy_exception(failure: ErrorT) -> ErrorT:
     """Return a copy of an exception for another future or thread, or the exception itself if copying fails.
 
     Each raise adds frames to the traceback of the exception. The traceback of a shared exception grows with
     the frames of other threads and keeps their local variables alive.
 
     >>> first = KeyError("a")
-    >>> second = fresh(first)
+    >>> second = copy_exception(first)
     >>> second is first, repr(second)
     (False, "KeyError('a')")
     """
@@ -38,7 +38,9 @@ def fresh(failure: ErrorT) -> ErrorT:
 _UNQUOTED: Final = "it does not have the expected form; it is not quoted, because it repeats a secret"
 
 
-def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]) -> BaseException:
+def redact_exception(
+    error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]
+) -> BaseException:
     """Remove the quotations from an error about an answer if the answer contains a secret. Return the error.
 
     The error quotes pieces of the answer. A piece may end in the middle of a secret, and a search for the
@@ -49,9 +51,10 @@ def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable
         content: the answer.
         secrets: the secrets of the client.
 
-    >>> print(hush(WireError("expected a number, got 'hello hunt…'", "$.a"), b"hello hunter22", []))
+    >>> error = WireError("expected a number, got 'hello hunt…'", "$.a")
+    >>> print(redact_exception(error, b"hello hunter22", []))
     $.a: expected a number, got 'hello hunt…'
-    >>> print(hush(WireError("expected …", "$.a"), b"hello hunter22", [Secret("hunter22")]))
+    >>> print(redact_exception(WireError("expected …", "$.a"), b"hello hunter22", [Secret("hunter22")]))
     it does not have the expected form; it is not quoted, because it repeats a secret
     """
     if any(secret.reveal().encode("utf-8", "surrogatepass") in content for secret in secrets):

@@ -24,7 +24,7 @@ from tinker_sync.errors import (
     TinkerError,
     WireError,
 )
-from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import (
@@ -329,7 +329,7 @@ class Fetch(Generic[T]):
             self._fetcher.inflight.release(size)
 
     def _odd_result(self, reply: Reply, cause: WireError | InvalidInputError) -> Exception:
-        hush(cause, reply.body, self._fetcher.secrets())
+        redact_exception(cause, reply.body, self._fetcher.secrets())
         error = APIResponseValidationError(
             f"the result of {self._promise.sdk_method or self._promise.request_type} cannot be used: {cause}",
             status_code=reply.status,

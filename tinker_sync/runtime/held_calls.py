@@ -6,7 +6,7 @@ import threading
 from typing import Protocol
 
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 
 
 class HeldCall(Protocol):
@@ -52,7 +52,7 @@ class HeldCalls:
             if failure is None:
                 self._waiting.append(call)
         if failure is not None:
-            call.fail(fresh(failure))
+            call.fail(copy_exception(failure))
         return True
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class HeldCalls:
             self._failure = self._failure or failure
             doomed, self._waiting = self._waiting, []
         for call in doomed:
-            call.fail(fresh(failure))
+            call.fail(copy_exception(failure))
         return len(doomed)
 
     def renew_after_fork(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tinker_sync._observe import CallFailed, Event, Observer
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, note_failure
 from tinker_sync.runtime.pending import PendingChanges
@@ -145,7 +145,7 @@ class Lifecycle:
         """
         self._unfinished.add(future)
         if self._failure is not None:
-            future.fail(fresh(self._failure))
+            future.fail(copy_exception(self._failure))
 
     @property
     def unfinished(self) -> int:
@@ -229,7 +229,7 @@ class Lifecycle:
         self.closing.set()
         failure = self._failure = self._failure or ClientClosedError()
         for future in list(self._unfinished):
-            future.fail(fresh(failure))
+            future.fail(copy_exception(failure))
         for wait in self.waits:
             wait.close(failure)
 

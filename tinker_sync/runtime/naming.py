@@ -158,7 +158,7 @@ _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 _log = logging.getLogger("tinker_sync.clients")
 
 
-def asked_here() -> Asked:
+def find_call_site() -> Asked:
     """Return the public method that runs in this thread, and the line outside of this package that called it.
 
     Thousands of samples call this, so it only walks up the frames.

@@ -16,7 +16,7 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call, read_reply
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.wire.dialect import Dialect
@@ -46,8 +46,8 @@ class Published:
         self._send = send
         self._settings = settings
         # Lists, because Once holds no None.
-        self._api: Once[list[PublishedApi]] = Once()
-        self._models: Once[list[SupportedModel]] = Once()
+        self._api: Lazy[list[PublishedApi]] = Lazy()
+        self._models: Lazy[list[SupportedModel]] = Lazy()
         self._lock = threading.Lock()
         self._warned: set[str] = set()  # guarded by _lock
         _fork.renew_in_child(self)

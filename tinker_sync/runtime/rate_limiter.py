@@ -41,8 +41,8 @@ from typing import Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
-from tinker_sync.runtime.once import Shared
+from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.runtime.lazy import Shared
 
 # The reference client sends this many requests at once after a refusal.
 FIRST_WINDOW: Final = 10
@@ -423,7 +423,7 @@ class Gate:
         with limiter._lock:
             permit = limiter._enter_locked(self, turn)
         if permit is None and self._failure is not None:
-            raise fresh(self._failure)
+            raise copy_exception(self._failure)
         return permit
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
@@ -571,7 +571,7 @@ class Gate:
         for other in admitted:
             other.event.set()
         if permit is None and self._failure is not None:
-            raise fresh(self._failure)
+            raise copy_exception(self._failure)
         return permit, sleep_s
 
     def _leave(self, turn: _Turn) -> Permit | None:

@@ -40,7 +40,7 @@ from tinker_sync.errors import (
     RequestFailedError,
     WireError,
 )
-from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.transport.verdict import retry_after_s
 from tinker_sync.types.future import QueueState
@@ -258,7 +258,7 @@ class Retrieval:
         try:
             tree = wire_json.loads(reply.body)
         except WireError as error:
-            return self._odd(reply, now, str(hush(error, reply.body, self.secrets())))
+            return self._odd(reply, now, str(redact_exception(error, reply.body, self.secrets())))
         if not isinstance(tree, dict):
             return self._odd(reply, now, f"expected an object, got {type(tree).__name__}")
         if tree.get("request_id", self.request_id) != self.request_id:

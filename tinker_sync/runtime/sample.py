@@ -26,13 +26,13 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
-from tinker_sync.runtime.admission import Limiter, Plan, length_of
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes
 from tinker_sync.runtime.calls import read_promise
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import asked_here, carried, current, named
+from tinker_sync.runtime.naming import carried, current, find_call_site, named
 from tinker_sync.runtime.sample_scheduler import Holdings, Refused, Throttled
+from tinker_sync.runtime.spending import CostEstimate, Limiter, length_of
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -45,10 +45,10 @@ from tinker_sync.wire.adapt import (
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.admission import Pledge
     from tinker_sync.runtime.sample_line import SampleLine
     from tinker_sync.runtime.sample_scheduler import SampleScheduler
     from tinker_sync.runtime.server import Machinery
+    from tinker_sync.runtime.spending import Reservation
     from tinker_sync.runtime.tickets import Ticket
 
 PATH: Final = "/api/v1/asample"
@@ -107,7 +107,7 @@ class SampleJob:
     )
 
     _machinery: Machinery
-    _pledge: Pledge
+    _pledge: Reservation
     _scheduler: SampleScheduler
 
     def __init__(
@@ -145,8 +145,8 @@ class SampleJob:
                 budget does not suffice.
         """
         line, request = self._line, self._request
-        core = line.core
-        self._machinery = machinery = core.ready(self.deadline_at)
+        runtime = line.runtime
+        self._machinery = machinery = runtime.ready(self.deadline_at)
         self._scheduler = self._held.scheduler = machinery.scheduler
         if request.sampling_session_id != line.sampling_session_id:
             request = request.model_copy(update={"sampling_session_id": line.sampling_session_id})
@@ -155,17 +155,17 @@ class SampleJob:
             self._max_submissions = 1
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
-        context = partial(core.server.published.context_length, self._line.base_model)
+        context = partial(runtime.server.published.context_length, self._line.base_model)
         self._wire_request = normalise_sample_request(request, dialect, context)
-        self._pledge = core.admission.admitted(self._plan, self.limiters)
+        self._pledge = runtime.spending.reserve(self._plan, self.limiters)
         try:
             future = self._future or self.make_future()
             self._pledge.follow(future)
-            self._began_at = core.clock.now()
-            if line.numbers.made is not None:
+            self._began_at = runtime.clock.now()
+            if line.numbers.value is not None:
                 self._scheduler.put(self)
             else:
-                core.send_pool.run_call(carried(self._put_numbered))
+                runtime.send_pool.run_call(carried(self._put_numbered))
         except BaseException:
             self._pledge.release()
             raise
@@ -173,8 +173,8 @@ class SampleJob:
 
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make and return the future that the user holds."""
-        self._future = future = self._line.core.future(self._on_done)
-        future.only_reads, future.asked = True, asked_here()
+        self._future = future = self._line.runtime.future(self._on_done)
+        future.only_reads, future.asked = True, find_call_site()
         return future
 
     def start(self) -> None:
@@ -199,10 +199,10 @@ class SampleJob:
         else:
             self._scheduler.put(self)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> CostEstimate:
         """Return the most tokens that the sample may use."""
         longest = self._request.sampling_params.max_tokens
-        return Plan(
+        return CostEstimate(
             model=self._line.sampling_session_id,
             prompt=length_of(self._request.prompt),
             sampled=None if longest is None else longest * self._request.num_samples,
@@ -223,22 +223,22 @@ class SampleJob:
         """
         try:
             left_s = self._left_s() if may_wait else 0.0
-            admitted = self._held.take(self.estimate_bytes, left_s)
+            reserve = self._held.take(self.estimate_bytes, left_s)
             if self._is_called_off():
                 return False
-            if not admitted:
+            if not reserve:
                 if not may_wait:
                     # A sample that is sent again may go before this one, and needs a place too.
                     self._held.give_back()
                     return None
                 self.fail(self._deadline_error())
             elif self._number is None:
-                draw = self._line.numbers.made or self._line.next_number
+                draw = self._line.numbers.value or self._line.next_number
                 self._number = draw()
         except Exception as error:  # noqa: BLE001  # it fails this sample only
             self.fail(error)
             return False
-        return admitted
+        return reserve
 
     def submit(self) -> None:
         """Send the request."""
@@ -269,12 +269,12 @@ class SampleJob:
     def _submit(self) -> None:
         assert self._number is not None and self._future is not None  # noqa: S101, PT018  # it was admitted
         if not self._body:
-            core = self._line.core
-            began_s = core.clock.now() if core.stopwatches else 0.0
-            bodies, _ = self._line.parts.made or self._line.make_parts(self._machinery)
+            runtime = self._line.runtime
+            began_s = runtime.clock.now() if runtime.stopwatches else 0.0
+            bodies, _ = self._line.parts.value or self._line.make_parts(self._machinery)
             self._body = bodies.encode(self._wire_request, self._number)
-            if core.stopwatches:
-                core.note_encoded(self._sdk_method, began_s)
+            if runtime.stopwatches:
+                runtime.note_encoded(self._sdk_method, began_s)
             self._key = self._scheduler.next_key()
         self._attempt += 1
         self._future.mark_sending()
@@ -336,13 +336,13 @@ class SampleJob:
             return
         if future.done():
             self._held.end_work()
-            line.core.server.abandon(request_id)
+            line.runtime.server.abandon(request_id)
             return
         future.mark_accepted(request_id)
         # The result may take hours. The body and the call are not needed again, except after a submission
         # under a new number.
         self._body, self._call, self._ticket = b"", None, None
-        _, fetch = line.parts.made or line.make_parts(self._machinery)
+        _, fetch = line.parts.value or line.make_parts(self._machinery)
         self._fetch = fetch(
             Promise(
                 request_id,
@@ -411,7 +411,7 @@ class SampleJob:
             elif ticket is not None and ticket.cancel():
                 self._held.end_sending()
             if future.request_id is not None:
-                self._line.core.server.abandon(future.request_id)
+                self._line.runtime.server.abandon(future.request_id)
         # The fetch and the ticket refer to this job. The cycle would keep the client alive until a garbage
         # collection.
         self._fetch = self._ticket = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.sample import SampleJob
 from tinker_sync.types._structured import field_names
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
@@ -27,7 +27,7 @@ from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.server import Machinery
     from tinker_sync.types.sampling import SampleRequest, SampleResponse
@@ -107,13 +107,13 @@ class SampleLine:
     """The samples of one client: held until the sampler exists, then scheduled. Thread-safe.
 
     Args:
-        core: the parts that the clients of a service share.
+        runtime: the parts that the clients of a service share.
         max_attempts: the most tries of one submit.
         copied: True if other copies of the client may be in use; the numbers then come from a separate block.
     """
 
-    def __init__(self, core: Core, max_attempts: int, *, copied: bool = False) -> None:
-        self.core = core
+    def __init__(self, runtime: ClientRuntime, max_attempts: int, *, copied: bool = False) -> None:
+        self.runtime = runtime
         self.max_attempts = max_attempts
         self.held = HeldCalls()
         self.sampling_session_id = ""
@@ -123,11 +123,11 @@ class SampleLine:
         self.base_model: str | None = None
         """The base model; None if it is not known. Set once."""
         # The original counts from 0 without asking the server. A copy first needs a block of its own.
-        self.numbers: Once[Callable[[], int]] = Once()
+        self.numbers: Lazy[Callable[[], int]] = Lazy()
         """The function that draws numbers, once it is known. A copy has to ask the server for its numbers."""
         if not copied:
             self.numbers.get(lambda: itertools.count().__next__)
-        self.parts: Once[tuple[SampleBodies, Callable[..., Any]]] = Once()
+        self.parts: Lazy[tuple[SampleBodies, Callable[..., Any]]] = Lazy()
         """The encoder of the bodies and the function that polls for results, once `make_parts` was called."""
         self._clone_id = 0
         _fork.renew_in_child(self)
@@ -147,10 +147,10 @@ class SampleLine:
             TinkerError: the server does not support the request, or the client is closed.
         """
         job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries)
-        self.core.refuse_closed()
+        self.runtime.refuse_closed()
         if self.held.open:
             return job.put()
-        job.limiters = self.core.admission.limiters
+        job.limiters = self.runtime.spending.limiters
         future = job.make_future()
         if not self.held.hold(job):
             job.start()
@@ -159,7 +159,7 @@ class SampleLine:
     def make_numbers(self) -> None:
         """Prepare the sample numbers. The first call in a copy of a client asks the server and blocks."""
         self.numbers.get(self._join)
-        self.core.ready()
+        self.runtime.ready()
 
     def next_number(self) -> int:
         """Return the number of the next sample. The first call in a copy of a client asks the server."""
@@ -174,8 +174,8 @@ class SampleLine:
 
     def renew_after_fork(self) -> None:
         """Forget the numbers in a forked child. Like a copy of the client, it needs a block of its own."""
-        self.numbers = Once()
-        self.parts = Once()
+        self.numbers = Lazy()
+        self.parts = Lazy()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
         """Return the function that polls for results: for all samples at once if the server offers it."""
@@ -183,15 +183,17 @@ class SampleLine:
             return machinery.fetcher.fetch
         from tinker_sync.runtime.session_poll import SessionPoll
 
-        poll = SessionPoll(machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.core.clock)
-        self.core.owe(poll)
+        poll = SessionPoll(
+            machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.runtime.clock
+        )
+        self.runtime.owe(poll)
         return poll.fetch
 
     def _join(self) -> Callable[[], int]:
         """Return a function that draws numbers from a block that no other copy uses."""
-        core = self.core
-        if core.ready().facts.config.sample_join_sampling_session:
-            joined = core.call(
+        runtime = self.runtime
+        if runtime.ready().facts.config.sample_join_sampling_session:
+            joined = runtime.call(
                 "join_sampling_session",
                 JoinSamplingSessionRequest(sampling_session_id=self.sampling_session_id),
                 usual_s=_JOIN_S,

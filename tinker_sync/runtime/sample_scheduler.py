@@ -155,15 +155,15 @@ class SampleScheduler:
             job = self._next()
             if job is None:
                 return
-            admitted = job.admit(may_wait=False)
-            if admitted is None:
+            reserve = job.admit(may_wait=False)
+            if reserve is None:
                 with self._lock:
                     self._queue.appendleft(job)
                 self._admit_patiently()
                 return
-            if admitted and self._is_quick(job):
+            if reserve and self._is_quick(job):
                 job.submit()  # here, because this runs within a step of the poller
-            elif admitted:
+            elif reserve:
                 self._submit_elsewhere(job)
         self._start_admitting()  # after the answers that have arrived meanwhile
 

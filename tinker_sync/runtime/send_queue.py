@@ -51,7 +51,7 @@ from attrs import define
 
 from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
 from tinker_sync.transport.body import PiecedBody
 
@@ -333,7 +333,7 @@ class SendQueue(Generic[PartT]):
                 cause = "the process was forked while calls were under way"
                 self._refusal = EarlierCallFailedError("a call of the parent process", None, cause)
                 self._inherited = False
-                refusal = fresh(self._refusal)
+                refusal = copy_exception(self._refusal)
             else:
                 self._refusal, self._inherited = None, False
                 return
@@ -490,11 +490,11 @@ class SendQueue(Generic[PartT]):
         operation = sending.operation
         operation.parts[index].future.fail(failure)
         for other, cause in sending.refused.items():
-            operation.parts[other].future.fail(fresh(cause))
+            operation.parts[other].future.fail(copy_exception(cause))
         consequence = _consequence(operation, sending.first_number + index, failure)
         for other, part in enumerate(operation.parts):
             if other not in sending.taken:
-                part.future.fail(fresh(consequence))
+                part.future.fail(copy_exception(consequence))
         self._conclude(sending)
 
     def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
@@ -537,8 +537,8 @@ def _run(send: Callable[[Ended], object], ended: Ended) -> None:
 
 def _fail(operation: Operation[PartT], failure: Exception) -> None:
     for part in operation.parts:
-        part.future.fail(fresh(failure))
-    operation.future.fail(fresh(failure))
+        part.future.fail(copy_exception(failure))
+    operation.future.fail(copy_exception(failure))
 
 
 def _consequence(operation: Operation[Any], number: int, failure: BaseException) -> EarlierCallFailedError:
@@ -551,7 +551,7 @@ def _partly(failure: BaseException, taken: int, count: int) -> BaseException:
     """Return a failure whose text also states that the server has a part of the call."""
     if not isinstance(failure, TinkerError):
         return failure
-    failure = fresh(failure)
+    failure = copy_exception(failure)
     with_words(
         failure,
         f"{taken} of the {count} requests of this call were accepted; where they are backward passes, their "

@@ -1,6 +1,6 @@
 """`Server`: the settings of one server, and the calls that one client makes to it.
 
-The first call that needs the server asks it for its settings (`Introduction`), and gets the immutable
+The first call that needs the server asks it for its settings (`Handshake`), and gets the immutable
 `ServerFacts`. Then the schedulers and the limits that depend on them are made, once. A failed start is not
 stored: the next call tries again. Any thread may call the methods; a start blocks.
 """
@@ -26,10 +26,10 @@ from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.connection import Connection, Refresher
 from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
-from tinker_sync.runtime.introduction import Introduction, ServerFacts
+from tinker_sync.runtime.handshake import Handshake, ServerFacts
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.notices import Notices
-from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import (
@@ -91,7 +91,7 @@ class Server:
 
         `start` reads it once.
         """
-        self.made: Once[Machinery] = Once(connection.clock.now)
+        self.made: Lazy[Machinery] = Lazy(connection.clock.now)
         self.connection = connection
         """The connection to the server."""
         self._clock = connection.clock
@@ -103,7 +103,7 @@ class Server:
         self._notices = notices
         self._known_facts = facts
         self._limiter = limiter
-        self._has_forward: Once[bool] = Once()
+        self._has_forward: Lazy[bool] = Lazy()
         self.published = Published(connection.caller.call, connection.settings)
         """The description that an open server publishes of itself."""
         self._refresher = Refresher(
@@ -123,7 +123,7 @@ class Server:
             TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
         """
         self.refuse_closed()
-        made = self.made.made
+        made = self.made.value
         if made is None:
             made = self.made.get(lambda: self._make(deadline_at), deadline_at=deadline_at)
             self.refuse_closed()  # the client may have been closed in the meantime
@@ -132,7 +132,7 @@ class Server:
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
         """The newest values of the settings that may change; the defaults before the start."""
-        made = self.made.made
+        made = self.made.value
         known = self._refresher.settings
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
 
@@ -210,9 +210,9 @@ class Server:
             self._lifecycle.report(error)
             raise
 
-    def _introduction(self, left_s: Callable[[], float | None] = lambda: None) -> Introduction:
+    def _introduction(self, left_s: Callable[[], float | None] = lambda: None) -> Handshake:
         connection = self.connection
-        return Introduction(connection.settings, connection.keys, connection.caller, left_s)
+        return Handshake(connection.settings, connection.keys, connection.caller, left_s)
 
     def _gate(self) -> Gate:
         if self._limiter is None:
@@ -293,7 +293,7 @@ class Server:
 
     def may_wait_out_billing(self, give_up_at: float) -> bool:
         """Return True if a call with a 402 may be repeated after `PAUSE_S`."""
-        made = self.made.made
+        made = self.made.value
         in_time = self._clock.now() + PAUSE_S * self._settings.pace < give_up_at
         return in_time and made is not None and made.billing.may_pause()
 

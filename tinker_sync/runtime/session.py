@@ -21,14 +21,14 @@ from tinker_sync._secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime import heartbeat
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:
     from tinker_sync._observe import Event
     from tinker_sync.journal.record import RunJournal
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.keeper import Keeper
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
@@ -78,7 +78,7 @@ class Session:
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._finish_offered = False
         self._lost: SessionLostError | None = None
-        self._core: weakref.ref[Core] | None = None
+        self._runtime: weakref.ref[ClientRuntime] | None = None
         self._number_from(0 if self.owned else _somewhere_far())
 
     def _number_from(self, first: int) -> None:
@@ -101,36 +101,36 @@ class Session:
 
     # -------------------------------------------------------------------------------------- its life
 
-    def open(self, core: Core, dialect: Dialect, deadline_s: float | None = None) -> None:
+    def open(self, runtime: ClientRuntime, dialect: Dialect, deadline_s: float | None = None) -> None:
         """Create the session unless it exists, and start its heartbeats."""
-        session_id = self.session_id or self._go_on(core) or self._create(core, deadline_s)
+        session_id = self.session_id or self._go_on(runtime) or self._create(runtime, deadline_s)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
-        self._core = weakref.ref(core)
+        self._runtime = weakref.ref(runtime)
         beats = heartbeat.Heartbeat(
-            _beat(self._core, session_id),
+            _beat(self._runtime, session_id),
             self,
-            upkeep=_upkeep(self._core),
-            always_offered=core.settings.is_vendor_host,
-            keeper=self._start_keeper(core, session_id),
+            upkeep=_upkeep(self._runtime),
+            always_offered=runtime.settings.is_vendor_host,
+            keeper=self._start_keeper(runtime, session_id),
             period_s=heartbeat.PERIOD_S,
-            clock=core.clock,
+            clock=runtime.clock,
         )
         beats.start()
         self._heartbeat = beats
         if self.owned:
-            core.tell(SessionStarted(session_id=session_id))
+            runtime.tell(SessionStarted(session_id=session_id))
 
-    def _start_keeper(self, core: Core, session_id: str) -> Keeper | None:
+    def _start_keeper(self, runtime: ClientRuntime, session_id: str) -> Keeper | None:
         """Start the keeper of an owned session, if the user wants one."""
         if self._keeper_s is None or not self.owned:
             return None
         from tinker_sync.runtime.keeper import Keeper
 
-        settings, http, core_ref = core.settings, core.http, weakref.ref(core)
+        settings, http, runtime_ref = runtime.settings, runtime.http, weakref.ref(runtime)
         call = make_call("session_heartbeat", settings, SessionHeartbeatRequest(session_id=session_id))
 
         def headers() -> dict[str, str] | None:
-            alive = core_ref()
+            alive = runtime_ref()
             return None if alive is None else alive.http.headers_of(call)
 
         keeper = Keeper(
@@ -144,13 +144,13 @@ class Session:
         keeper.start()
         return keeper
 
-    def _create(self, core: Core, deadline_s: float | None) -> str:
-        created = core.call(
+    def _create(self, runtime: ClientRuntime, deadline_s: float | None) -> str:
+        created = runtime.call(
             "create_session",
             CreateSessionRequest(
-                tags=list(core.settings.tags),
+                tags=list(runtime.settings.tags),
                 user_metadata=self._user_metadata,
-                sdk_version=core.settings.sdk_version,
+                sdk_version=runtime.settings.sdk_version,
                 project_id=self._project_id,
                 display_name=self._display_name,
             ),
@@ -164,22 +164,22 @@ class Session:
             (logging.ERROR, created.error_message),
         ):
             if message:
-                _log.log(level, "%s", mask_text(message, core.secrets()))
+                _log.log(level, "%s", mask_text(message, runtime.secrets()))
         session_id: str = created.session_id
         if self.journal is not None:
             self.journal.begin(session_id)
         return session_id
 
-    def _go_on(self, core: Core) -> str | None:
+    def _go_on(self, runtime: ClientRuntime) -> str | None:
         """Return the id of the journal's session if the server still has the session and its models."""
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None
         sign_of_life = SessionHeartbeatRequest(session_id=journal.session_id)
-        if not _is_known(core, "session_heartbeat", sign_of_life):
+        if not _is_known(runtime, "session_heartbeat", sign_of_life):
             return None
         for request_id in journal.last_requests:
-            if not _is_known(core, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
+            if not _is_known(runtime, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
                 return None
         journal.go_on()
         if not journal.replays:
@@ -256,7 +256,7 @@ class Session:
         """
         lost = self._lost
         if lost is not None:
-            raise fresh(lost)
+            raise copy_exception(lost)
 
     def look_after(self, error: BaseException) -> None:
         """Send a heartbeat at once if a failure may come from the loss of the session."""
@@ -283,15 +283,15 @@ class Session:
         self._tell(HeartbeatLate(delay_s=delay_s, reason=reason))
 
     def _tell(self, event: Event) -> None:
-        core = self._core() if self._core is not None else None
-        if core is not None:
-            core.tell(event)
+        runtime = self._runtime() if self._runtime is not None else None
+        if runtime is not None:
+            runtime.tell(event)
 
 
-def _is_known(core: Core, name: str, request: Any) -> bool:
+def _is_known(runtime: ClientRuntime, name: str, request: Any) -> bool:
     """Return True if the server knows the object that a request names. Ask it once."""
     try:
-        core.caller.call(make_call(name, core.settings, request))
+        runtime.caller.call(make_call(name, runtime.settings, request))
     except APIStatusError as error:
         if error.status_code in (404, 410):
             return False
@@ -304,25 +304,25 @@ def _somewhere_far() -> int:
     return _FAR + uuid.uuid4().int % (_FARTHEST - _FAR)
 
 
-def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
+def _beat(runtime_ref: weakref.ref[ClientRuntime], session_id: str) -> Callable[[], None]:
     """Return a function that sends one heartbeat. It refers to the core only while it runs."""
     request = SessionHeartbeatRequest(session_id=session_id)
 
     def beat() -> None:
-        core = core_ref()
-        if core is not None and not core.lifecycle.closed:
-            core.caller.call(make_call("session_heartbeat", core.settings, request))
+        runtime = runtime_ref()
+        if runtime is not None and not runtime.lifecycle.closed:
+            runtime.caller.call(make_call("session_heartbeat", runtime.settings, request))
 
     return beat
 
 
-def _upkeep(core_ref: weakref.ref[Core]) -> Callable[[], bool]:
-    """Return a function that calls `Core.upkeep`, and returns False once the core is gone."""
+def _upkeep(runtime_ref: weakref.ref[ClientRuntime]) -> Callable[[], bool]:
+    """Return a function that calls `ClientRuntime.upkeep`, and returns False once the core is gone."""
 
     def upkeep() -> bool:
-        core = core_ref()
-        if core is not None:
-            core.upkeep()
-        return core is not None
+        runtime = runtime_ref()
+        if runtime is not None:
+            runtime.upkeep()
+        return runtime is not None
 
     return upkeep

@@ -30,7 +30,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.retrieval import FLOOR_S
@@ -222,7 +222,7 @@ class SessionPoll:
                 answer = wire_json.decode(outcome.body, FuturesRetrieveResponse)
                 self._on_completions(answer, reported, awaited=awaited)
             except WireError as error:
-                self._give_up(str(hush(error, outcome.body, self._fetcher.secrets())))
+                self._give_up(str(redact_exception(error, outcome.body, self._fetcher.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
             if not awaited:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import ClientClosedError, TinkerError
-from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,
     decode_pass,
@@ -37,8 +36,9 @@ from tinker_sync.runtime.byte_budget import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import Unread, asked_here, current, named, watch
+from tinker_sync.runtime.naming import Unread, current, find_call_site, named, watch
 from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
+from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
     TrainingPart,
     leave_unnumbered,
@@ -68,7 +68,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
 
 if TYPE_CHECKING:
     from tinker_sync.journal.record import TrainingRecord
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
     from tinker_sync.wire.proto import requests
@@ -85,17 +85,17 @@ Operations = Sequence[Operation[TrainingPart]]
 class TrainingLine:
     """The calls of one training client: held until its model exists, then queued. Thread-safe."""
 
-    def __init__(self, core: Core, record: TrainingRecord | None = None) -> None:
-        self.core = core
+    def __init__(self, runtime: ClientRuntime, record: TrainingRecord | None = None) -> None:
+        self.runtime = runtime
         self.record = record
         """The record of the calls in a journal; None without a journal."""
-        send = core.training_sender()
+        send = runtime.training_sender()
         self._send = send if record is None else record.around(send, NotTaken)
         # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
         # a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
         self.queue: SendQueue[TrainingPart] = SendQueue(
-            self._send, core.run_sending, send_nothing, core.follow_sending
+            self._send, runtime.run_sending, send_nothing, runtime.follow_sending
         )
         self.held = HeldCalls()
         self.model_id = ""
@@ -124,20 +124,20 @@ class TrainingLine:
         Raises:
             TinkerError: the server does not support the call, or the client is closed; nothing was sent.
         """
-        if self.core.lifecycle.leaving:
+        if self.runtime.lifecycle.leaving:
             raise ClientClosedError
         if call.name == "optim_step":
             self._report_passes()
         if self.held.open:
             future = self.submit_first(call)
         else:
-            future = call.wait_for_model(self.core.admission.limiters)
+            future = call.wait_for_model(self.runtime.spending.limiters)
             if not self.held.hold(call):
                 call.start()
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
-            self.core.lifecycle.note_change(future)
-        watch(future, asked_here())
+            self.runtime.lifecycle.note_change(future)
+        watch(future, find_call_site())
         if call.name.startswith("forward_backward"):
             self.passed = True
             future.when_done(partial(TrainingLine._note_pass, self, self._steps))
@@ -153,7 +153,7 @@ class TrainingLine:
             metrics = passed.result(timeout=0).metrics
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
             if loss is not None:
-                self.curve.append((self.core.clock.now(), loss))
+                self.curve.append((self.runtime.clock.now(), loss))
         unread = passed.overlooked
         if unread is None:
             return
@@ -184,7 +184,7 @@ class TrainingLine:
         # The future refers to the queue until the call ends, and so keeps the client alive.
         self.queue.put(*operations)
         try:
-            self.core.run_soon(self.queue.take_in)
+            self.runtime.run_soon(self.queue.take_in)
         except TinkerError as failure:
             call.future.fail(failure)  # so the queue passes over it
             raise
@@ -198,12 +198,12 @@ class TrainingLine:
         Raises:
             TinkerError: the server has no forward passes.
         """
-        if not self.core.ready().facts.dialect.keeps_numbers:
+        if not self.runtime.ready().facts.dialect.keeps_numbers:
             ended(None)
             return
         token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
         whole = ForwardBackwardInput([token], "cross_entropy")
-        deadline_at = self.core.clock.now() + _NOTHING_S
+        deadline_at = self.runtime.clock.now() + _NOTHING_S
         (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
         self._send(forward.parts[0], number, ended)
 
@@ -307,7 +307,7 @@ class OrderedCall(TrainingCall):
         return self._make_future()
 
     def _make_future(self) -> APIFuture[Any]:
-        self._future = future = self.line.core.future()
+        self._future = future = self.line.runtime.future()
         return future
 
     @property
@@ -317,13 +317,13 @@ class OrderedCall(TrainingCall):
         return named or self.name == "optim_step"
 
     def prepare(self) -> Operations:
-        core, request, kind, name = self.line.core, self._request, self._kind, self.name
-        dialect = core.ready().facts.dialect
+        runtime, request, kind, name = self.line.runtime, self._request, self._kind, self.name
+        dialect = runtime.ready().facts.dialect
         if request.model_id != self.line.model_id:
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
-        core.server.published.check_fields(self.name, request, dialect)
+        runtime.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         future = self._future or self._make_future()
@@ -337,7 +337,7 @@ class OrderedCall(TrainingCall):
             size=0,
             content_type=JSON,
             deadline_at=self.deadline_at,
-            made_at=core.clock.now(),
+            made_at=runtime.clock.now(),
         )
         return [Operation(self.name, [part], future, alone=dialect.one_by_one)]
 
@@ -379,12 +379,12 @@ class PassCall(TrainingCall):
         return self._combined([])
 
     def prepare(self) -> Operations:
-        core = self.line.core
-        facts = core.ready().facts
+        runtime = self.line.runtime
+        facts = runtime.ready().facts
         limits = facts.config
         if self._forward_only and not facts.dialect.forward_only:
-            core.server.refuse_without_forward()
-        with core.admission.admitted(self._plan, self._limiters) as pledge:
+            runtime.server.refuse_without_forward()
+        with runtime.spending.reserve(self._plan, self._limiters) as pledge:
             chunks = split(
                 self._whole.data,
                 max_bytes=limits.fwdbwd_max_chunk_bytes_count,
@@ -394,17 +394,17 @@ class PassCall(TrainingCall):
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
             decode = read_pass if combined else partial(decode_pass, self._trained)
-            began_s = core.clock.now()
+            began_s = runtime.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
-            if core.stopwatches:
-                core.note_encoded(self.sdk_method, began_s)
+            if runtime.stopwatches:
+                runtime.note_encoded(self.sdk_method, began_s)
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
         alone = facts.dialect.one_by_one
         return [Operation(self.name, parts, future, limits.parallel_fwdbwd_chunks, alone)]
 
-    def _plan(self) -> Plan:
-        return Plan(model=self.line.model_id, trained=_tokens(self._whole.data))
+    def _plan(self) -> CostEstimate:
+        return CostEstimate(model=self.line.model_id, trained=_tokens(self._whole.data))
 
     def _whole_of(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
         if isinstance(self._future, CombinedFuture):
@@ -416,14 +416,14 @@ class PassCall(TrainingCall):
         return self.future
 
     def _combined(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
-        core = self.line.core
+        runtime = self.line.runtime
         self._future = future = CombinedFuture(
-            futures, partial(merge_pass, self._trained), submit=core.callback_pool.run, clock=core.clock
+            futures, partial(merge_pass, self._trained), submit=runtime.callback_pool.run, clock=runtime.clock
         )
         return future
 
-    def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Pledge, decode: Any) -> TrainingPart:
-        core, forward_only, model_id = self.line.core, self._forward_only, self.line.model_id
+    def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Reservation, decode: Any) -> TrainingPart:
+        runtime, forward_only, model_id = self.line.runtime, self._forward_only, self.line.model_id
         part_input = self._whole
         if len(chunk.data) != len(part_input.data):
             part_input = part_input._with(data=list(chunk.data))
@@ -447,7 +447,7 @@ class PassCall(TrainingCall):
             endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
             encoded = partial(wire_json.with_number, wire_json.encode(kind(part_input, model_id)))
         return TrainingPart(
-            core.future(),
+            runtime.future(),
             endpoint,
             _FORWARD if forward_only else "ForwardBackward",
             encoded,
@@ -462,7 +462,7 @@ class PassCall(TrainingCall):
             content_type=content_type,
             headers=headers,
             deadline_at=self.deadline_at,
-            made_at=core.clock.now(),
+            made_at=runtime.clock.now(),
         )
 
 

@@ -17,7 +17,7 @@ from tinker_sync.types.model import UnloadModelRequest, UnloadModelResponse
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.training_calls import Operations, TrainingLine
     from tinker_sync.transport.call import Call
 
@@ -30,17 +30,17 @@ class ModelPlace:
     The lifecycle of the client calls `last_call` at the end.
 
     Args:
-        core: the parts that the clients of a service share.
+        runtime: the parts that the clients of a service share.
         line: the `TrainingLine` of the client.
     """
 
-    def __init__(self, core: Core, line: TrainingLine) -> None:
-        self._server = core.server
-        self._settings = core.settings
+    def __init__(self, runtime: ClientRuntime, line: TrainingLine) -> None:
+        self._server = runtime.server
+        self._settings = runtime.settings
         self._line = line
         self.freed = False
         """True once the model is unloaded; final."""
-        core.lifecycle.owe(self)
+        runtime.lifecycle.owe(self)
 
     def refuse_freed(self) -> None:
         """Raise if the model was unloaded.
@@ -64,7 +64,7 @@ class ModelPlace:
         No call is needed if the model was unloaded or never existed, or if the server frees the place when
         the session ends.
         """
-        made, model_id = self._server.made.made, self._line.model_id
+        made, model_id = self._server.made.value, self._line.model_id
         if not model_id or self.freed or made is None:
             return None
         dialect = made.facts.dialect
@@ -85,7 +85,7 @@ class UnloadCall(OrderedCall):
         Raises:
             UnsupportedByServerError: the server has no such call; nothing was sent.
         """
-        server, dialect = self.line.core.server, self.line.core.ready().facts.dialect
+        server, dialect = self.line.runtime.server, self.line.runtime.ready().facts.dialect
         api = None if dialect.knows_all else server.published.api()
         if api is not None and not api.offers(ENDPOINTS[_NAME]):
             raise UnsupportedByServerError(

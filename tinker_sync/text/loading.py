@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.text import hub
 from tinker_sync.text.hub import TokenizerSource, resolve
 from tinker_sync.text.setup import read_json
@@ -38,26 +38,26 @@ class LoadedOnce(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, Once[T]] = (
+        self._kept: OrderedDict[Hashable, Lazy[T]] = (
             OrderedDict()
         )  # guarded by _lock; the last used at its end
         _fork.renew_in_child(self)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the value of a key. The first thread loads it, and others wait. A failure is not kept."""
-        new: Once[T] = Once()
+        new: Lazy[T] = Lazy()
         with self._lock:
-            once = self._kept.setdefault(key, new)
+            lazy = self._kept.setdefault(key, new)
             self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return once.get(load)
+        return lazy.get(load)
 
     def values(self) -> list[T]:
         """Return the values that are loaded."""
         with self._lock:
             kept = list(self._kept.values())
-        return [once.made for once in kept if once.made is not None]
+        return [lazy.value for lazy in kept if lazy.value is not None]
 
     def renew_after_fork(self) -> None:
         """Replace the lock, which a thread of the parent may hold."""

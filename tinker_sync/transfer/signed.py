@@ -26,7 +26,7 @@ from tinker_sync._secret import HeaderMap, Secret
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.transport.pools import Origin
 from tinker_sync.transport.request import MAX_REDIRECTS, REDIRECTS
 from tinker_sync.transport.session import SessionRules
@@ -226,7 +226,7 @@ class SignedLinks:
         self._sign = sign
         self._clock = clock
         self._lock = threading.Lock()
-        self._current: Once[_Signed] = Once()  # guarded by _lock
+        self._current: Lazy[_Signed] = Lazy()  # guarded by _lock
         self._signed = 0  # changed only inside the current Once
 
     def names(self) -> list[str]:
@@ -251,9 +251,9 @@ class SignedLinks:
 
     def renew(self, number: int) -> None:
         """Drop the addresses with this number, so that the next use requests new ones. Keep newer ones."""
-        new: Once[_Signed] = Once()
+        new: Lazy[_Signed] = Lazy()
         with self._lock:
-            made = self._current.made
+            made = self._current.value
             if made is not None and made.number == number:
                 self._current = new
 

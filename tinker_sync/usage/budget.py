@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.admission import Plan
+from tinker_sync.runtime.spending import CostEstimate
 from tinker_sync.usage.meter import TokenCounts
 from tinker_sync.usage.prices import PriceTable
 
@@ -41,8 +41,8 @@ class Budget:
     `ServiceClient.budget` creates it. In nested blocks, every budget must allow a call.
 
     >>> budget = Budget(tokens=10)
-    >>> held = budget.hold(Plan(model="s:train:0", trained=8))
-    >>> budget.hold(Plan(model="s:train:0", trained=8))
+    >>> held = budget.hold(CostEstimate(model="s:train:0", trained=8))
+    >>> budget.hold(CostEstimate(model="s:train:0", trained=8))
     Traceback (most recent call last):
         ...
     tinker_sync.errors.BudgetExceededError: this call could take up to 8 tokens, but of 10 ...
@@ -109,7 +109,7 @@ class Budget:
 
     # -------------------------------------------------------------------------------------- for clients
 
-    def hold(self, plan: Plan) -> object:
+    def hold(self, plan: CostEstimate) -> object:
         """Reserve the most tokens that a call can use, and return the key of the reservation.
 
         Raises:

@@ -11,9 +11,9 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import CoreClient, SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import asked_here, carried, warn_caller
+from tinker_sync.runtime.naming import carried, find_call_site, warn_caller
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.types import ParsedCheckpointTinkerPath
@@ -31,13 +31,13 @@ class RestBase(CoreClient):
     """A client of calls that need no session."""
 
     def __init__(
-        self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
+        self, _holder: ClientRuntime | None = None, *, base_url: str | None = None, api_key: str | None = None
     ) -> None:
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
             )
-        self._core = _holder if _holder is not None else shared_core(base_url, api_key)
+        self._runtime = _holder if _holder is not None else shared_core(base_url, api_key)
 
     def _call(
         self,
@@ -50,9 +50,9 @@ class RestBase(CoreClient):
     ) -> APIFuture[T]:
         """Make a call on a worker."""
         del kind  # for the type checker; the row of the endpoint decides
-        core = self._core
+        runtime = self._runtime
         return self._later(
-            lambda: call_offered(core, name, request, path=path, query=query), changes=name in _CHANGES
+            lambda: call_offered(runtime, name, request, path=path, query=query), changes=name in _CHANGES
         )
 
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
@@ -63,10 +63,10 @@ class RestBase(CoreClient):
             changes: True if the call changes something at the server, so that the end of the client waits for
                 it.
         """
-        core = self._core
-        core.refuse_closed()
-        future: APIFuture[T] = core.future()
-        future.only_reads, future.asked = not changes, asked_here()
+        runtime = self._runtime
+        runtime.refuse_closed()
+        future: APIFuture[T] = runtime.future()
+        future.only_reads, future.asked = not changes, find_call_site()
 
         def run() -> None:
             if not future.begin():
@@ -79,9 +79,9 @@ class RestBase(CoreClient):
             else:
                 future.resolve(value)
 
-        core.send_pool.run_call(carried(run))
+        runtime.send_pool.run_call(carried(run))
         if changes:
-            core.lifecycle.note_change(future)
+            runtime.lifecycle.note_change(future)
         return future
 
 
@@ -108,29 +108,29 @@ _INSTEAD: Final[Mapping[str, str]] = {
 }
 
 
-def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> Any:
+def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **options: Any) -> Any:
     """Make a call, and distinguish a route that the server lacks from an object that does not exist.
 
     Args:
-        core: the shared parts.
+        runtime: the shared parts.
         name: the name of the endpoint.
         request: the body.
-        options: as for `Core.call`.
+        options: as for `ClientRuntime.call`.
 
     Raises:
         UnsupportedByServerError: the server has no such route; the text names a call that works there.
         TinkerError: the call failed.
     """
     try:
-        return core.call(name, request, usual_s=_deadlines.REST_S, **options)
+        return runtime.call(name, request, usual_s=_deadlines.REST_S, **options)
     except APIStatusError as error:
         newer = name in NEWER and error.status_code in NO_SUCH_CALL
-        if not newer and not core.server.published.lacks_route(name, error, core.start().facts.dialect):
+        if not newer and not runtime.server.published.lacks_route(name, error, runtime.start().facts.dialect):
             raise
         raise explain_missing_route(name, error, _INSTEAD.get(name, "")) from error
 
 
-def parse_path(core: Core, tinker_path: str) -> ParsedCheckpointTinkerPath:
+def parse_path(runtime: ClientRuntime, tinker_path: str) -> ParsedCheckpointTinkerPath:
     """Return the parts of a checkpoint's path.
 
     Open servers also name a sampler checkpoint `tinker://RUN/NAME`.
@@ -138,7 +138,7 @@ def parse_path(core: Core, tinker_path: str) -> ParsedCheckpointTinkerPath:
     Raises:
         InvalidInputError: the text is not such a path.
     """
-    return parse_checkpoint_path(tinker_path, bare=not core.settings.is_vendor_host)
+    return parse_checkpoint_path(tinker_path, bare=not runtime.settings.is_vendor_host)
 
 
 def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTinkerPath:
@@ -200,9 +200,9 @@ def checked_id(name: str, value: object) -> str:
 _cores: Final = SharedCores({})
 
 
-def shared_core(base_url: str | None, api_key: str | None) -> Core:
+def shared_core(base_url: str | None, api_key: str | None) -> ClientRuntime:
     """Return the parts that clients of a server and key share in this process. They stay open."""
     settings = Settings.resolve(base_url=base_url, api_key=api_key)
     key = settings.api_key
     place = (settings.base_url, key_fingerprint(key.reveal() if key is not None else ""))
-    return _cores.get(place, lambda: Core(settings))
+    return _cores.get(place, lambda: ClientRuntime(settings))

@@ -21,7 +21,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.session import Session
 from tinker_sync.transfer.download import ARCHIVE, DownloadSource
 from tinker_sync.transfer.signed import SignedUrls, in_utc
@@ -37,20 +37,20 @@ _ABSENT: Final = frozenset({404, 405, 410, 501})
 _log = logging.getLogger(__name__)
 
 
-def source_of(core: Core, tinker_path: str) -> DownloadSource:
+def source_of(runtime: ClientRuntime, tinker_path: str) -> DownloadSource:
     """Return the source of a checkpoint's files. The first call asks the server for its settings.
 
     An external checkpoint has files. The current protocol exports a training checkpoint for the download;
     older servers give an archive of it. A checkpoint for sampling comes in an archive, if the server gives
     archives.
     """
-    parsed = parse_path(core, tinker_path)
+    parsed = parse_path(runtime, tinker_path)
     if parsed.checkpoint_type == "external":
-        return ExternalFiles(core, parsed)
-    archives = core.start().facts.dialect.offers("get_checkpoint_archive")
+        return ExternalFiles(runtime, parsed)
+    archives = runtime.start().facts.dialect.offers("get_checkpoint_archive")
     if parsed.checkpoint_type == "training" and not archives:
-        return ExportedFiles(core, parsed)
-    return Archive(core, parsed, offered=archives)
+        return ExportedFiles(runtime, parsed)
+    return Archive(runtime, parsed, offered=archives)
 
 
 class ExternalFiles:
@@ -58,8 +58,8 @@ class ExternalFiles:
 
     archive = False
 
-    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath) -> None:
-        self._core = core
+    def __init__(self, runtime: ClientRuntime, parsed: ParsedCheckpointTinkerPath) -> None:
+        self._runtime = runtime
         self._parsed = parsed
 
     def begin(self, memory: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class ExternalFiles:
 
     def sign(self) -> SignedUrls:
         """Return the signed addresses of the checkpoint's files."""
-        found: ExternalWeightsUrlsResponse = self._core.call(
+        found: ExternalWeightsUrlsResponse = self._runtime.call(
             "get_external_weights_urls",
             path={"run": self._parsed.training_run_id, "name": self._parsed.checkpoint_id.partition("/")[2]},
             usual_s=_deadlines.REST_S,
@@ -83,8 +83,8 @@ class ExportedFiles:
 
     archive = False
 
-    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath) -> None:
-        self._core = core
+    def __init__(self, runtime: ClientRuntime, parsed: ParsedCheckpointTinkerPath) -> None:
+        self._runtime = runtime
         self._parsed = parsed
         self._export: ParsedCheckpointTinkerPath
         self._files: ExternalFiles
@@ -118,20 +118,20 @@ class ExportedFiles:
 
     def _take(self, path: str) -> None:
         self._export = ParsedCheckpointTinkerPath.from_tinker_path(path)
-        self._files = ExternalFiles(self._core, self._export)
+        self._files = ExternalFiles(self._runtime, self._export)
 
     def _make(self) -> str:
         """Load the checkpoint into a model of a new session, export the model, and return the path."""
-        core = self._core
+        runtime = self._runtime
         session = Session(
             user_metadata={"created_by": "tinker_sync checkpoint download"},
-            project_id=core.settings.project_id,
+            project_id=runtime.settings.project_id,
         )
-        own = Core(evolve(core.settings, telemetry=False), session=session, clock=core.clock)
+        own = ClientRuntime(evolve(runtime.settings, telemetry=False), session=session, clock=runtime.clock)
         status: Any = "errored"
         try:
             load = LoadWeightsRequest(path=self._parsed.tinker_path, optimizer=False)
-            until = core.clock.now() + _deadlines.SAVE_S
+            until = runtime.clock.now() + _deadlines.SAVE_S
             trainer = TrainingClient._make(own, LoadedModel.of(own, load, until))
             saved = trainer.result().save_weights_external("download", _EXPORT_TTL_S).result()
             status = "success"
@@ -142,7 +142,7 @@ class ExportedFiles:
     def _try(self, name: str, request: Any) -> None:
         path = {"run": self._export.training_run_id, "checkpoint": self._export.checkpoint_id}
         try:
-            self._core.call(name, request, path=path, usual_s=_deadlines.REST_S)
+            self._runtime.call(name, request, path=path, usual_s=_deadlines.REST_S)
         except TinkerError as error:
             _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
 
@@ -152,8 +152,8 @@ class Archive:
 
     archive = True
 
-    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath, *, offered: bool) -> None:
-        self._core = core
+    def __init__(self, runtime: ClientRuntime, parsed: ParsedCheckpointTinkerPath, *, offered: bool) -> None:
+        self._runtime = runtime
         self._parsed = parsed
         self._offered = offered
         self._checkpoint = parsed.checkpoint_id
@@ -182,17 +182,17 @@ class Archive:
         """Do nothing: the server keeps the files."""
 
     def _ask(self) -> SignedUrls:
-        core = self._core
-        core.start()
+        runtime = self._runtime
+        runtime.start()
         call = make_call(
             "get_checkpoint_archive",
-            core.settings,
+            runtime.settings,
             path={"run": self._parsed.training_run_id, "checkpoint": self._checkpoint},
             headers={"Accept": "application/gzip"},
             deadline_s=_deadlines.REST_S,
         )
-        url, expires = archive_address(core.caller.call(call), core.clock.time())
-        return SignedUrls({ARCHIVE: urljoin(f"{core.settings.base_url}/", url)}, expires)
+        url, expires = archive_address(runtime.caller.call(call), runtime.clock.time())
+        return SignedUrls({ARCHIVE: urljoin(f"{runtime.settings.base_url}/", url)}, expires)
 
     def _explained(self, error: APIStatusError) -> TinkerError:
         if error.status_code in (405, 501) and self._parsed.checkpoint_type == "training":

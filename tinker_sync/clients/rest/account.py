@@ -6,7 +6,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tinker_sync import types
-from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients._async import result_twin
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
@@ -147,9 +147,9 @@ class AccountCalls(RestBase):
         return self._later(self._identity)
 
     def _identity(self) -> WhoamiResponse:
-        core = self._core
-        core.start()  # the settings name servers that exchange keys for tokens
-        claims = core.keys.identity()
+        runtime = self._runtime
+        runtime.start()  # the settings name servers that exchange keys for tokens
+        claims = runtime.keys.identity()
         if claims is None:
             raise _UnknownOwner(
                 "whoami: this server exchanges no tokens, so nothing tells whose key this is; whether it is "
@@ -211,7 +211,7 @@ class AccountCalls(RestBase):
 
     def _moved(self, name: str) -> AdminClient:
         warn_caller(f"{name} has moved to AdminClient", FutureWarning)
-        return AdminClient(self._core)
+        return AdminClient(self._runtime)
 
     get_server_capabilities_async = result_twin(get_server_capabilities)
     get_billing_usage_async: Any = result_twin(get_billing_usage)

@@ -121,22 +121,22 @@ class BulkCalls(RestBase):
             raise InvalidInputError(f"parallel: expected 1 or more, got {parallel}")
         if isinstance(paths, str):
             raise InvalidInputError("paths: expected a list, got one text")
-        core = self._core
+        runtime = self._runtime
 
         def call(path: str) -> CheckpointOutcome:
             try:
-                parsed = parse_path(core, path)
+                parsed = parse_path(runtime, path)
                 place = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
-                call_offered(core, name, request, path=place)
+                call_offered(runtime, name, request, path=place)
             except TinkerError as error:
                 return CheckpointOutcome(path, None if gone_is_fine and _gone_by_us(error) else error)
             return CheckpointOutcome(path)
 
-        core.refuse_closed()
-        future: APIFuture[list[CheckpointOutcome]] = core.future()
+        runtime.refuse_closed()
+        future: APIFuture[list[CheckpointOutcome]] = runtime.future()
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
-        _Bulk(wanted, call, parallel, progress, future).start(core.callback_pool.run)
-        core.lifecycle.note_change(future)
+        _Bulk(wanted, call, parallel, progress, future).start(runtime.callback_pool.run)
+        runtime.lifecycle.note_change(future)
         return future
 
 

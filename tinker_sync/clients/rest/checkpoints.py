@@ -11,7 +11,7 @@ from attrs import frozen
 
 from tinker_sync import types
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients._async import result_twin
 from tinker_sync.clients.rest._base import RestBase, call_offered, checked_id, parse_path, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
@@ -229,7 +229,7 @@ class CheckpointCalls(RestBase):
         ...     sorted(rest.get_external_weights_urls(path).result().urls)
         ['adapter_config.json', 'adapter_model.safetensors']
         """
-        parsed = parse_path(self._core, tinker_path)
+        parsed = parse_path(self._runtime, tinker_path)
         if parsed.checkpoint_type != "external":
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
@@ -263,8 +263,8 @@ class CheckpointCalls(RestBase):
         ...     service.create_training_client_from_state(copy).get_info().lora_rank
         4
         """
-        weights_access_token = self._core.hide(weights_access_token)
-        project = destination_project_id or self._core.settings.project_id
+        weights_access_token = self._runtime.hide(weights_access_token)
+        project = destination_project_id or self._runtime.settings.project_id
         if not project:
             raise InvalidInputError("copy_weights: give destination_project_id, or set TINKER_PROJECT_ID")
         request = types.CopyWeightsRequest(
@@ -275,7 +275,7 @@ class CheckpointCalls(RestBase):
             headers["X-Tinker-Weights-Access-Token"] = weights_access_token
 
         def copy() -> str:
-            copied: CopyWeightsResponse = self._core.call(
+            copied: CopyWeightsResponse = self._runtime.call(
                 "copy_weights", request, headers=headers, deadline_s=_deadlines.REST_S
             )
             return copied.tinker_path
@@ -300,8 +300,8 @@ class CheckpointCalls(RestBase):
         True
         """
         warn_experimental("search_checkpoints")
-        core = self._core
-        return self._later(lambda: call_offered(core, "search_checkpoints", request))
+        runtime = self._runtime
+        return self._later(lambda: call_offered(runtime, "search_checkpoints", request))
 
     def external_weights_upload_start(
         self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
@@ -325,14 +325,14 @@ class CheckpointCalls(RestBase):
         ['adapter_config.json', 'adapter_model.safetensors']
         """
         warn_experimental("external_weights_upload_start")
-        core = self._core
+        runtime = self._runtime
         request = types.ExternalWeightsUploadStartRequest(
             base_model=base_model,
             lora_config=lora_config,
-            destination_project_id=destination_project_id or core.settings.project_id,
+            destination_project_id=destination_project_id or runtime.settings.project_id,
         )
         name = "external_weights_upload_start"
-        return self._later(lambda: call_offered(core, name, request))
+        return self._later(lambda: call_offered(runtime, name, request))
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
         """Make a checkpoint from an upload with all its files. Experimental.
@@ -353,10 +353,10 @@ class CheckpointCalls(RestBase):
         True
         """
         warn_experimental("external_weights_upload_finish")
-        core = self._core
+        runtime = self._runtime
         request = types.ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
         name = "external_weights_upload_finish"
-        return self._later(lambda: call_offered(core, name, request))
+        return self._later(lambda: call_offered(runtime, name, request))
 
     # ---------------------------------------------------------------------------------- older servers
 
@@ -382,8 +382,8 @@ class CheckpointCalls(RestBase):
             "run": checked_id("training_run_id", training_run_id),
             "checkpoint": checked_id("checkpoint_id", checkpoint_id),
         }
-        call = make_call("get_checkpoint_archive", self._core.settings, path=path)
-        return self._later(lambda: _archive_url(self._core.caller.call(call), self._core.clock.time()))
+        call = make_call("get_checkpoint_archive", self._runtime.settings, path=path)
+        return self._later(lambda: _archive_url(self._runtime.caller.call(call), self._runtime.clock.time()))
 
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
@@ -398,13 +398,13 @@ class CheckpointCalls(RestBase):
         ...     rest.get_checkpoint_archive_url_from_tinker_path(path).result()  # doctest: +ELLIPSIS
         CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
         """
-        parsed = parse_path(self._core, tinker_path)
+        parsed = parse_path(self._runtime, tinker_path)
         return self.get_checkpoint_archive_url(parsed.training_run_id, parsed.checkpoint_id)
 
     # ---------------------------------------------------------------------------------- one line of work
 
     def _on_path(self, name: str, tinker_path: str, request: Any = None) -> APIFuture[None]:
-        parsed = parse_path(self._core, tinker_path)
+        parsed = parse_path(self._runtime, tinker_path)
         path = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
         return self._call(name, request, path=path)
 

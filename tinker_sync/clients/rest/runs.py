@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tinker_sync import types
-from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients._async import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, parse_path
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
@@ -54,7 +54,7 @@ class RunCalls(RestBase):
         ...     rest.get_training_run_by_tinker_path(path).result().training_run_id == training.model_id
         True
         """
-        parsed = parse_path(self._core, tinker_path)
+        parsed = parse_path(self._runtime, tinker_path)
         return self._call(
             "get_training_run",
             kind=types.TrainingRun,

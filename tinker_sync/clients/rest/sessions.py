@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tinker_sync import types
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients._async import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import TinkerError, WireError
@@ -164,24 +164,24 @@ class SessionCalls(RestBase):
         """
         call = make_call(
             "export_session_trace",
-            self._core.settings,
+            self._runtime.settings,
             path={"session": checked_id("session_id", session_id)},
             deadline_s=_deadlines.REST_S,
         )
-        core = self._core
+        runtime = self._runtime
 
         def export() -> str:
-            give_up_at = core.clock.now() + _TRACE_LIMIT_S
+            give_up_at = runtime.clock.now() + _TRACE_LIMIT_S
             said = False
-            while core.clock.now() < give_up_at:
-                reply = core.caller.call(call)
-                url = _trace_url(reply, core.secrets)
+            while runtime.clock.now() < give_up_at:
+                reply = runtime.caller.call(call)
+                url = _trace_url(reply, runtime.secrets)
                 if url is not None:
                     return url
                 if not said:
                     _log.warning("the trace of session %s is being written; this takes minutes", session_id)
                     said = True
-                core.clock.wait(threading.Event(), _TRACE_POLL_S)
+                runtime.clock.wait(threading.Event(), _TRACE_POLL_S)
             raise TinkerError(f"the trace of session {session_id} was not written within an hour")
 
         return self._later(export)

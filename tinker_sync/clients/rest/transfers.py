@@ -82,7 +82,7 @@ class TransferCalls(RestBase):
         >>> sorted(file.name for file in got.files)
         ['adapter_config.json', 'adapter_model.safetensors']
         """
-        parse_path(self._core, tinker_path)
+        parse_path(self._runtime, tinker_path)
         target = _download.default_target(tinker_path) if to is None else Path(to)
         if target.name in ("", ".."):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
@@ -93,15 +93,15 @@ class TransferCalls(RestBase):
             overwrite=overwrite,
             parts=checked_parts(parts),
         )
-        core = self._core
+        runtime = self._runtime
 
         def download(control: Cancellation) -> CheckpointDownload:
             start = _progress.TransferProgress(tinker_path=tinker_path, stage="preparing")
-            reporter = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
+            reporter = _progress.ProgressReporter(progress, runtime.callback_pool.run, runtime.clock, start)
             reporter.change()
-            source = _sources.source_of(core, tinker_path)
+            source = _sources.source_of(runtime, tinker_path)
             return _download.CheckpointFetch(
-                wish, source, core.settings, clock=core.clock, cancellation=control, reporter=reporter
+                wish, source, runtime.settings, clock=runtime.clock, cancellation=control, reporter=reporter
             ).run()
 
         return self._alongside(download)
@@ -143,32 +143,37 @@ class TransferCalls(RestBase):
         place = Path(directory)
         if not place.is_dir():
             raise InvalidInputError(f"directory: there is none at {str(directory)!r}")
-        core = self._core
+        runtime = self._runtime
         request = types.ExternalWeightsUploadStartRequest(
             base_model=base_model,
             lora_config=lora_config,
-            destination_project_id=destination_project_id or core.settings.project_id,
+            destination_project_id=destination_project_id or runtime.settings.project_id,
         )
 
         def begin() -> tuple[str, dict[str, str]]:
             begun: ExternalWeightsUploadStartResult = call_offered(
-                core, "external_weights_upload_start", request
+                runtime, "external_weights_upload_start", request
             )
             return begun.upload_id, begun.urls
 
         def upload(control: Cancellation) -> str:
             start = _progress.TransferProgress(tinker_path="", stage="preparing")
-            reporter = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
-            http = _signed.SignedHttp(core.settings)
+            reporter = _progress.ProgressReporter(progress, runtime.callback_pool.run, runtime.clock, start)
+            http = _signed.SignedHttp(runtime.settings)
             try:
                 sender = _upload.DirectoryUpload(
-                    place, http, clock=core.clock, cancellation=control, reporter=reporter, draw=random.random
+                    place,
+                    http,
+                    clock=runtime.clock,
+                    cancellation=control,
+                    reporter=reporter,
+                    draw=random.random,
                 )
                 upload_id = sender.run(begin)
             finally:
                 http.close()
             finished: ExternalWeightsUploadFinishResult = call_offered(
-                core,
+                runtime,
                 "external_weights_upload_finish",
                 types.ExternalWeightsUploadFinishRequest(upload_id=upload_id),
             )
@@ -179,9 +184,9 @@ class TransferCalls(RestBase):
 
     def _alongside(self, work: Callable[[Cancellation], T]) -> APIFuture[T]:
         """Run `work` on a new thread until it ends, is cancelled, or the client is closed."""
-        core = self._core
-        core.refuse_closed()
-        future: APIFuture[T] = core.future()
+        runtime = self._runtime
+        runtime.refuse_closed()
+        future: APIFuture[T] = runtime.future()
         control = _signed.Cancellation()
         future.when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)

@@ -59,7 +59,7 @@ class _Said:
         return self.reply.status
 
 
-class Introduction:
+class Handshake:
     """The first exchange of a client with its server. One thread at a time may call `ask`.
 
     Args:

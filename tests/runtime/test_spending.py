@@ -6,8 +6,8 @@ import pytest
 
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import BudgetExceededError
-from tinker_sync.runtime.admission import Admission, Plan
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.spending import CostEstimate, SpendGuard
 from tinker_sync.usage.budget import Budget
 from tinker_sync.usage.meter import Meter, TokenCounts
 
@@ -20,7 +20,7 @@ class Limiter:
         self.told: list[object] = []
         self.held: set[object] = set()
 
-    def hold(self, plan: Plan) -> object:
+    def hold(self, plan: CostEstimate) -> object:
         if self.refuses:
             raise BudgetExceededError("no", limit=0, spent=0, unit="tokens")
         key = object()
@@ -40,15 +40,15 @@ def used(count: int) -> TokensUsed:
     return TokensUsed(model="m", trained=count)
 
 
-def plan() -> Plan:
-    return Plan(model="m", trained=9)
+def plan() -> CostEstimate:
+    return CostEstimate(model="m", trained=9)
 
 
 def test_the_last_of_several_results_is_marked() -> None:
     heard: list[TokensUsed] = []
-    admission, limiter = Admission(heard.append), Limiter()
-    admission.attach(limiter)
-    with admission.admitted(plan) as pledge:
+    spending, limiter = SpendGuard(heard.append), Limiter()
+    spending.attach(limiter)
+    with spending.reserve(plan) as pledge:
         pledge.parts = 3
     for count in (1, 2, 3):
         assert limiter.held
@@ -59,32 +59,32 @@ def test_the_last_of_several_results_is_marked() -> None:
 
 
 def test_what_cannot_begin_gives_back_what_was_set_aside() -> None:
-    admission, limiter = Admission(lambda _: None), Limiter()
-    admission.attach(limiter)
-    with pytest.raises(KeyError), admission.admitted(plan):
+    spending, limiter = SpendGuard(lambda _: None), Limiter()
+    spending.attach(limiter)
+    with pytest.raises(KeyError), spending.reserve(plan):
         raise KeyError
     assert limiter.held == set()
 
 
 def test_what_one_has_set_aside_does_not_stay_when_the_next_refuses() -> None:
-    admission, first, second = Admission(lambda _: None), Limiter(), Limiter(refuses=True)
-    admission.attach(first)
-    detach = admission.attach(second)
+    spending, first, second = SpendGuard(lambda _: None), Limiter(), Limiter(refuses=True)
+    spending.attach(first)
+    detach = spending.attach(second)
     with pytest.raises(BudgetExceededError):
-        admission.admitted(plan)
+        spending.reserve(plan)
     assert first.held == set()
     detach()
-    with admission.admitted(plan):
+    with spending.reserve(plan):
         assert len(first.held) == 1
 
 
 def test_a_failed_call_has_no_reservation_when_its_user_learns_of_the_failure() -> None:
     """The next call of the user, right after the failure, must not count the tokens of the failed one."""
-    admission, limiter = Admission(lambda _: None), Limiter()
-    admission.attach(limiter)
+    spending, limiter = SpendGuard(lambda _: None), Limiter()
+    spending.attach(limiter)
     at_the_end: list[int] = []
     future: APIFuture[None] = APIFuture(when_done=(lambda _: at_the_end.append(len(limiter.held)),))
-    with admission.admitted(plan) as pledge:
+    with spending.reserve(plan) as pledge:
         pledge.follow(future)
     assert len(limiter.held) == 1
     future.fail(KeyError("gone"))
@@ -92,20 +92,20 @@ def test_a_failed_call_has_no_reservation_when_its_user_learns_of_the_failure() 
 
 
 def test_a_call_that_was_cancelled_before_its_reservation_keeps_none() -> None:
-    admission, limiter = Admission(lambda _: None), Limiter()
-    admission.attach(limiter)
+    spending, limiter = SpendGuard(lambda _: None), Limiter()
+    spending.attach(limiter)
     future: APIFuture[None] = APIFuture()
     future.cancel()
-    with admission.admitted(plan) as pledge:
+    with spending.reserve(plan) as pledge:
         pledge.follow(future)
     assert limiter.held == set()
 
 
 def test_without_a_limit_nothing_is_computed() -> None:
-    def expensive() -> Plan:
+    def expensive() -> CostEstimate:
         raise AssertionError("nobody has asked")
 
-    with Admission(lambda _: None).admitted(expensive) as pledge:
+    with SpendGuard(lambda _: None).reserve(expensive) as pledge:
         pledge.settle(used(1))
 
 
@@ -115,12 +115,12 @@ def test_a_forked_child_has_used_nothing_and_has_nothing_under_way() -> None:
     meter.renew_after_fork()
     assert (meter.by_model(), meter.span) == ({}, None)
     budget = Budget(tokens=10)
-    key = budget.hold(Plan(model="m", trained=8))
+    key = budget.hold(CostEstimate(model="m", trained=8))
     budget.settle(key, used(3), last=False)
     budget.renew_after_fork()
-    budget.hold(Plan(model="m", trained=7))
+    budget.hold(CostEstimate(model="m", trained=7))
     with pytest.raises(BudgetExceededError, match="3 are spent and up to 7 are under way"):
-        budget.hold(Plan(model="m", trained=1))
+        budget.hold(CostEstimate(model="m", trained=1))
 
 
 def test_models_are_named_after_those_they_are_like() -> None:

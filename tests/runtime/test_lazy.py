@@ -1,4 +1,4 @@
-"""`Once`: one thread makes the value for all; after a failure or an interrupt, another thread makes it."""
+"""`Lazy`: one thread makes the value for all; after a failure or an interrupt, another thread makes it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from support.crowd import together, until
 
 from tinker_sync.errors import DeadlineError
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.lazy import Lazy
 
 
 class Flight:
-    """A `Once` whose value one thread makes until the test calls `land`, while other threads wait for it."""
+    """A `Lazy` whose value one thread makes until the test calls `land`, while other threads wait for it."""
 
-    def __init__(self, once: Once[int], **options: Any) -> None:
-        self.once = once
+    def __init__(self, lazy: Lazy[int], **options: Any) -> None:
+        self.lazy = lazy
         self.ending: Callable[[], int] = lambda: 1
         self._begun, self._land = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(4)
-        self.first = self._pool.submit(once.get, self._make, **options)
+        self.first = self._pool.submit(lazy.get, self._make, **options)
         assert self._begun.wait(120)
 
     def _make(self) -> int:
@@ -33,10 +33,10 @@ class Flight:
 
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
         """Call `get` in another thread. When the call waits or has ended, return its future."""
-        flight: Any = self.once._flight
+        flight: Any = self.lazy._flight
         waiters = flight.ended._condition._waiters
         waiting = len(waiters)
-        future = self._pool.submit(self.once.get, make, **options)
+        future = self._pool.submit(self.lazy.get, make, **options)
         until(lambda: len(waiters) > waiting or future.done())
         return future
 
@@ -59,40 +59,40 @@ def never() -> int:
 
 def test_many_who_come_at_once_get_one_value() -> None:
     made: list[int] = []
-    once: Once[int] = Once()
+    lazy: Lazy[int] = Lazy()
 
     def make() -> int:
         made.append(1)
         return len(made)
 
-    assert together(*[lambda: once.get(make)] * 16) == [1] * 16
+    assert together(*[lambda: lazy.get(make)] * 16) == [1] * 16
     assert made == [1]
 
 
 def test_threads_that_come_meanwhile_wait() -> None:
-    once: Once[int] = Once()
-    flight = Flight(once)
+    lazy: Lazy[int] = Lazy()
+    flight = Flight(lazy)
     waiting = [flight.wait(never) for _ in range(3)]
-    assert once.made is None
+    assert lazy.value is None
     flight.land(lambda: 7)
     assert [future.result(120) for future in (flight.first, *waiting)] == [7] * 4
-    assert (once.made, once.get(never)) == (7, 7)
+    assert (lazy.value, lazy.get(never)) == (7, 7)
 
 
 def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
-    once: Once[int] = Once()
-    flight = Flight(once)
+    lazy: Lazy[int] = Lazy()
+    flight = Flight(lazy)
     waiting = [flight.wait(never) for _ in range(3)]
     flight.land(fail(KeyError("first")))
     failures = [future.exception(120) for future in (flight.first, *waiting)]
     assert [repr(failure) for failure in failures] == ["KeyError('first')"] * 4
     assert len({id(failure) for failure in failures}) == 4  # each thread gets its own exception
-    assert once.get(lambda: 7) == 7
+    assert lazy.get(lambda: 7) == 7
 
 
 def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
-    once: Once[int] = Once()
-    flight = Flight(once)
+    lazy: Lazy[int] = Lazy()
+    flight = Flight(lazy)
     waiting = flight.wait(lambda: 7)
     flight.land(fail(KeyboardInterrupt()))
     assert isinstance(flight.first.exception(120), KeyboardInterrupt)
@@ -100,35 +100,35 @@ def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
 
 
 def test_ctrl_c_right_after_the_value_was_made_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    once: Once[int] = Once()
-    land = once._land
+    lazy: Lazy[int] = Lazy()
+    land = lazy._land
 
     def interrupted(flight: Any, failure: BaseException | None) -> None:
         if failure is None:
             raise KeyboardInterrupt
         land(flight, failure)
 
-    monkeypatch.setattr(once, "_land", interrupted)
+    monkeypatch.setattr(lazy, "_land", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        once.get(lambda: 7)
-    assert once.get(never) == 7
+        lazy.get(lambda: 7)
+    assert lazy.get(never) == 7
 
 
 def test_waiting_has_a_limit() -> None:
-    once: Once[int] = Once()
-    flight = Flight(once)
+    lazy: Lazy[int] = Lazy()
+    flight = Flight(lazy)
     with pytest.raises(DeadlineError, match="another thread was still setting it up"):
-        once.get(never, deadline_at=time.monotonic() + 0.01)
+        lazy.get(never, deadline_at=time.monotonic() + 0.01)
     flight.land(lambda: 7)
-    assert once.get(never, deadline_at=0.0) == 7
+    assert lazy.get(never, deadline_at=0.0) == 7
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("out of time"), KeyError("refused")])
 def test_a_thread_with_more_time_than_a_try_without_an_answer_makes_the_value_itself(
     failure: Exception,
 ) -> None:
-    once: Once[int] = Once(lambda: 0.0)
-    flight = Flight(once, deadline_at=60.0)
+    lazy: Lazy[int] = Lazy(lambda: 0.0)
+    flight = Flight(lazy, deadline_at=60.0)
     same, more = flight.wait(never, deadline_at=60.0), flight.wait(lambda: 7, deadline_at=90.0)
     flight.land(fail(failure))
     assert [type(future.exception(120)) for future in (flight.first, same)] == [type(failure)] * 2
@@ -139,13 +139,13 @@ def test_a_thread_with_more_time_than_a_try_without_an_answer_makes_the_value_it
 
 
 def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
-    once: Once[int] = Once()
-    flight = Flight(once)
-    child: Once[int] = Once()
-    child.__dict__.update(once.__dict__)
+    lazy: Lazy[int] = Lazy()
+    flight = Flight(lazy)
+    child: Lazy[int] = Lazy()
+    child.__dict__.update(lazy.__dict__)
     child.renew_after_fork()
     assert child.get(lambda: 8) == 8
     flight.land(lambda: 7)
     assert flight.first.result(120) == 7
-    once.renew_after_fork()
-    assert once.get(never) == 7  # the value exists already
+    lazy.renew_after_fork()
+    assert lazy.get(never) == 7  # the value exists already

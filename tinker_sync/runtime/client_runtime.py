@@ -1,4 +1,4 @@
-"""`Core`: the parts of one client, which it makes in order and connects.
+"""`ClientRuntime`: the parts of one client, which it makes in order and connects.
 
 - `connection`: the address, the keys and the sockets.
 - `server`: the server's settings, asked for once, and the calls, schedulers and limits that depend on them.
@@ -25,20 +25,20 @@ from tinker_sync._observe import Event, Observer, Stopwatch
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork, exits, training_part
-from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.connection import Connection
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.introduction import ServerFacts
+from tinker_sync.runtime.handshake import ServerFacts
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.lifecycle import Acknowledging, Companion, Lifecycle, shut_elsewhere
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
-from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.poller import QUICK_BYTES, Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
+from tinker_sync.runtime.spending import SpendGuard
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
@@ -49,7 +49,7 @@ CLOSE_LIMIT_S: Final = 10.0
 _log = logging.getLogger("tinker_sync.session")
 
 
-class Core:
+class ClientRuntime:
     """The parts that a client consists of: connection, threads, session, server settings. Thread-safe.
 
     Args:
@@ -89,7 +89,7 @@ class Core:
         )
         self.hide = connection.mask
         """Mask a secret of the user; see `Connection.mask`."""
-        self.admission = Admission(self.lifecycle.tell)
+        self.spending = SpendGuard(self.lifecycle.tell)
         """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
@@ -97,7 +97,7 @@ class Core:
         self._run_callback, self._on_ended = self.callback_pool.run, self.lifecycle.on_ended
         self._session = session
         self.lifecycle.journal = session.journal if session is not None else None
-        self._opened: Once[Session] = Once(clock.now)
+        self._opened: Lazy[Session] = Lazy(clock.now)
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
         self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)
@@ -116,10 +116,10 @@ class Core:
             ClientClosedError: the client is closed.
             TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
         """
-        made = self.server.made.made
+        made = self.server.made.value
         if made is None or self.lifecycle.closed:
             made = self.server.start(deadline_at)
-        if self._opened.made is None and self._session is not None and self._session.heartless:
+        if self._opened.value is None and self._session is not None and self._session.heartless:
             self._begin_heartbeats(deadline_at)
         return made
 
@@ -275,7 +275,7 @@ class Core:
         Return False, and do not run the job, if the request is large, if sending it may block, or if this
         thread is not a worker within a step.
         """
-        made = self.server.made.made
+        made = self.server.made.value
         quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
         return quick and self.poller.follow(job)
 
@@ -441,8 +441,8 @@ class Core:
         self.connection.renew_after_fork()
         if self._session is not None:
             self._session.renew_after_fork()
-        self._opened = Once(self.clock.now)
+        self._opened = Lazy(self.clock.now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.known_session_id or "not started"
-        return f"<Core {self.settings.base_url} {state}>"
+        return f"<{type(self).__name__} {self.settings.base_url} {state}>"

@@ -1,4 +1,4 @@
-"""Values that are made on first use: `Once` holds one, `Shared` one for each key.
+"""Values that are made on first use: `Lazy` holds one, `Shared` one for each key.
 
 Any thread may call the methods. No lock is held while a value is made.
 """
@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tinker_sync.errors import APIConnectionError, DeadlineError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.failures import copy_exception
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -28,13 +28,13 @@ class _Try(NamedTuple):
     deadline_at: float
 
 
-class Once(Generic[T]):
+class Lazy(Generic[T]):
     """A holder of a value, never None, that is made on first use. Thread-safe.
 
     A failure is not stored: the next call tries again.
 
-    >>> once = Once()
-    >>> once.made, once.get(lambda: 7), once.get(lambda: 8), once.made
+    >>> lazy = Lazy()
+    >>> lazy.value, lazy.get(lambda: 7), lazy.get(lambda: 8), lazy.value
     (None, 7, 7, 7)
 
     Args:
@@ -45,7 +45,7 @@ class Once(Generic[T]):
         self._now = now
         self._lock = threading.Lock()
         self._flight: _Try | None = None  # guarded by _lock; the try under way
-        self.made: T | None = None
+        self.value: T | None = None
         """The value, or None before it is made. Reading it never waits."""
         _fork.renew_in_child(self)
 
@@ -63,21 +63,21 @@ class Once(Generic[T]):
             DeadlineError: another thread had not made the value in time.
         """
         began_at = self._now()
-        while self.made is None:
+        while self.value is None:
             mine = _Try(Future(), deadline_at)
             # Ctrl-C may interrupt this block at any point. The try under way must end in every case.
             try:
                 with self._lock:
                     flight = self._flight = self._flight or mine
                 if flight is mine:
-                    self.made = make()
+                    self.value = make()
                     self._land(mine, None)
             except BaseException as failure:
                 self._land(mine, failure)
                 raise
             if flight is not mine:
                 self._await(flight, began_at, deadline_at)
-        return self.made
+        return self.value
 
     def _land(self, flight: _Try, failure: BaseException | None) -> None:
         with self._lock:
@@ -104,7 +104,7 @@ class Once(Generic[T]):
         # So does a thread that has more time than a try that found no answer in its time.
         more_time = isinstance(failure, APIConnectionError) and deadline_at > flight.deadline_at
         if isinstance(failure, Exception) and not more_time:
-            raise fresh(failure)
+            raise copy_exception(failure)
 
     def renew_after_fork(self) -> None:
         """Forget a try of the parent, which no thread of the child would end. Keep a value that was made."""

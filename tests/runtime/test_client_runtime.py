@@ -20,7 +20,7 @@ from tinker_sync._observe import CallFailed
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.lifecycle import shut_elsewhere
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
@@ -34,9 +34,9 @@ def stub() -> Iterator[Stub]:
         yield stub
 
 
-def core_of(stub: Stub, *, clock: Any = None, **settings: Any) -> Core:
+def core_of(stub: Stub, *, clock: Any = None, **settings: Any) -> ClientRuntime:
     found = Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}, **settings)
-    return Core(found, session=Session(), **({"clock": clock} if clock else {}))
+    return ClientRuntime(found, session=Session(), **({"clock": clock} if clock else {}))
 
 
 class Watcher:
@@ -76,75 +76,75 @@ def test_the_deadline_of_the_call_comes_before_that_of_the_client(
     usual: float | None,
     expected: float | None,
 ) -> None:
-    core = core_of(stub, clock=FakeClock(automatic=False), deadline_s=clients)
-    core.start()
+    runtime = core_of(stub, clock=FakeClock(automatic=False), deadline_s=clients)
+    runtime.start()
     asked: list[Call] = []
 
     def answer(call: Call, read: Callable[[Reply], Any]) -> Any:
         asked.append(call)
         return read(Reply(200, {}, b'{"supported_models": []}'))
 
-    monkeypatch.setattr(core.caller, "read", answer)
-    core.call("get_server_capabilities", deadline_s=own, usual_s=usual)
+    monkeypatch.setattr(runtime.caller, "read", answer)
+    runtime.call("get_server_capabilities", deadline_s=own, usual_s=usual)
     assert [call.deadline_s for call in asked] == [expected]
-    core.close().result(120)
+    runtime.close().result(120)
 
 
 def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None:
     release = threading.Event()
     stub.script("/client/config", Answer(gate=release, usual=True))
-    core = core_of(stub)
-    starting = threading.Thread(target=core.start)
+    runtime = core_of(stub)
+    starting = threading.Thread(target=runtime.start)
     starting.start()
     stub.await_asked("/client/config")
     with pytest.raises(APITimeoutError, match="another thread was still setting it up"):
-        core.start(core.clock.now() + 0.05)
+        runtime.start(runtime.clock.now() + 0.05)
     release.set()
     starting.join(120)
-    core.start()
+    runtime.start()
     assert len(stub.asked("/client/config")) == 1
-    core.close().result(120)
+    runtime.close().result(120)
 
 
 # ---------------------------------------------------------------------------------------------- watching
 
 
 def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> None:
-    core = core_of(stub)
+    runtime = core_of(stub)
     watcher = Watcher()
-    core.watch(watcher)
+    runtime.watch(watcher)
     stub.script("/client/config", Answer(403))
     with pytest.raises(TinkerError):
-        core.start()
+        runtime.start()
     stub.script("/get_server_capabilities", Answer(400, {"detail": "no"}))
     with pytest.raises(TinkerError):
-        core.call("get_server_capabilities")
-    future = core.future()
+        runtime.call("get_server_capabilities")
+    future = runtime.future()
     future.fail(APIStatusError.from_reply(404, {}, b""))
-    core.future().cancel()
-    core.future().resolve(1)
-    pending = core.future()
-    core.close().result(120)
+    runtime.future().cancel()
+    runtime.future().resolve(1)
+    pending = runtime.future()
+    runtime.close().result(120)
     assert isinstance(pending.exception(0), ClientClosedError)
     # Failures because of the close are not reported.
     assert watcher.failures == ["PermissionDeniedError", "BadRequestError", "NotFoundError"]
 
 
 def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
-    core = core_of(stub)
-    core.watch(Watcher(KeyError("a")))
-    core.session_id()
-    core.future().fail(KeyError("b"))
-    core.close().result(120)
+    runtime = core_of(stub)
+    runtime.watch(Watcher(KeyError("a")))
+    runtime.session_id()
+    runtime.future().fail(KeyError("b"))
+    runtime.close().result(120)
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
 def test_an_observer_is_closed_with_the_client(stub: Stub) -> None:
-    core = core_of(stub)
+    runtime = core_of(stub)
     watcher = Watcher()
-    core.watch(watcher)
-    core.session_id()
-    core.close("success", limit_s=5.0).result(120)
+    runtime.watch(watcher)
+    runtime.session_id()
+    runtime.close("success", limit_s=5.0).result(120)
     assert watcher.closed == [1.0, 0.0]  # a second to send pending events, and then no time
 
 
@@ -153,10 +153,10 @@ def test_an_observer_is_closed_with_the_client(stub: Stub) -> None:
 
 def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
     found = Settings.resolve(base_url=stub.url, api_key="tml-planted-0123456789", log="curl", environ={})
-    core = Core(found)
+    runtime = ClientRuntime(found)
     with caplog.at_level(logging.DEBUG, "tinker_sync"):
-        core.call("get_server_capabilities")
-    core.close().result(120)
+        runtime.call("get_server_capabilities")
+    runtime.close().result(120)
     assert "curl -sS" in caplog.text
     assert "get_server_capabilities" in caplog.text
     assert "planted" not in caplog.text
@@ -164,19 +164,19 @@ def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptu
 
 def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     """Freeing a client takes no lock, because the garbage collector may run while a thread holds any lock."""
-    core = core_of(stub)
-    core.session_id()
+    runtime = core_of(stub)
+    runtime.session_id()
     locks = [
         exits._open._lock,
-        core.poller._lock,
-        core.fetch_pool._shutdown_lock,
-        core.ready().scheduler._lock,
+        runtime.poller._lock,
+        runtime.fetch_pool._shutdown_lock,
+        runtime.ready().scheduler._lock,
     ]
-    held = weakref.ref(core)
+    held = weakref.ref(runtime)
     for lock in locks:
         lock.acquire()
     try:
-        del core
+        del runtime
         gc.collect()
         assert held() is None
     finally:
@@ -195,15 +195,15 @@ def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pyt
 
 def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no thread can start, as at the end of a process in Python 3.12, the calling thread closes."""
-    core = core_of(stub)
-    core.session_id()
+    runtime = core_of(stub)
+    runtime.session_id()
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        assert core.close("success").done()
+        assert runtime.close("success").done()
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
@@ -211,44 +211,44 @@ def test_the_end_of_the_process_reports_the_status_of_the_user(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the process ends before the thread of `close` has begun, the status passed to `close` counts."""
-    core = core_of(stub)
-    core.session_id()
+    runtime = core_of(stub)
+    runtime.session_id()
     with monkeypatch.context() as patch:
-        patch.setattr(core, "_close", lambda *_: None)
-        core.close("errored", "a detail")
-    finished = core.lifecycle.finish("success", None, 5.0, quiet=True)
+        patch.setattr(runtime, "_close", lambda *_: None)
+        runtime.close("errored", "a detail")
+    finished = runtime.lifecycle.finish("success", None, 5.0, quiet=True)
     assert finished is not None
     assert finished.wait(120)
     (asked,) = stub.asked("/sessions/session-0/finish")
     assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
-    core.lifecycle.shut()
+    runtime.lifecycle.shut()
 
 
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
-    core = core_of(stub)
-    core.close().result(120)
-    core.renew_after_fork()
+    runtime = core_of(stub)
+    runtime.close().result(120)
+    runtime.renew_after_fork()
     with pytest.raises(ClientClosedError):
-        core.start()
+        runtime.start()
 
 
 def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> None:
     release = threading.Event()
     stub.script("/sessions/session-0/finish", Answer(gate=release, usual=True))
-    core = core_of(stub)
-    core.session_id()
-    closing = core.close()
+    runtime = core_of(stub)
+    runtime.session_id()
+    closing = runtime.close()
     stub.await_asked("/sessions/session-0/finish")
-    core.renew_after_fork()
-    assert core.close().done()  # a new future of the child
+    runtime.renew_after_fork()
+    assert runtime.close().done()  # a new future of the child
     release.set()
     closing.result(120)
 
 
 def test_the_repr_shows_the_state(stub: Stub) -> None:
-    core = core_of(stub)
-    assert repr(core) == f"<Core {stub.url} not started>"
-    core.session_id()
-    assert repr(core) == f"<Core {stub.url} session-0>"
-    core.close().result(120)
-    assert repr(core) == f"<Core {stub.url} closed>"
+    runtime = core_of(stub)
+    assert repr(runtime) == f"<ClientRuntime {stub.url} not started>"
+    runtime.session_id()
+    assert repr(runtime) == f"<ClientRuntime {stub.url} session-0>"
+    runtime.close().result(120)
+    assert repr(runtime) == f"<ClientRuntime {stub.url} closed>"

@@ -16,10 +16,10 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 
 
-class Plan(NamedTuple):
+class CostEstimate(NamedTuple):
     """The numbers of tokens that a call is expected to use.
 
-    >>> Plan(model="s:train:0", trained=12).sampled
+    >>> CostEstimate(model="s:train:0", trained=12).sampled
     0
     """
 
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 class Limiter(Protocol):
     """A limit on the tokens that calls use. Every call asks it for a reservation."""
 
-    def hold(self, plan: Plan) -> object:
+    def hold(self, plan: CostEstimate) -> object:
         """Reserve the most tokens that a call may use, and return a key of the reservation.
 
         Raise an error to refuse the call.
@@ -47,7 +47,7 @@ class Limiter(Protocol):
         """Free the rest of the reservation; no more results of the call follow."""
 
 
-class Pledge:
+class Reservation:
     """The reservations of one call at all limiters. Thread-safe.
 
     A `with` block that raises an exception releases them.
@@ -82,7 +82,7 @@ class Pledge:
         for limiter, key in self._held:
             limiter.release(key)
 
-    def __enter__(self) -> Pledge:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
@@ -90,10 +90,10 @@ class Pledge:
             self.release()
 
 
-class Admission:
+class SpendGuard:
     """The limiters of a client, asked before each call. Thread-safe.
 
-    >>> Admission(print).admitted(Plan).settle(TokensUsed(model="s:train:0", trained=2))
+    >>> SpendGuard(print).reserve(CostEstimate).settle(TokensUsed(model="s:train:0", trained=2))
     TokensUsed(model='s:train:0', trained=2, prompt=0, cached=0, sampled=0)
 
     Args:
@@ -122,7 +122,9 @@ class Admission:
         """The limiters in force now."""
         return self._limiters
 
-    def admitted(self, plan: Callable[[], Plan], limiters: tuple[Limiter, ...] | None = None) -> Pledge:
+    def reserve(
+        self, plan: Callable[[], CostEstimate], limiters: tuple[Limiter, ...] | None = None
+    ) -> Reservation:
         """Ask the limiters about a call that is about to begin, and return their reservations.
 
         Args:
@@ -135,11 +137,11 @@ class Admission:
         if limiters is None:
             limiters = self._limiters
         if not limiters:
-            return Pledge(self._tell, ())
+            return Reservation(self._tell, ())
         wanted = plan()
         held: list[tuple[Limiter, object]] = []
         # When a limiter refuses, the reservations at the limiters before it must be released.
-        with Pledge(self._tell, held) as pledge:
+        with Reservation(self._tell, held) as pledge:
             for limiter in limiters:
                 held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
         return pledge
