@@ -66,6 +66,8 @@ def test_images_are_not_predicted() -> None:
     #        predicts  2  i  i  i  3  4  5
     assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 0, 0, 0, 3, 4, 5]
     assert datum.loss_fn_inputs["weights"].tolist() == [0, 0, 0, 0, 0, 1, 1]
+    weighted = from_completion(prompt, [4, 5], prompt_weight=1)
+    assert weighted.loss_fn_inputs["weights"].tolist() == [1, 0, 0, 0, 1, 1, 1]
     assert datum.model_input.chunks == [*prompt.chunks, EncodedTextChunk(tokens=[4])]
     assert datum.model_input.length == 7
     last = from_completion(ModelInput(chunks=[IMAGE]), [4])

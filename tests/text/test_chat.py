@@ -286,12 +286,48 @@ def odd(x: object) -> None:
     """
 
 
+def unknown(x: Missing) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """Do.
+
+    Args:
+        x: it
+    """
+
+
+def nested(x: Literal[[1]]) -> None:  # type: ignore[valid-type]
+    """Do.
+
+    Args:
+        x: it
+    """
+
+
+def unclosed(x: int) -> None:
+    """Do.
+
+    Args:
+        x: it (choices: [1, 2)
+    """
+
+
+def single(x: int) -> None:
+    """Do.
+
+    Args:
+        x: it (choices: 5)
+    """
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (silent, "silent needs a docstring"),
         (untyped, "untyped has no type for 'x'"),
         (undescribed, "the docstring of undescribed does not describe 'x'"),
+        (unknown, "the types of unknown cannot be read: name 'Missing' is not defined"),
+        (nested, r"no JSON schema for a choice of \[\[1\]\]"),
+        (unclosed, r"unclosed: 'x': expected a JSON list of choices, got '\[1, 2'"),
+        (single, "single: 'x': expected a JSON list of choices, got '5'"),
         (odd, "no JSON schema for the type <class 'object'>"),
     ],
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.servers import AnsweringServer, Seen, answer
 
 import tinker_sync
 from tinker_sync import TokenizerError
@@ -246,77 +245,47 @@ def test_incomplete_directory_is_explained(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- the real library
 
 
-class Upstream(http.server.BaseHTTPRequestHandler):
-    """The request handler of a hub with one repository, which has the files in `files` at one commit."""
-
-    files: dict[str, bytes]
-    log: list[str]
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        name = self.path.rpartition("/")[2]
-        self.log.append(f"{self.command} {name}")
-        body = self.files.get(name)
-        self.send_response(404 if body is None else 200)
-        self.send_header("X-Repo-Commit", COMMIT)
-        if body is None:
-            self.send_header("X-Error-Code", "EntryNotFound")
-        else:
-            self.send_header("ETag", f'"{name}-1"')
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body or b"")
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def test_real_library_fetches_once(folders: Any, tmp_path: Path) -> None:
     folder = folders["word-piece"]
-    Upstream.files = {name: (folder / name).read_bytes() for name in (TOKENIZER_FILE, CONFIG_FILE)}
-    Upstream.log = []
+    files = {name: (folder / name).read_bytes() for name in (TOKENIZER_FILE, CONFIG_FILE)}
+
+    def respond(seen: Seen) -> bytes:
+        """Answer as a hub with one repository, which has `files` at one commit."""
+        name = seen.target.rpartition("/")[2]
+        if name not in files:
+            absent = {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
+            return answer(b"", status=404, headers=absent)
+        body = b"" if seen.method == "HEAD" else files[name]
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{name}-1"'}
+        return answer(body, headers=headers, length=len(files[name]))
+
     code = (
         "import sys, tinker_sync as t\n"
         "made = t.get_tokenizer('org/model')\n"
         "print(made.encode('hello world'), made.sep_token, made.name_or_path)\n"
         "print('huggingface_hub' in sys.modules)"
     )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with AnsweringServer(respond) as upstream:
         variables = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_ENDPOINT": upstream.url,
             "HF_HOME": str(tmp_path),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "PYTHONPATH": str(Path(tinker_sync.__file__).parents[1]),
         }
-        try:
-            first, second = (
-                subprocess.run(
-                    [sys.executable, "-c", code],
-                    env=os.environ | variables,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                    check=False,
-                )
-                for _ in range(2)
+        command = [sys.executable, "-c", code]
+        first, second = (
+            subprocess.run(
+                command, env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False
             )
-        finally:
-            server.shutdown()
-            thread.join()
+            for _ in range(2)
+        )
     ours = tinker_sync.Tokenizer.from_directory(folder)
     printed = f"{ours.encode('hello world')} [SEP] org/model\n"
     assert (first.stdout, first.stderr) == (f"{printed}True\n", "")
     assert (second.stdout, second.stderr) == (f"{printed}False\n", "")
-    assert f"HEAD {TEMPLATE_FILE}" in Upstream.log
-    assert [line for line in Upstream.log if line in {f"GET {name}" for name in hub.WANTED}] == [
-        f"GET {name}" for name in (TOKENIZER_FILE, CONFIG_FILE)
+    asked = [f"{seen.method} {seen.target.rpartition('/')[2]}" for seen in upstream.seen]
+    assert f"HEAD {TEMPLATE_FILE}" in asked
+    assert [line for line in asked if line in {f"GET {name}" for name in hub.WANTED}] == [
+        f"GET {name}" for name in files
     ]
     shutil.rmtree(tmp_path)

@@ -210,6 +210,9 @@ def test_tokens_and_ids(plain: Tokenizer) -> None:
     assert plain.convert_ids_to_tokens(4) == "a"
     assert plain.convert_ids_to_tokens([4, 1, 99]) == ["a", "</s>", None]
     assert plain.convert_ids_to_tokens([4, 1], skip_special_tokens=True) == ["a"]
+    for wrong in (-1, [4, -1]):
+        with pytest.raises(InvalidInputError, match="0 or more"):
+            plain.convert_ids_to_tokens(wrong)
     assert plain.convert_tokens_to_string(["a", "b"]) == "a b"
     plain.unk_token = None
     assert plain.convert_tokens_to_ids("zebra") is None
@@ -262,20 +265,28 @@ def test_template_names_stay_in_the_directory(plain: Tokenizer, tmp_path: Path) 
     [
         ("tokenizer.json", "{}", "cannot be read"),
         ("tokenizer.json", None, "cannot be read"),
-        ("tokenizer_config.json", "{", "is not JSON"),
+        ("tokenizer_config.json", "{", "cannot be read as JSON"),
         ("tokenizer_config.json", "[]", "expected a JSON object, got a list"),
         ("tokenizer_config.json", '{"eos_token": 5}', "expected a special token's text"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"1": "x"}}', "expected an added token"),
+        ("tokenizer_config.json", b"\xff", "cannot be read as JSON"),
+        ("chat_template.jinja", b"\xff", "cannot be read as UTF-8"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "a"}}}', "malformed"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "malformed"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "malformed"),
+        ("tokenizer_config.json", '{"extra_special_tokens": 5}', "malformed"),
+        ("tokenizer_config.json", '{"model_max_length": "many"}', "malformed"),
     ],
 )
 def test_damaged_files_are_named(
-    folders: Any, tmp_path: Path, name: str, content: str | None, words: str
+    folders: Any, tmp_path: Path, name: str, content: str | bytes | None, words: str
 ) -> None:
     Tokenizer.from_directory(folders["byte-level"]).save_pretrained(tmp_path)
     if content is None:
         (tmp_path / name).unlink()
     else:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(TokenizerError, match=words) as caught:
         Tokenizer.from_directory(tmp_path)
     assert name in str(caught.value)

@@ -2,7 +2,8 @@
 
 A wrong mask would train on the wrong tokens without any error, so this module refuses uncertain cases:
 
-- a template that rewrites earlier messages, or whose generation prompt is missing from the finished text;
+- a template without generation tags that rewrites earlier messages, or whose generation prompt is missing
+  from the finished text;
 - a boundary inside a token, because the trained tokens would differ from the sampled ones.
 """
 
@@ -24,6 +25,7 @@ _TAGS: Final = "give a chat_template with {% generation %} tags around the assis
 _LAST: Final = "train with train_on='last' on each beginning of the chat"
 
 Span = tuple[int, int]
+"""The character offsets at which a part of a text begins and ends."""
 
 
 def from_chat(
@@ -38,12 +40,13 @@ def from_chat(
     """Make an example for `cross_entropy` that trains on the assistant's tokens of a chat.
 
     These are the tokens that the model would have sampled: in each of its turns, from the end of the prompt
-    to the token that ends the turn, inclusive. The template's generation tags mark them. Without such tags
-    this function renders the chat message by message, and checks the boundaries token by token.
+    to the token that ends the turn, inclusive. The template marks them with ``{% generation %}`` tags.
+    Without such tags this function finds them: it renders the chat message by message. In both cases a turn
+    must begin and end between two tokens.
 
     Args:
         messages: the chat; text after the assistant's last turn is input only.
-        tokenizer: a tokenizer with a chat template, which needs the extra `chat`.
+        tokenizer: a tokenizer with a chat template; the templates need the extra `chat`.
         train_on: "all" turns of the assistant, or only the "last".
         tools: functions the model may call, as in `apply_chat_template`.
         chat_template: another template, or the name of one of the model's.
@@ -70,9 +73,12 @@ def mark_assistant(
 
     Args:
         messages: the chat.
-        tokenizer: a `Tokenizer`, or an object with the same methods.
+        tokenizer: a `Tokenizer`, or, for a template without generation tags, an object with the same methods.
         last_only: mark the assistant's last turn only.
         options: further arguments of `apply_chat_template`.
+
+    Raises:
+        InvalidInputError: there is no turn of the assistant, or its tokens cannot be determined.
     """
     refuse_odd_messages(messages)
     turns = [index for index, message in enumerate(messages) if _role(message) == "assistant"]
@@ -120,7 +126,7 @@ def _render(
 def _find_tagged(
     tokenizer: Any, messages: Sequence[Message], text: str, options: Mapping[str, Any]
 ) -> list[Span] | None:
-    """Return the spans between the template's generation tags, or None for a template without tags."""
+    """Return the parts of `text` between the template's generation tags; None for a template without tags."""
     template = tokenizer.get_chat_template(options["chat_template"], options["tools"])
     if "endgeneration" not in template:
         return None
@@ -137,7 +143,11 @@ def _find_tagged(
 def _find_grown(
     tokenizer: Any, messages: Sequence[Message], index: int, text: str, options: Mapping[str, Any]
 ) -> Span:
-    """Return the span of one message: from the end of its prompt to the beginning of the next message."""
+    """Return the part of `text` from the end of a message's prompt to the beginning of the next message.
+
+    Raises:
+        InvalidInputError: the rendered texts do not show where the message begins and ends.
+    """
     where = f"messages[{index}]"
     if index == 0:
         raise InvalidInputError(f"{where}: no message before it forms its prompt; {_TAGS}")
@@ -160,7 +170,7 @@ def _find_grown(
 
 
 def _begins_with_content(message: Any, added: str) -> bool:
-    """Return True when the text that a message adds begins with its content rather than with a heading."""
+    """Return True when the text that a message adds begins with its content, not with a heading before it."""
     content = message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
     return isinstance(content, str) and bool(content.strip()) and added.lstrip().startswith(content.strip())
 
@@ -169,7 +179,7 @@ def _begins_with_content(message: Any, added: str) -> bool:
 
 
 def _count_tokens(tokenizer: Any, text: str, ids: Sequence[int], place: int) -> int:
-    """Return the number of tokens before a place in the text."""
+    """Return the number of tokens before the character offset `place`, or refuse an offset inside a token."""
     if place == len(text):
         return len(ids)
     before: list[int] = tokenizer.encode(text[:place], add_special_tokens=False)
@@ -183,7 +193,10 @@ def _count_tokens(tokenizer: Any, text: str, ids: Sequence[int], place: int) -> 
 
 
 def _trim_tail(tokenizer: Any, ids: Sequence[int], first: int, last: int) -> int:
-    """Return the end of a turn: after its last special token, if only white space follows, else `last`."""
+    """Return the end of a turn as an index of `ids`.
+
+    It is after the last special token if only white space follows that token, else `last`.
+    """
     special = set(tokenizer.all_special_ids)
     special |= {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     end = last

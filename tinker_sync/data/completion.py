@@ -15,6 +15,14 @@ from tinker_sync.types import Datum, EncodedTextChunk, ModelInput
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[Any]
+"""Token ids in any container."""
+Ids32: TypeAlias = npt.NDArray[np.int32]
+Row: TypeAlias = npt.NDArray[np.float32]
+
+NO_TOKEN = 0
+"""The target at a position before part of an image. It has no effect if the weight of the prompt is 0."""
+
 
 def from_completion(
     prompt: str | ModelInput | TokenIds,
@@ -33,14 +41,16 @@ def from_completion(
     Args:
         prompt: text, token ids, or a `ModelInput`, which may have images with `expected_tokens`.
         completion: text or token ids.
-        tokenizer: encodes texts; token ids need none.
-        weights: of the completion's tokens: one number for all, or one for each.
+        tokenizer: encodes texts, and has the end token for `append_eos`; otherwise token ids need none.
+        weights: of the completion's tokens, including the end token of `append_eos`: one number for all, or
+            one for each.
         prompt_weight: of the prompt's tokens.
         append_eos: end the completion with the tokenizer's end token, so that the model learns to stop.
-        add_special_tokens: add the special tokens that the tokenizer puts before every text.
+        add_special_tokens: begin a prompt given as text with the tokenizer's special tokens, if it has such.
 
     Raises:
-        InvalidInputError: an argument is empty, missing or of the wrong length.
+        InvalidInputError: the completion is empty, there is only one token in all, the tokenizer or its end
+            token is missing, or `weights` has the wrong length.
 
     >>> datum = from_completion([1, 2], [3, 4])
     >>> datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()
@@ -92,29 +102,22 @@ def _require_tokenizer(tokenizer: Any, what: str) -> Any:
     return tokenizer
 
 
-TokenIds: TypeAlias = Sequence[int] | npt.NDArray[Any]
-"""Token ids in any container."""
-Ids32: TypeAlias = npt.NDArray[np.int32]
-Row: TypeAlias = npt.NDArray[np.float32]
-
-NO_TOKEN = 0
-"""The target at a position before part of an image. Its weight is 0, so the id does not matter."""
-
-
 @frozen(eq=False)
 class Shifted:
-    """The input and the targets made from a row of tokens, both one position shorter."""
+    """The input and the targets made from a row of tokens. Both are one position shorter than the row."""
 
     model_input: ModelInput
     targets: npt.NDArray[np.int64]
     first: int
-    """The position that predicts the first token after the prompt."""
+    """The position that predicts the first token after the prompt; -1 without a prompt."""
+    has_token: npt.NDArray[np.bool_]
+    """False at the positions whose target is a part of an image, which no token stands for."""
 
     def row(self, prompt: float, after: float | Sequence[float] | npt.NDArray[Any]) -> Row:
-        """Return a value for each position.
+        """Return a row with a value for each position, such as weights or advantages.
 
         Args:
-            prompt: for positions that predict a token of the prompt.
+            prompt: for positions that predict a token of the prompt; those of an image have 0.
             after: for the others; one number, or one for each token after the prompt.
         """
         values = np.full(len(self.targets), prompt, dtype=np.float32)
@@ -122,11 +125,14 @@ class Shifted:
         # Without a prompt no position predicts the first token, so its value is not used.
         skipped = max(0, -self.first) if given.ndim else 0
         values[max(self.first, 0) :] = given[skipped:] if given.ndim else given
+        values[~self.has_token] = 0
         return values
 
 
 def shift(prompt: ModelInput, tokens: TokenIds) -> Shifted:
-    """Make the input from all tokens but the last, and the targets from all tokens but the first.
+    """Make an input and targets from a prompt followed by tokens.
+
+    The input has all tokens of this row but the last, the targets all but the first.
 
     Raises:
         InvalidInputError: there is no token to predict, or an image lacks `expected_tokens`.
@@ -140,7 +146,9 @@ def shift(prompt: ModelInput, tokens: TokenIds) -> Shifted:
     if len(before) + len(after) < 2 or not len(after):
         raise InvalidInputError("nothing to predict: expected a prompt and at least one token after it")
     row = np.concatenate([before, after])
-    return Shifted(_build_input(prompt, after), row[1:].astype(np.int64), len(before) - 1)
+    texts = [np.full(chunk.length, isinstance(chunk, EncodedTextChunk)) for chunk in prompt.chunks]
+    has_token = np.concatenate([*texts, np.ones(len(after), bool)])
+    return Shifted(_build_input(prompt, after), row[1:].astype(np.int64), len(before) - 1, has_token[1:])
 
 
 def _build_input(prompt: ModelInput, after: Ids32) -> ModelInput:

@@ -47,7 +47,7 @@ def from_sample(
         provenance: record the origin of the tokens, if the server gave the sequence an id.
 
     Raises:
-        InvalidInputError: tokens, log-probabilities and advantages do not fit; lists all problems.
+        InvalidInputError: tokens, log-probabilities and advantages do not fit, or the prompt is empty.
 
     >>> sequence = SampledSequence("stop", "seq-1", np.array([3, 4]), np.array([-0.5, -0.25]))
     >>> datum = from_sample([1, 2], sequence, 2.0)
@@ -92,7 +92,7 @@ def from_samples(
         provenance: as in `from_sample`.
 
     Raises:
-        InvalidInputError: a sequence does not fit; the text names it.
+        InvalidInputError: the number of advantages differs, or a sequence does not fit; the text names it.
 
     >>> group = [SampledSequence("stop", None, np.array([n]), np.array([-1.0])) for n in (3, 4)]
     >>> [datum.loss_fn_inputs["advantages"].tolist() for datum in from_samples([1], group, [0.5, -0.5])]
@@ -150,7 +150,7 @@ def _find_logprob_problems(logprobs: npt.NDArray[Any], count: int) -> Iterator[s
 
 
 def _add_spans(datum: Datum, shifted: Shifted, sequence_id: str) -> Datum:
-    """Mark each position of input and targets as part of the prompt or of the sample."""
+    """Return the datum with each position of input and targets marked as part of the prompt or the sample."""
     length = len(shifted.targets)
     prompt = shifted.first + 1
     return datum.with_provenance(

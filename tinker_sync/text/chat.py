@@ -30,7 +30,7 @@ rendered text, the template strips messages."""
 
 @frozen
 class Rendering:
-    """A template and its inputs, except the messages."""
+    """A chosen template with its inputs other than the messages. It renders chats."""
 
     template: str
     tools: list[Any] | None = None
@@ -43,7 +43,7 @@ class Rendering:
         Args:
             messages: the chat.
             prompt: end with the beginning of the assistant's turn.
-            marked: put marks around the text between generation tags.
+            marked: put marks around the text between the template's `{% generation %}` tags.
         """
         given = {
             **self.variables,
@@ -55,7 +55,11 @@ class Rendering:
         return render(self.template, given, marked=marked)
 
     def render_open(self, messages: Sequence[Message], where: str) -> str:
-        """Render a chat up to the end of the last message, whose text is under the key `where`."""
+        """Render a chat up to the end of the text that the last message has under the key `where`.
+
+        Raises:
+            InvalidInputError: the last message has no such text, or the template changes or omits the text.
+        """
         prepared = _prepare_all(messages)
         content = _leave_open(prepared, where, self.template)
         given = {**self.variables, "messages": prepared, "tools": self.tools, "documents": self.documents}
@@ -79,6 +83,9 @@ class Chat:
             chosen: the name of a template of the model, or the text of a template. None chooses the model's
                 own template; of several, it chooses `tool_use` for a chat with tools, and else `default`.
             tools: the tools of the chat.
+
+        Raises:
+            InvalidInputError: the model has no template, or several without a default.
         """
         own = self.tokenizer.chat_template
         if isinstance(own, Mapping):
@@ -104,7 +111,11 @@ class Chat:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendering:
-        """Collect a template and its inputs. A variable overrides a special token of the same name."""
+        """Return a `Rendering` of a template. A variable overrides a special token of the same name.
+
+        Raises:
+            InvalidInputError: there is no template, or a tool or a document is not valid.
+        """
         text = self.choose_template(template, tools)
         for document in documents or ():
             if not isinstance(document, Mapping):
@@ -175,7 +186,8 @@ def find_generated(
     A span is a pair of character offsets: the first one, and the one after the last.
 
     Raises:
-        InvalidInputError: the template changes the text between its tags, so the spans cannot be found.
+        InvalidInputError: the template changes the text between its tags, or `text` has the characters that
+            mark the spans.
     """
     if BEGIN in text or END in text:
         raise InvalidInputError("messages: U+FDD0 and U+FDD1 are not allowed in a text")
@@ -213,7 +225,11 @@ def _shape(rows: list[list[int]], single: bool, kind: str | None) -> Any:
 
 
 def _split_chats(conversation: Any) -> tuple[list[Any], bool]:
-    """Return the chats of a batch, and True when the argument is one chat rather than a batch."""
+    """Return the chats of a batch, and True when the argument is one chat rather than a batch.
+
+    Raises:
+        InvalidInputError: the argument is not a list, or is empty.
+    """
     conversation = getattr(conversation, "messages", conversation)
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         raise InvalidInputError(
@@ -227,7 +243,11 @@ def _split_chats(conversation: Any) -> tuple[list[Any], bool]:
 
 
 def _prepare_all(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copy messages as plain data, without None values and with the reasoning under its usual keys."""
+    """Copy messages as plain data, without None values.
+
+    A copy has the reasoning of its message under both keys that templates read: `thinking` and
+    `reasoning_content`.
+    """
     return [_prepare(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -241,7 +261,7 @@ def _prepare(message: Any, where: str) -> dict[str, Any]:
 
 
 def _leave_open(messages: list[dict[str, Any]], where: str, template: str) -> str:
-    """Append `_OPEN` to the last message's text under the key `where`, and return the text without it."""
+    """Append the mark `_OPEN` to the last message's text under the key `where`; return the text alone."""
     last = messages[-1]
     content = last.get(where)
     if content is None:

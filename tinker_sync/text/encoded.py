@@ -33,7 +33,7 @@ class Encoded(dict[str, Any]):
     """
 
     encodings: Sequence[Encoding] | None = None
-    """The tokenizer library's own result for each text, with tokens, offsets and more."""
+    """The result of the library `tokenizers` for each text, with more details; None without texts."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -42,7 +42,11 @@ class Encoded(dict[str, Any]):
             raise AttributeError(f"no {name!r} here, only {', '.join(self)}", name=name, obj=self) from None
 
     def tokens(self, batch_index: int = 0) -> list[str]:
-        """Return the tokens of one text as the vocabulary spells them."""
+        """Return the tokens of one text, by its index, as the vocabulary spells them.
+
+        Raises:
+            InvalidInputError: the ids do not come from a text.
+        """
         if self.encodings is None:
             raise InvalidInputError("Encoded.tokens: these ids do not come from a text")
         return self.encodings[batch_index].tokens
@@ -57,7 +61,12 @@ class Encoded(dict[str, Any]):
 
 
 def as_tensors(rows: Sequence[Sequence[int]], kind: str | None, name: str) -> Any:
-    """Return rows of equal length as an array or a tensor; a `kind` of None returns them unchanged."""
+    """Return rows of equal length as an array ("np") or tensor ("pt"); None returns them unchanged.
+
+    Raises:
+        InvalidInputError: the rows differ in length, or the kind is another one.
+        MissingExtraError: torch is not installed.
+    """
     if kind is None:
         return rows
     if len({len(row) for row in rows}) > 1:
@@ -76,7 +85,10 @@ def as_tensors(rows: Sequence[Sequence[int]], kind: str | None, name: str) -> An
 
 
 def as_ids(given: Any) -> Any:
-    """Convert ids in a list, tuple, range, array or tensor to an int, a list of ints or a list of lists."""
+    """Return token ids as Python's ints: one int, a list or tuple of ints, or a list of rows of ints.
+
+    The given ids are an int, list, tuple, range, array or tensor, or a dict with one of these as "input_ids".
+    """
     if isinstance(given, dict):
         given = given["input_ids"]
     if hasattr(given, "tolist"):  # arrays, tensors and their single values
@@ -119,7 +131,7 @@ class Lengths:
         multiple_of: int | None,
         model_limit: int,
     ) -> Lengths:
-        """Interpret the arguments of a call.
+        """Interpret the arguments of a call. Raise `InvalidInputError` for those that are not valid.
 
         >>> Lengths.of("max_length", True, 8, None, 2048)
         Lengths(longest=8, padded=8, pad_to_longest=False, multiple_of=None)

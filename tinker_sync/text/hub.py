@@ -1,6 +1,6 @@
-"""The files of a model's tokenizer: rules from the model's name to their source, and the files themselves.
+"""The files of a model's tokenizer: choice of their source by the model's name, search and download.
 
-They are in a directory or in the hub's cache. This module reads the cache directly, without network and
+The files are in a directory or in the hub's cache. This module reads the cache directly, without network and
 without loading a library. The hub's own library, which comes with `tokenizers`, downloads what the cache
 lacks: it knows the host, tokens, proxies, locks between processes and the cache's layout. Any thread may call
 this module.
@@ -20,6 +20,20 @@ from typing import Any, Final
 from attrs import frozen
 
 from tinker_sync.errors import TokenizerError
+
+_log = logging.getLogger(__name__)
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+WANTED: Final = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+"""Files that every load uses, where they exist."""
+LEGACY: Final = ("special_tokens_map.json", "added_tokens.json")
+"""Files that older repositories use in place of a list of added tokens in the configuration."""
+
+_REPOSITORY: Final = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
+_TRUE: Final = {"1", "ON", "YES", "TRUE"}
+_DEFAULT_REVISION: Final = "main"
 
 LLAMA_3: Final = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 """The open copy of a tokenizer whose own repositories require a licence."""
@@ -43,7 +57,8 @@ _VENDOR_PREFIXES: Final = ("TML/", "thinkingmachines/")
 class TokenizerSource:
     """The source of a tokenizer: a repository's id and revision, or a directory.
 
-    `runs_code` means that the repository's own code builds the tokenizer. Such a revision is pinned.
+    `runs_code` is True if code of the repository builds the tokenizer. The revision of such a repository is
+    fixed in this package.
     """
 
     id: str
@@ -102,34 +117,19 @@ def _by_family(model_name: str) -> str:
     return model_name
 
 
-_log = logging.getLogger(__name__)
-
-TOKENIZER_FILE: Final = "tokenizer.json"
-CONFIG_FILE: Final = "tokenizer_config.json"
-TEMPLATE_FILE: Final = "chat_template.jinja"
-WANTED: Final = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
-"""Files that every load uses, where they exist."""
-LEGACY: Final = ("special_tokens_map.json", "added_tokens.json")
-"""Files that older repositories use in place of a list of added tokens in the configuration."""
-
-_REPOSITORY: Final = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
-_TRUE: Final = {"1", "ON", "YES", "TRUE"}
-_DEFAULT_REVISION: Final = "main"
-
-
 @frozen
 class TokenizerFiles:
     """The directory with a tokenizer's files, and the record of files that the hub does not have."""
 
     directory: Path
     absent: Path | None = None
-    """A directory with an empty file for each file known not to exist on the hub."""
+    """A directory with an empty file for each file known not to exist on the hub; None without a hub."""
 
     def has(self, name: str) -> bool:
         return (self.directory / name).is_file()
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Return the names neither found here nor known to be absent on the hub."""
+        """Return the names that are neither in the directory nor recorded as absent; [] without a hub."""
         if self.absent is None:
             return []
         return [name for name in names if not self.has(name) and not (self.absent / name).exists()]
@@ -145,15 +145,7 @@ def find(source: TokenizerSource) -> TokenizerFiles:
         return _in_directory(source)
     if not _REPOSITORY.fullmatch(source.id) or ".." in source.id:
         raise TokenizerError(f"{source.id!r} is neither a directory nor the id of a repository", source.id)
-    place = find_cached(source)
-    if place is None or place.unknown(WANTED):
-        place = _complete(source, place, WANTED)
-    return place
-
-
-def complete(source: TokenizerSource, place: TokenizerFiles, names: Sequence[str]) -> TokenizerFiles:
-    """Download further files, as far as the hub has them, and return the updated `TokenizerFiles`."""
-    return _complete(source, place, names) if place.unknown(names) else place
+    return complete(source, find_cached(source), WANTED)
 
 
 def _in_directory(source: TokenizerSource) -> TokenizerFiles:
@@ -171,7 +163,7 @@ def _in_directory(source: TokenizerSource) -> TokenizerFiles:
 
 
 def cache_directory() -> Path:
-    """Return the cache directory of the hub's library, from the environment variables it reads itself."""
+    """Return the cache directory of the hub's library, from the environment variables of the library."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return _expand(os.environ[name])
@@ -205,14 +197,22 @@ def find_cached(source: TokenizerSource) -> TokenizerFiles | None:
 # ------------------------------------------------------------------------------------------- the network
 
 
-def _complete(source: TokenizerSource, place: TokenizerFiles | None, names: Sequence[str]) -> TokenizerFiles:
-    """Download the missing files. If the network fails, return the cached tokenizer as it is."""
-    if is_offline():
-        if place is None:
-            raise TokenizerError(_explain_missing(source, "HF_HUB_OFFLINE is set"), source.id)
+def complete(source: TokenizerSource, place: TokenizerFiles | None, names: Sequence[str]) -> TokenizerFiles:
+    """Download those of the named files that are missing and that the hub has; return the tokenizer's files.
+
+    `place` has the cached files; it is None if the cache has no `tokenizer.json`. If the network fails or is
+    forbidden, return `place` as it is.
+
+    Raises:
+        TokenizerError: the hub has no such tokenizer, or the network is necessary and fails or is forbidden.
+    """
+    missing = names if place is None else place.unknown(names)
+    if place is not None and (not missing or is_offline()):
         return place
+    if is_offline():
+        raise TokenizerError(_explain_missing(source, "HF_HUB_OFFLINE is set"), source.id)
     try:
-        for name in names if place is None else place.unknown(names):
+        for name in missing:
             _fetch(source, name)
     except _NotOnHubError as error:
         raise TokenizerError(_explain_unusable(source, str(error)), source.id) from error.__cause__
@@ -237,7 +237,11 @@ class _NotOnHubError(Exception):
 
 
 def _fetch(source: TokenizerSource, name: str) -> None:
-    """Let the hub's library download one file into the cache, or record there that it does not exist."""
+    """Let the hub's library download one file into the cache, or record there that the file does not exist.
+
+    Raises:
+        _NotOnHubError: the hub does not have the repository or the revision, or this is `tokenizer.json`.
+    """
     hub: Any = importlib.import_module("huggingface_hub")
     errors: Any = importlib.import_module("huggingface_hub.utils")
     try:

@@ -1,4 +1,4 @@
-"""`get_tokenizer`: loads the tokenizer of a model once in a process. Any thread may call it."""
+"""`get_tokenizer`: loads the tokenizers of models, and keeps the last 32. Any thread may call it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TRIM_BYTES: Final = 1_000_000
 
 
 class LoadedOnce(Generic[T]):
-    """A cache that loads each value once and keeps the values used last. Thread-safe.
+    """A cache that keeps the most recently used values. Thread-safe.
 
-    Threads that wait for another thread's load get its failure too.
+    If several threads want a missing value, one loads it and the others wait. They also get its failure.
 
     >>> loaded = LoadedOnce(2)
     >>> loaded.get("a", lambda: "first"), loaded.get("a", lambda: "second")
@@ -38,13 +38,12 @@ class LoadedOnce(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, Lazy[T]] = (
-            OrderedDict()
-        )  # guarded by _lock; the last used at its end
+        # guarded by _lock; the last used is at its end
+        self._kept: OrderedDict[Hashable, Lazy[T]] = OrderedDict()
         _fork.renew_in_child(self)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
-        """Return the value of a key. The first thread loads it, and others wait. A failure is not kept."""
+        """Return the value of a key. Call `load` if the cache does not have it. A failure is not kept."""
         new: Lazy[T] = Lazy()
         with self._lock:
             lazy = self._kept.setdefault(key, new)
@@ -68,7 +67,7 @@ _loaded: Final[LoadedOnce[Any]] = LoadedOnce(_KEPT)
 
 
 def find_only_tokenizer() -> Any:
-    """Return the tokenizer that this process has loaded, or None if it has loaded none or several."""
+    """Return the one tokenizer that `get_tokenizer` keeps in memory; None if it keeps none or several."""
     made = _loaded.values()
     return made[0] if len(made) == 1 else None
 
@@ -84,8 +83,9 @@ def get_tokenizer(
 def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: str = "tokenizers") -> Any:
     """Return the tokenizer of a model, from a directory, from the hub's cache, or downloaded into it.
 
-    One thread loads a tokenizer while others wait, and the last 32 stay in memory. Files in the cache are not
-    compared with the hub's; `hf download` renews them.
+    If several threads want the same tokenizer, one loads it while the others wait. The last 32 stay in
+    memory. Files in the cache are not compared with the hub's; `hf download` renews them. Tokenizers whose id
+    begins with `TML/` or `thinkingmachines/` come from the vendor's package `tml_tokenizers`, if it has them.
 
     Args:
         model_name: the name of a model, or a directory with its `tokenizer.json`.
@@ -93,7 +93,8 @@ def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: 
         backend: "transformers" returns an object of that library, which must be installed.
 
     Raises:
-        TokenizerError: the tokenizer cannot be loaded; the text names the files to provide.
+        TokenizerError: the tokenizer cannot be loaded; the text names the remedy.
+        InvalidInputError: the backend has another name.
 
     >>> get_tokenizer("tinker-sync/tiny").encode("2 + 3 =")[:2]
     [20, 223]
@@ -142,7 +143,11 @@ def _load_transformers(source: TokenizerSource) -> Any:
 
 
 def _load_vendor(source: TokenizerSource) -> Any:
-    """Return the tokenizer of the vendor's package, or None if the package does not have this tokenizer."""
+    """Return the tokenizer of the vendor's package, or None if the package does not have this tokenizer.
+
+    Raises:
+        TokenizerError: the package is not installed.
+    """
     try:
         vendor: Any = importlib.import_module("tml_tokenizers.tinker_tokenizers")
     except ImportError as error:
@@ -155,10 +160,12 @@ def _load_vendor(source: TokenizerSource) -> Any:
 
 
 def trim_malloc() -> bool:
-    """Give freed memory back to the system if the C library is glibc; return True if some was given back.
+    """Give freed memory back to the system if the C library has a call for it, as glibc has.
+
+    Return True if some memory was given back.
 
     Parsing a vocabulary takes several times the memory of the resulting tokenizer. Without this call, glibc
-    would keep the freed memory of the process, about as much as the process uses.
+    would keep the freed memory, and the process would occupy about twice as much as it uses.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
+
 from attrs import field, frozen
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tinker_sync.errors import TokenizerError
+
+from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.text.hub import CONFIG_FILE, LEGACY, TEMPLATE_FILE, TOKENIZER_FILE
-from typing import overload
-from tinker_sync.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Setup:
     extra: list[str]
     """Special tokens without a name."""
     added: list[AddedToken | str]
-    """Tokens of the configuration, including those that the vocabulary already has."""
+    """Tokens to add to the vocabulary, which may have some of them already."""
     templates: Templates
     model_max_length: int
     model_input_names: list[str]
@@ -55,22 +55,38 @@ class Setup:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one when the file does not exist."""
+    """Return the JSON object in a file, or an empty one when the file does not exist.
+
+    Raises:
+        TokenizerError: the file cannot be read, or has no JSON object.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        tree = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    try:
-        tree = json.loads(text)
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(tree, dict):
         raise TokenizerError(f"{path}: expected a JSON object, got a {type(tree).__name__}")
     return tree
 
 
 def read_setup(directory: Path | None, backend: Backend) -> Setup:
-    """Return the setup in the files of a directory, or the default setup if there is no directory."""
+    """Return the setup in the files of a directory, or the default setup if there is no directory.
+
+    Raises:
+        TokenizerError: a file cannot be read, or has a malformed value.
+    """
+    try:
+        return _read_setup(directory, backend)
+    except TokenizerError:
+        raise
+    except Exception as error:  # a malformed value can raise any class
+        reason = f"{directory}: a malformed value in {CONFIG_FILE} or in a file beside it; correct the value"
+        raise TokenizerError(f"{reason} ({type(error).__name__}: {error})") from error
+
+
+def _read_setup(directory: Path | None, backend: Backend) -> Setup:
     original = {} if directory is None else read_json(directory / CONFIG_FILE)
     config = {name: _restore_tokens(value) for name, value in original.items()}
     if not config.get("extra_special_tokens"):
@@ -91,7 +107,9 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
         extra=[str(_token_text(token)) for token in unnamed],
         added=_list_added(added, named, unnamed, backend),
         templates=None if directory is None else _read_templates(directory, config.get("chat_template")),
-        model_max_length=config.get("model_max_length") or config.get("max_len") or _UNBOUNDED,
+        model_max_length=int(
+            min(config.get("model_max_length") or config.get("max_len") or _UNBOUNDED, _UNBOUNDED)
+        ),
         model_input_names=list(config.get("model_input_names") or ("input_ids", "attention_mask")),
         padding_side=config.get("padding_side", "right"),
         truncation_side=config.get("truncation_side", "right"),
@@ -141,8 +159,9 @@ def _token_text(token: Any) -> str:
 def _merge_legacy(directory: Path | None, backend: Backend, config: dict[str, Any]) -> dict[int, AddedToken]:
     """Return the added tokens by id, from the legacy files and the vocabulary.
 
-    The caller does this when the configuration lists no added tokens. The special tokens of
-    `special_tokens_map.json` are written into `config`, in place of those it has.
+    This function is for configurations that list no added tokens. It writes the special tokens of
+    `special_tokens_map.json` into `config`. They replace those of `config`, but extend its list
+    `extra_special_tokens`.
     """
     named, ids = ({}, {}) if directory is None else (read_json(directory / name) for name in LEGACY)
     for name, value in named.items():
@@ -233,7 +252,10 @@ def _read_templates(directory: Path, configured: Any) -> Templates:
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read as UTF-8: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------- saving
@@ -256,7 +278,10 @@ def save(
 
 
 def _config_to_save(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the configuration with later changes, without added tokens, which are in `tokenizer.json`."""
+    """Return the configuration with the present settings of the tokenizer.
+
+    Added tokens and chat templates are left out, because other files have them.
+    """
     gone = ("chat_template", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
     kept = {name: value for name, value in config.items() if name not in gone}
     named = tokenizer.special_tokens_map
@@ -340,7 +365,7 @@ class _IdAttribute:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary. Threads may share it."""
+    """The base class of `Tokenizer`, with the special tokens of the vocabulary as attributes. Thread-safe."""
 
     bos_token, bos_token_id = _TokenAttribute(), _IdAttribute()
     eos_token, eos_token_id = _TokenAttribute(), _IdAttribute()

@@ -37,7 +37,7 @@ def render(template: str, variables: Mapping[str, Any], *, marked: bool = False)
     Args:
         template: the template's text.
         variables: plain data, see `to_plain`.
-        marked: put `BEGIN` and `END` around the text between generation tags.
+        marked: put `BEGIN` and `END` around the text between the template's `{% generation %}` tags.
 
     Raises:
         InvalidInputError: the template is broken, does something forbidden, or refuses its input.
@@ -68,7 +68,7 @@ def _make_environment(marked: bool) -> ImmutableSandboxedEnvironment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(ext.Extension):
-        """The tags around the assistant's text."""
+        """An extension of Jinja: the tag `generation`, which templates put around the assistant's text."""
 
         tags = {"generation"}  # noqa: RUF012  # the base class declares it so
 
@@ -154,7 +154,9 @@ def _make_namespace() -> type[Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Copy a value as JSON types. Other objects become the name of their class, without their methods.
+    """Copy a value as plain types. Dataclasses and models become dictionaries.
+
+    Other objects become the name of their class, so that a template cannot call their methods.
 
     >>> to_plain({"content": [{"type": "image", "image": object()}]})
     {'content': [{'type': 'image', 'image': '<object>'}]}
@@ -190,10 +192,11 @@ _CHOICES: Final = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def schema_of(tool: Any) -> Mapping[str, Any]:
-    """Return the schema of a tool: a dictionary unchanged, or a description of a function.
+    """Return the JSON schema of a tool: a dictionary unchanged; for a function, from its types and docstring.
 
     Raises:
-        InvalidInputError: the tool is neither, or the function lacks a type or a description.
+        InvalidInputError: the tool is neither, the function lacks a type or a description, a type has no
+            schema or cannot be read, or the choices of an argument are no JSON list.
 
     >>> def double(n: int):
     ...     '''Double a number.
@@ -217,7 +220,10 @@ def _schema_of_function(function: Callable[..., Any]) -> dict[str, Any]:
     if not doc:
         raise InvalidInputError(f"tools: {name} needs a docstring that describes it to the model")
     about, arguments, returned = _read_docstring(doc.strip())
-    hints = get_type_hints(function)
+    try:
+        hints = get_type_hints(function)
+    except Exception as error:  # an annotation in quotes can raise any class
+        raise InvalidInputError(f"tools: the types of {name} cannot be read: {error}") from error
     result = hints.pop("return", None)
     properties: dict[str, Any] = {}
     required = []
@@ -227,7 +233,7 @@ def _schema_of_function(function: Callable[..., Any]) -> dict[str, Any]:
         if parameter.name not in arguments:
             raise InvalidInputError(f"tools: the docstring of {name} does not describe {parameter.name!r}")
         properties[parameter.name] = _describe(
-            _schema_of_type(hints[parameter.name]), arguments[parameter.name]
+            _schema_of_type(hints[parameter.name]), arguments[parameter.name], f"{name}: {parameter.name!r}"
         )
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
@@ -243,12 +249,17 @@ def _schema_of_function(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": made}
 
 
-def _describe(schema: dict[str, Any], words: str) -> dict[str, Any]:
+def _describe(schema: dict[str, Any], words: str, place: str) -> dict[str, Any]:
     choices = _CHOICES.search(words)
     if choices is not None:
-        schema["enum"] = [
-            each.strip() if isinstance(each, str) else each for each in json.loads(choices.group(1))
-        ]
+        try:
+            listed = json.loads(choices.group(1))
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list):
+            got = choices.group(1)
+            raise InvalidInputError(f"tools: {place}: expected a JSON list of choices, got {got!r}")
+        schema["enum"] = [each.strip() if isinstance(each, str) else each for each in listed]
         words = words[: choices.start()].strip()
     schema["description"] = words
     return schema
@@ -281,7 +292,7 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
 def _schema_of_type(hint: Any) -> dict[str, Any]:
     if hint is Any:
         return {}
-    if hint in _SCALARS:
+    if isinstance(hint, type) and hint in _SCALARS:
         return {"type": _SCALARS[hint]}
     origin, inside = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):

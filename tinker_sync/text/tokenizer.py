@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 class Tokenizer(SpecialTokens):
     """A converter of text to the token ids of a model and back. Threads may share it, also after a fork.
-
     The results equal those of `transformers` for the same files. `get_tokenizer` of a client returns the
     tokenizer of its model, and `from_directory` reads one from files:
 
@@ -68,8 +67,6 @@ class Tokenizer(SpecialTokens):
             reason = f"{path / TOKENIZER_FILE} cannot be read: {error}"
             raise TokenizerError(reason, name_or_path or str(path)) from error
         return cls(backend, read_setup(path, backend), name_or_path=name_or_path or str(path))
-
-    # -------------------------------------------------------------------------------------- text to ids
 
     def encode(
         self,
@@ -119,16 +116,16 @@ class Tokenizer(SpecialTokens):
             text_pair: a second part for each.
             add_special_tokens: add the special tokens that frame every text.
             padding: True or "longest" pads to the longest text, "max_length" to `max_length`.
-            truncation: True cuts texts longer than `max_length`, special tokens included.
-            max_length: for padding and truncation; None takes the model's own limit.
-            pad_to_multiple_of: round the padded length up.
+            truncation: True cuts texts to `max_length` tokens; the special tokens count.
+            max_length: for padding and truncation; None takes the model's own limit, if it has one.
+            pad_to_multiple_of: round the padded length up to a multiple of this number.
             padding_side: "left" or "right" in place of the tokenizer's own side.
-            return_tensors: "np" or "pt" returns arrays or tensors with one row for each text.
+            return_tensors: "np" returns arrays, "pt" tensors of torch, with one row for each text.
             return_attention_mask, return_token_type_ids: None includes them if the model takes them.
             return_special_tokens_mask, return_offsets_mapping, return_length: add these columns.
 
         Raises:
-            InvalidInputError: an argument is not a text, or a text cannot be cut or padded.
+            InvalidInputError: an argument is invalid, a text cannot be cut or padded, or a pair is too long.
         """
         single = isinstance(text, str)
         if not isinstance(text, Iterable):
@@ -211,8 +208,6 @@ class Tokenizer(SpecialTokens):
         for each in encodings:
             each.pad(target, direction=side, pad_id=index, pad_token=token)
 
-    # -------------------------------------------------------------------------------------- ids to text
-
     @overload
     def decode(
         self,
@@ -245,7 +240,7 @@ class Tokenizer(SpecialTokens):
             clean_up_tokenization_spaces: remove spaces before punctuation; None follows the model's files.
 
         Raises:
-            InvalidInputError: an id is negative, too large or not an integer.
+            InvalidInputError: an id is negative, 2**32 or more, or not an integer. Unknown ids add no text.
         """
         ids = as_ids(token_ids)
         if isinstance(ids, int):
@@ -283,14 +278,14 @@ class Tokenizer(SpecialTokens):
             text = text.replace(found, wanted)
         return text
 
-    # -------------------------------------------------------------------------------------- the vocabulary
-
     @overload
     def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
     @overload
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
-        """Return the id of each token; an unknown token has the id of `unk_token`, or None."""
+        """Return the id of a token, or of each token in a list.
+        For an unknown token, return the id of `unk_token`, or None if the model has no such token.
+        """
         if isinstance(tokens, str):
             index = self._backend.token_to_id(tokens)
             return self.unk_token_id if index is None else index
@@ -303,15 +298,20 @@ class Tokenizer(SpecialTokens):
     def convert_ids_to_tokens(
         self, ids: Any, skip_special_tokens: bool = False
     ) -> str | list[str | None] | None:
-        """Return the token of each id as the vocabulary spells it, or None for an unknown id."""
+        """Return the token of an id, or of each id in a list, as the vocabulary spells it; None if unknown.
+        `skip_special_tokens` omits special tokens from a list. Negative ids raise `InvalidInputError`.
+        """
         plain = as_ids(ids)
-        if isinstance(plain, int):
-            return self._backend.id_to_token(plain)
         skipped = set(self.all_special_ids) if skip_special_tokens else set()
-        return [self._backend.id_to_token(index) for index in plain if index not in skipped]
+        try:
+            if isinstance(plain, int):
+                return self._backend.id_to_token(plain)
+            return [self._backend.id_to_token(index) for index in plain if index not in skipped]
+        except (TypeError, OverflowError) as error:
+            raise InvalidInputError(f"expected token ids of 0 or more ({error})") from error
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """Join tokens to a text in the way of `decode`."""
+        """Return the text of tokens, decoded like that of ids, but without any clean-up of spaces."""
         decoder = self._backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
@@ -346,10 +346,13 @@ class Tokenizer(SpecialTokens):
         """Return the ids of tokens added to the vocabulary."""
         return self.added_tokens_encoder
 
-    # -------------------------------------------------------------------------------------- chats
-
     def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Tool] | None = None) -> str:
-        """Return the template that `chat_template` names, its text itself, or for None the model's own.
+        """Return the text of the template that `apply_chat_template` uses for these arguments.
+
+        Args:
+            chat_template: the name of a template of the model, or the text of a template. None chooses the
+                model's own template; of several, it chooses `tool_use` for a chat with tools, else `default`.
+            tools: the tools of the chat.
 
         Raises:
             InvalidInputError: the model has no template, or several without a default.
@@ -378,16 +381,16 @@ class Tokenizer(SpecialTokens):
 
         Args:
             conversation: a list of messages, each a dictionary with `role` and `content`; or several lists.
-            tools: functions the model may call, as JSON schemas or as Python functions with types and a
-                docstring.
+            tools: functions the model may call: JSON schemas, or Python functions with types and docstring.
             documents: texts the model may cite, for templates that support them.
             chat_template: another template, or the name of one of the model's.
             add_generation_prompt: end with the beginning of the assistant's turn.
-            continue_final_message: leave the last message open, for the model to continue.
+            continue_final_message: leave the last message open, for the model to continue; a text names the
+                key of the open part, in place of `content`.
             tokenize: return ids; False returns the text.
             padding, truncation, max_length, return_tensors: as in a call of the tokenizer.
             return_dict: return `input_ids` and `attention_mask` by name; False returns the ids alone.
-            return_assistant_tokens_mask: add `assistant_masks`, if the template has generation tags.
+            return_assistant_tokens_mask: add `assistant_masks`: 1 in `{% generation %}` blocks, else 0.
             tokenizer_kwargs: further options of a call of the tokenizer.
             variables: further variables of the template.
 
@@ -421,10 +424,8 @@ class Tokenizer(SpecialTokens):
 
         return Chat(self)
 
-    # -------------------------------------------------------------------------------------- saving
-
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Write files from which this or another library loads the same tokenizer, and return their paths."""
+        """Write files from which this package or `transformers` loads this tokenizer. Return their paths."""
         return save(Path(save_directory), self._backend, self._setup.config, self)
 
     def __repr__(self) -> str:
