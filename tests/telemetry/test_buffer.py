@@ -52,6 +52,16 @@ def test_put_back_events_come_first() -> None:
     assert [event.index for event in again] == [0, 1, 2]
 
 
+def test_a_put_back_event_gives_way_to_a_newer_one_of_its_key() -> None:
+    buffer = EventBuffer()
+    for key in ("a", None, "b"):
+        buffer.add(draft(key=key))
+    taken = buffer.take(3)
+    buffer.add(draft(key="a"))
+    buffer.put_back(taken)
+    assert [event.draft.key for event in buffer.take(100)] == [None, "b", "a"]
+
+
 def test_closed_buffer_keeps_no_events() -> None:
     buffer = EventBuffer()
     buffer.add(draft())
@@ -59,7 +69,8 @@ def test_closed_buffer_keeps_no_events() -> None:
     buffer.add(draft())
     buffer.close()
     buffer.put_back(taken)
-    assert (buffer.add(draft()), len(buffer), buffer.closed) == (False, 0, True)
+    assert not buffer.add(draft())
+    assert repr(buffer) == "<EventBuffer 0 waiting, 0 dropped, closed>"
 
 
 def test_child_process_begins_empty() -> None:

@@ -7,21 +7,13 @@ import json
 import attrs
 import pytest
 
-from tinker_sync.errors import (
-    APIConnectionError,
-    APIStatusError,
-    DeadlineError,
-    InvalidInputError,
-    RequestFailedError,
-    RequestInfo,
-    TinkerError,
-)
+from tinker_sync import errors
 from tinker_sync.telemetry.reports import describe, draft_failure, is_user_error, locate
 from tinker_sync.wire import json as wire_json
 
 KEY = "tml-planted-key-0123456789"
 PROMPT = "planted prompt: 31, 41, 59"
-REQUEST = RequestInfo(
+REQUEST = errors.RequestInfo(
     method="POST", url="https://user:planted-pw@h/pre/api/v1/asample?x=planted", headers={"X-API-Key": KEY}
 )
 
@@ -31,9 +23,9 @@ def chained(outer: Exception, inner: Exception) -> Exception:
     return outer
 
 
-def status(code: int) -> APIStatusError:
+def status(code: int) -> errors.APIStatusError:
     body = json.dumps({"detail": [{"input": PROMPT, "msg": f"no {KEY}"}]}).encode()
-    return APIStatusError.from_reply(
+    return errors.APIStatusError.from_reply(
         code, {"X-Request-Id": "r-9", "Set-Cookie": "planted"}, body, request=REQUEST, attempts=3
     )
 
@@ -42,9 +34,12 @@ def status(code: int) -> APIStatusError:
     ("error", "description"),
     [
         (status(500), "status 500, POST, /pre/api/v1/asample, request r-9, 3 attempts"),
-        (RequestFailedError(PROMPT, "r-7", "server"), "category server, request r-7"),
-        (DeadlineError(PROMPT, request_id="r-7", attempts=4, last_words=PROMPT), "request r-7, 4 attempts"),
-        (InvalidInputError([PROMPT, KEY]), ""),
+        (errors.RequestFailedError(PROMPT, "r-7", "server"), "category server, request r-7"),
+        (
+            errors.DeadlineError(PROMPT, request_id="r-7", attempts=4, last_words=PROMPT),
+            "request r-7, 4 attempts",
+        ),
+        (errors.InvalidInputError([PROMPT, KEY]), ""),
         (KeyError(PROMPT), ""),
         (attrs.evolve, ""),
     ],
@@ -58,11 +53,11 @@ def test_description_of_errors(error: object, description: str) -> None:
     [
         status(500),
         status(422),
-        chained(TinkerError(f"{KEY} {PROMPT}"), status(400)),
-        APIConnectionError(f"cannot reach {REQUEST.url} with {KEY}", REQUEST),
-        RequestFailedError(f"{PROMPT} {KEY}", "r-1", "user"),
-        RequestFailedError(f"{PROMPT} {KEY}", "r-1", "server"),
-        InvalidInputError([f"data[0]: {PROMPT}", KEY]),
+        chained(errors.TinkerError(f"{KEY} {PROMPT}"), status(400)),
+        errors.APIConnectionError(f"cannot reach {REQUEST.url} with {KEY}", REQUEST),
+        errors.RequestFailedError(f"{PROMPT} {KEY}", "r-1", "user"),
+        errors.RequestFailedError(f"{PROMPT} {KEY}", "r-1", "server"),
+        errors.InvalidInputError([f"data[0]: {PROMPT}", KEY]),
         chained(RuntimeError(PROMPT), KeyError(KEY)),
         ValueError(KEY, {"prompt": PROMPT}),
     ],
@@ -87,13 +82,13 @@ def test_reports_hide_headers_keys_and_prompts(error: Exception) -> None:
         (status(408), False),
         (status(429), True),
         (status(500), False),
-        (RequestFailedError("m", "r", "user"), True),
-        (RequestFailedError("m", "r", "server"), False),
-        (InvalidInputError("m"), True),
-        (APIConnectionError(), False),
+        (errors.RequestFailedError("m", "r", "user"), True),
+        (errors.RequestFailedError("m", "r", "server"), False),
+        (errors.InvalidInputError("m"), True),
+        (errors.APIConnectionError(), False),
         (KeyError("a"), False),
         (chained(KeyError("a"), status(404)), True),
-        (chained(KeyError("a"), chained(ValueError(), InvalidInputError("m"))), True),
+        (chained(KeyError("a"), chained(ValueError(), errors.InvalidInputError("m"))), True),
     ],
 )
 def test_user_errors_are_recognized(error: Exception, users: bool) -> None:
@@ -118,7 +113,7 @@ def test_events_of_both_kinds() -> None:
 def test_locations_are_of_this_package_only() -> None:
     try:
         wire_json.loads(b"{")
-    except TinkerError as caught:
+    except errors.TinkerError as caught:
         found = locate(caught)
     lines = found.splitlines()
     assert lines[0] == "WireError:"
@@ -128,7 +123,7 @@ def test_locations_are_of_this_package_only() -> None:
 
 
 def test_texts_and_chains_are_bounded() -> None:
-    error = APIStatusError("m", status_code=500, path="/" + "x" * 10_000)
+    error = errors.APIStatusError("m", status_code=500, path="/" + "x" * 10_000)
     assert len(describe(error)) <= 2000
     first, second = KeyError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first

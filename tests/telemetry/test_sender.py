@@ -14,6 +14,7 @@ import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
 from support.isolation import our_threads
+from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
@@ -71,6 +72,16 @@ class Bench:
         self.telemetry._running = True
         return self
 
+    def blocked(self) -> Bench:
+        """Let the sender wait for the answer to a batch, with an event in its queue. Return this bench."""
+        self.post.gate.clear()
+        self.fail(1)
+        self.clock.await_waiters()
+        self.clock.advance(FLUSH_S)
+        assert self.post.came.wait(PATIENCE_S)
+        self.fail(2)
+        return self
+
     def fail(self, number: int = 0) -> None:
         error = APIStatusError("m", status_code=500, request_id=f"r-{number}")
         self.telemetry.observe(CallFailed(error=error))
@@ -91,8 +102,6 @@ def refusal(status: int) -> APIStatusError:
 
 
 # ---------------------------------------------------------------------------------------------- shapes
-
-
 def test_session_from_start_to_end() -> None:
     bench = Bench().quietly()
     bench.telemetry.observe(SessionStarted(session_id="session-0"))
@@ -149,8 +158,6 @@ def test_batches_are_small() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 501])
 def test_refusing_server_is_asked_once(status: int) -> None:
     bench = Bench(refusal(status)).quietly()
@@ -200,8 +207,6 @@ def test_a_batch_that_keeps_failing_is_dropped_with_one_warning(caplog: pytest.L
 
 
 # ---------------------------------------------------------------------------------------------- the thread
-
-
 def test_thread_sends_and_ends() -> None:
     bench = Bench()
     bench.fail(1)
@@ -252,17 +257,23 @@ def test_close_gives_up_after_a_failure() -> None:
 
 
 def test_close_does_not_wait_for_a_blocked_batch() -> None:
-    bench = Bench()
-    bench.post.gate.clear()
-    bench.fail(1)
-    bench.clock.await_waiters()
-    bench.clock.advance(FLUSH_S)
-    assert bench.post.came.wait(PATIENCE_S)
-    bench.fail(2)
+    bench = Bench().blocked()
     bench.telemetry.close(0.05)
     bench.post.gate.set()
     until(lambda: our_threads() == set())
     assert len(bench.post.calls) == 1
+
+
+def test_the_limit_of_close_includes_the_wait_for_a_batch_under_way() -> None:
+    bench = Bench().blocked()
+    closing = threading.Thread(target=bench.telemetry.close, args=(PATIENCE_S,))
+    closing.start()
+    until(lambda: bench.telemetry._closed)
+    bench.clock.advance(PATIENCE_S)
+    bench.post.gate.set()
+    closing.join(PATIENCE_S)
+    assert len(bench.post.calls) == 1
+    until(lambda: our_threads() == set())
 
 
 def test_close_without_time_sends_nothing() -> None:
@@ -273,12 +284,9 @@ def test_close_without_time_sends_nothing() -> None:
 
 
 def test_close_sends_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     bench = Bench()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         bench.fail()
     bench.telemetry.close(0.5)
     assert len(bench.post.calls) == 1
@@ -299,8 +307,6 @@ def test_child_process_sends_its_own_events() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- with a client
-
-
 def service_of(stub: Stub, **options: Any) -> ServiceClient:
     return ServiceClient(base_url=stub.url, api_key="tml-planted-key-0123456789", **options)
 
@@ -324,13 +330,11 @@ def test_other_servers_get_telemetry_on_request(stub: Stub, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False), ("off", False)])
-def test_vendor_server_follows_the_variable(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool
-) -> None:
+def test_vendor_follows_the_variable(monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool) -> None:
     if value is not None:
         monkeypatch.setenv("TINKER_TELEMETRY", value)
     service = ServiceClient(api_key="tml-x")
-    assert (service.holder.companion is not None) is on
+    assert (service.holder.lifecycle.companion is not None) is on
     service.close().result(120)
 
 
@@ -351,8 +355,8 @@ def test_failures_are_reported_without_content(stub: Stub) -> None:
             with pytest.raises(TinkerError):
                 call()
         assert trainer.optim_step(types.AdamParams()).exception(120) is not None
-        companion: Any = service.holder.companion
-        until(lambda: len(companion._buffer) == 5)  # an event may follow the result of its call
+        reporter: Any = service.holder.lifecycle.companion
+        until(lambda: len(reporter._buffer) == 5)  # an event may follow the result of its call
     events = sent(stub)
     found = [(event["event"], event.get("event_name"), event.get("error_type")) for event in events]
     assert (found[0][0], found[-1][0]) == ("SESSION_START", "SESSION_END")

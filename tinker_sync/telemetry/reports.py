@@ -1,4 +1,4 @@
-"""Events without content, and the bounded queue in which they wait to be sent.
+"""Events without the user's data, and the bounded queue in which they wait to be sent.
 
 The text of an error may quote a prompt, a key, an address or a path on the user's machine. So the report of
 an error is built from fields of known meaning, and a traceback is reduced to this package's frames, as module
@@ -25,7 +25,7 @@ CAPACITY: Final = 1000
 
 @frozen
 class Draft:
-    """An event without a number.
+    """An event before it is queued, without a number.
 
     >>> Draft("SESSION_START", "INFO", 1_750_000_000.0).key is None
     True
@@ -43,14 +43,14 @@ class Draft:
 
 @frozen
 class NumberedEvent:
-    """A draft and its number among all events of the process."""
+    """A draft and its number among the events of its queue, from 0."""
 
     index: int
     draft: Draft
 
 
 class EventBuffer:
-    """A bounded queue of events, which drops events beyond its capacity. Thread-safe.
+    """A bounded queue of events. While it is full, it drops new events. Thread-safe.
 
     >>> buffer = EventBuffer(capacity=1)
     >>> buffer.add(Draft("SESSION_START", "INFO", 0.0)), buffer.add(Draft("SESSION_END", "INFO", 1.0))
@@ -69,7 +69,11 @@ class EventBuffer:
         self._closed = False  # guarded by _lock; final
 
     def add(self, draft: Draft) -> bool:
-        """Number an event and queue it. Return False if it is dropped."""
+        """Number an event, queue it and return True.
+
+        Return False for an event that is dropped, because the queue is full or closed or has an event with
+        the same key.
+        """
         with self._lock:
             if self._closed or draft.key in self._keys:
                 return False
@@ -90,17 +94,15 @@ class EventBuffer:
             return taken
 
     def put_back(self, events: Sequence[NumberedEvent]) -> None:
-        """Put unsent events back to the front of the queue."""
+        """Put unsent events back to the front of the queue, even a full one. Drop them if it is closed.
+
+        Also drop each event whose key a waiting event has.
+        """
         with self._lock:
             if not self._closed:
+                events = [event for event in events if event.draft.key not in self._keys]
                 self._waiting.extendleft(reversed(events))
                 self._keys.update(event.draft.key for event in events if event.draft.key is not None)
-
-    def clear(self) -> None:
-        """Drop all events."""
-        with self._lock:
-            self._waiting.clear()
-            self._keys.clear()
 
     def close(self) -> None:
         """Drop all events, and every later one."""
@@ -108,12 +110,6 @@ class EventBuffer:
             self._closed = True
             self._waiting.clear()
             self._keys.clear()
-
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        with self._lock:
-            return self._closed
 
     def renew_after_fork(self) -> None:
         """Drop the events of the parent process, which sends them itself."""
@@ -147,7 +143,7 @@ _SAFE_FIELDS: Final = (
 
 
 def draft_failure(error: BaseException, time_s: float) -> Draft:
-    """Return the event for a failure that reached the user."""
+    """Return the event for a failure that reached the user: a warning if `is_user_error`, else an error."""
     kind, message = type(error).__name__, describe(error)
     if is_user_error(error):
         data: dict[str, Any] = {"error_type": kind, "message": message}
@@ -161,7 +157,7 @@ def draft_failure(error: BaseException, time_s: float) -> Draft:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error by its fields of known meaning.
+    """Return those fields of an error that have a known meaning and no free text, joined into one text.
 
     >>> describe(APIStatusError("tokens [1, 2, 3] are too many", status_code=413, method="POST"))
     'status 413, POST'
@@ -172,14 +168,17 @@ def describe(error: BaseException) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return True for a number, name, path or id, and False for text, which a server may have written."""
+    """Return True for a nonzero number, and for text that looks like a name, a path or an id."""
     return bool(value) and (
         isinstance(value, int) or (isinstance(value, str) and bool(_PLAIN.fullmatch(value)))
     )
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Return True when the input, the key or the account caused the error.
+    """Return True if an error is taken for one of the user: of the input, the key or the account.
+
+    The error, or one of its causes, is then an `InvalidInputError`, a failure of the category `User`, or a
+    status 4xx other than 408.
 
     >>> is_user_error(InvalidInputError("no data")), is_user_error(KeyError("data"))
     (True, False)
@@ -195,7 +194,10 @@ def is_user_error(error: BaseException) -> bool:
 
 
 def locate(error: BaseException) -> str:
-    """Return the lines of this package in the tracebacks of an error and its causes, or ""."""
+    """Return the frames of this package in the tracebacks of an error and its causes, as module and line.
+
+    Of long tracebacks and chains, only a part is returned.
+    """
     lines = []
     for each in _chain(error):
         frames = list(_package_frames(each.__traceback__))[-_MAX_FRAMES:]

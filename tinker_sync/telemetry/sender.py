@@ -1,9 +1,9 @@
 """`Telemetry`: an observer that sends events to the service in batches.
 
-It never delays the user: `observe` only appends to a queue, a separate thread sends with short limits, and
-sending stops when the server refuses telemetry. Only `close` waits, up to its limit.
+It does not delay the user: `observe` only appends to a queue, a separate thread sends with short limits, and
+sending stops when the server refuses telemetry. Only `close` waits, for a limited time.
 
-The thread `tinker-telemetry` starts with the first event and ends when the queue is empty.
+The thread `tinker-telemetry` starts when an event comes, and ends when the queue is empty.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Telemetry:
     Args:
         caller: makes the requests.
         settings: the settings of the client.
-        clock: the current time.
+        buffer: the queue for the events; None for a new one.
+        clock: measures time.
     """
 
     def __init__(
@@ -85,19 +86,22 @@ class Telemetry:
     # -------------------------------------------------------------------------------------- for any thread
 
     def observe(self, event: Event) -> None:
-        """Queue an event that the service wants, and ignore others."""
+        """Queue the start or end of a session or the failure of a call; ignore other events."""
         draft = self._draft(event)
         if draft is not None and self._buffer.add(draft):
             self._start_thread()
 
     def close(self, limit_s: float) -> None:
-        """Send the queued events within `limit_s`, then stop. A second call has no effect."""
+        """Send the queued events, then stop and drop those that are left. A second call has no effect.
+
+        The wait for the thread that sends now and the sending take at most `limit_s` together.
+        """
+        give_up_at = self._clock.now() + limit_s
         with self._lock:
             self._closed = True
         self._wake.set()
         if limit_s > 0 and self._turn.acquire(timeout=limit_s):
             try:
-                give_up_at = self._clock.now() + limit_s
                 while len(self._buffer) and self._clock.now() < give_up_at:
                     if not self.step(min(give_up_at - self._clock.now(), _POST_LIMIT_S)):
                         break
@@ -106,7 +110,7 @@ class Telemetry:
         self._buffer.close()
 
     def renew_after_fork(self) -> None:
-        """Begin as a new process without events, because the parent sends its own."""
+        """Drop the events of the parent, which the parent sends, and begin as a new process."""
         closed = self._closed
         self._begin()
         self._closed = closed
@@ -119,7 +123,10 @@ class Telemetry:
     # -------------------------------------------------------------------------------------- sending
 
     def step(self, limit_s: float = _POST_LIMIT_S) -> bool:
-        """Send one batch. Return False if the thread must pause before the next one."""
+        """Send one batch of at most `BATCH` events. Never raises.
+
+        Return False if there was no event, or if the thread must pause or stop before the next batch.
+        """
         batch = self._buffer.take(BATCH)
         if not batch:
             return False
