@@ -114,3 +114,25 @@ def test_a_full_disk_is_an_error(
         with pytest.raises(JournalError, match="cannot be written"):
             file.append({"a": 1})
     file.close()
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_damage_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.journal"
+    file, write, truncate = JournalFile(path), os.write, os.ftruncate
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", lambda descriptor, octets: write(descriptor, octets[:4]))
+    with pytest.raises(JournalError, match="the disk is full"):
+        file.append({"a": 1}, sync=True)
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(JournalError, match="cannot be written"):
+        file.append({"b": 2})
+    monkeypatch.setattr(os, "ftruncate", truncate)
+    file.append({"c": 3})
+    file.close()
+    assert lines_of(path) == [{"c": 3}]

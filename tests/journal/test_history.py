@@ -21,25 +21,21 @@ def model(*requests: Sent, start: tuple[str, int] | None = None) -> ModelHistory
 def test_the_last_session_counts() -> None:
     assert read([]) is None
     last = read([SESSION, MADE, {"over": "success"}, {**SESSION, "session": "s2"}])
-    assert last is not None
     assert (last.session_id, last.status, last.models) == ("s2", None, {})
 
 
 def test_requests_are_known_by_their_numbers() -> None:
     request = {"of": 0, "send": 1, "call": "optim_step", "digest": "x", "step": 4}
     last = read([SESSION, MADE, request, {**request, "send": 2}, {"of": 0, "sent": 1, "id": "r1"}])
-    assert last is not None
     history = last.models[0]
     assert (history.model_id, history.last_step, history.last_request) == ("m", 4, "r1")
     assert [one.number for one in history.unread] == [1]
     last = read([SESSION, MADE, request, {"of": 0, "sent": 1, "id": "r1"}, {"of": 0, "arrived": 1}])
-    assert last is not None
     assert last.models[0].unread == []
 
 
 def test_a_model_is_known_by_the_request_that_made_it() -> None:
     last = read([SESSION, {**MADE, "start": ["p", 3]}])
-    assert last is not None
     assert (last.models[0].last_request, last.models[0].start) == ("r0", ("p", 3))
 
 

@@ -6,13 +6,14 @@
             training.forward_backward(batch(step), "cross_entropy")
             training.optim_step(AdamParams()).result()
 
-A restarted script makes its calls again: from the first one, or, if it counts its steps with `steps`, from
-the first call of the step that was under way. Each call gets the number that it had in the first run. The
-journal distinguishes four cases:
+A restarted script makes its calls again: all of them, or, if it counts its steps with `steps`, those before
+the loop and those from the step that was under way. Each call gets the number that it had in the earlier run.
+The journal distinguishes five cases:
 
 - The server has accepted the call: it is not sent again. Its result is fetched by the recorded request id.
 - The call was about to be sent: it is sent with the same number. The server recognises the number and
   executes the call once.
+- The server has refused the call: it fails again, and is not sent.
 - The call is new: it is recorded and then sent.
 - The journal has another call under that number: `JournalError`. The script has changed, or does not make the
   same calls; nothing was sent.
@@ -23,9 +24,10 @@ checkpoint the model starts from the beginning, and all calls are repeated. A lo
 steps. A session that ends with an error or an interrupt stays open at the server for the next run. After a
 success the session is over, and the next run begins a new one.
 
-`TrainingClient.recover` makes a model that replaces another. Its `steps` begins after the checkpoint from
-which it was restored. If a script with such a model is restarted, it begins a new session from the last
-checkpoint of both models.
+`TrainingClient.recover` makes a client with a model that replaces another. If the model was restored from a
+checkpoint of a step, `steps` of the new client begins after that step. If the script is then restarted, it
+begins a new session from the last checkpoint of the replacement, or else from the one that the replacement
+was restored from.
 
 `ServiceClient.attach(path)` continues without the script. `service.trainings` has the training clients, and
 `training.unread` the results that had not arrived. The journal holds no data, so `attach` cannot repeat a
@@ -36,11 +38,11 @@ and `training.settled` has the outcome.
                models and requests that the lines describe
     record     decides for each call if it is sent, and writes the lines
 
-The lines name sessions, models, numbers, digests, request ids and checkpoints. They hold no data, key or
-token. A written line survives a crash of the process. Lines that name sessions, models and checkpoints are
-also synced to the disk, so they survive a crash of the machine. One process at a time may use a journal. One
-thread makes the calls of a training client, in the same order in each run.
+The lines name the server, sessions, models, numbers, digests, request ids and checkpoints. They hold no data,
+key or token. A written line survives a crash of the process. Lines that name sessions, models and checkpoints
+are also synced to the disk, so they survive a crash of the machine. One process at a time may use a journal.
+One thread must make the calls of a training client, in the same order in each run.
 
-Threads: the workers that send requests write the lines, in the order of a lock. A client without a journal
-does not use this package.
+Threads: those that send requests and take their results write the lines; a lock keeps lines whole. A client
+without a journal does not use this package.
 """

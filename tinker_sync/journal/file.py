@@ -1,7 +1,7 @@
 """The file of a journal, and the history that its lines describe.
 
 `JournalFile` appends lines of JSON; it is thread-safe, and one process at a time may use a file. `read`
-turns the lines into the sessions, models and requests that they record; it is pure.
+turns the lines into the last session that they record, with its models and requests; it is pure.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ from tinker_sync.errors import JournalError
 
 _HEADER: Final = {"journal": 1}
 _HEAD: Final = b'{"journal":1}\n'
+# Windows would translate the ends of lines without O_BINARY.
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 Line = dict[str, Any]
 
 
 class JournalFile:
-    """The open file of a journal.
+    """The open file of a journal. Thread-safe.
 
-    An incomplete last line is removed: the process ended while it wrote the line, so it had not yet done what
-    follows the line, such as sending a request. A damaged line before the last one is an error.
+    An incomplete last line is removed. The process that wrote it ended, or its disk was full, before it could
+    act on the line, for example send the request. A damaged line that is complete is an error.
 
     Args:
         path: the file; it is created if missing, readable only by its owner.
 
     Raises:
-        JournalError: another process uses the file, or it is not a journal.
+        JournalError: the file cannot be opened or written, is open as a journal here or in another process,
+            is damaged, or is not a journal.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._torn = 0  # the octets of an incomplete line at the end of the file; guarded by _lock
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._descriptor = os.open(path, _FLAGS, 0o600)
         except OSError as error:
             raise JournalError(f"the journal {path} cannot be opened: {error.strerror}") from error
         try:
@@ -67,9 +71,13 @@ class JournalFile:
             raise JournalError("a forked process cannot write the journal of its parent")
         with self._lock:
             try:
+                if self._torn:
+                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - self._torn)
+                    self._torn = 0
                 # One system call writes all or nothing when the process crashes. A partial write means a full
-                # disk.
+                # disk. The next call, or the next process, removes what was written.
                 written = os.write(self._descriptor, octets)
+                self._torn = written if written < len(octets) else 0
                 if sync:
                     os.fsync(self._descriptor)
             except OSError as error:
@@ -114,10 +122,10 @@ class JournalFile:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file until it is closed or the process ends.
+    """Lock the file until it is closed or the process ends, if this system has such locks.
 
     Raises:
-        JournalError: another process has the lock.
+        JournalError: the file is locked, here or in another process.
     """
     try:
         import fcntl
@@ -140,8 +148,8 @@ class Sent:
         step: the step of `TrainingClient.steps` to which it belongs.
         request_id: the server's id of the request; None if the journal has no answer.
         arrived: True if its result has arrived.
-        path: the path of the checkpoint that it made.
-        resumes_at: the step to continue with after that checkpoint; None if it belongs to no step.
+        path: the path of the checkpoint that it has made; None if it has made none.
+        resumes_at: the step to continue with after that checkpoint; None without a checkpoint or a step.
     """
 
     number: int
@@ -164,7 +172,8 @@ class ModelHistory:
         request_id: the id of the request that made it.
         made_with: how many sequence numbers its creation used, for example one to load a checkpoint. The
             script's own calls are numbered after these.
-        start: the checkpoint from which it was restored, and the first step after it.
+        start: the checkpoint from which it was restored, and the first step after it; None if it was not
+            restored from a checkpoint of a step.
         after: the number of the model that it replaces, if `TrainingClient.recover` made it; else None.
         sent: its requests by sequence number, without refused ones.
         refused: the numbers and digests of the requests that the server refused.
@@ -181,7 +190,7 @@ class ModelHistory:
 
     @property
     def last_request(self) -> str | None:
-        """The id of the last request that the server accepted."""
+        """The id of the last accepted request, else of the request that made the model, else None."""
         accepted = [one for one in self.sent.values() if one.request_id]
         return max(accepted, key=lambda one: one.number).request_id if accepted else self.request_id
 
@@ -192,7 +201,7 @@ class ModelHistory:
 
     @property
     def checkpoint(self) -> tuple[str, int] | None:
-        """The last checkpoint of a step, and the step to continue with after it.
+        """The last checkpoint of a step, and the step to continue with after it; else `start`.
 
         >>> sent = {1: Sent(1, "optim_step", "", 7, "r1"), 2: Sent(2, "save_weights", "", 7, "r2", path="p")}
         >>> ModelHistory(sent=sent).checkpoint
@@ -210,7 +219,7 @@ class ModelHistory:
 
     @property
     def last_path(self) -> str | None:
-        """The path of the last saved state, else of the state that the model began with, else None."""
+        """The path of the last saved state, else that of `start`, else None."""
         saved = [one for one in self.sent.values() if one.call == "save_weights" and one.path is not None]
         if saved:
             return max(saved, key=lambda one: one.number).path
@@ -225,7 +234,7 @@ class ModelHistory:
 
 @define
 class SessionHistory:
-    """One session, with its models by number."""
+    """A session at the server with the address `url`, and its models by their numbers in the session."""
 
     session_id: str
     url: str
@@ -240,14 +249,15 @@ class SessionHistory:
         return sorted(self.models.keys() - replaced)
 
     def origin_of(self, number: int) -> int:
-        """Return the number of the first model in the chain of replaced models that ends with this one."""
+        """Return the number of the first model in the chain of replacements that leads to model `number`."""
         after = self.models[number].after if number in self.models else None
         return number if after is None else self.origin_of(after)
 
     def latest_of(self, number: int) -> ModelHistory:
-        """Return the last model that replaces this one, directly or not, or the model itself.
+        """Return the history of the last model in the chain of replacements that begins with model `number`.
 
-        Models that the server has not made, or that began without a checkpoint, do not count.
+        The chain ends before a replacement that the server has not made, or that began without a checkpoint
+        of a step. The history of an unknown number is empty.
 
         >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
         >>> SessionHistory("s", "url", models=models).latest_of(0).start

@@ -1,4 +1,4 @@
-"""`RunJournal` and `TrainingRecord`: decisions about the calls of a client, and their records.
+"""`RunJournal` and `TrainingRecord`: they decide if a call is sent, and record it.
 
 A session takes the id of an earlier session from the journal, if it is to continue that one. A training
 client looks up each request in its record.
@@ -24,7 +24,7 @@ Ended = Callable[["BaseException | None"], object]
 
 
 class RecordedPart(Protocol):
-    """A request of a training client."""
+    """A request of a training call, as far as a `TrainingRecord` uses it."""
 
     future: Any
     endpoint: str
@@ -45,6 +45,9 @@ class RunJournal:
         path: the file.
         url: the address of the server.
         replays: True if the script makes its calls again; False for `attach`.
+
+    Raises:
+        JournalError: the file cannot be used, or its unfinished session is at another server.
     """
 
     def __init__(self, path: Path, url: str, *, replays: bool = True) -> None:
@@ -62,16 +65,18 @@ class RunJournal:
             raise JournalError(
                 f"the journal {path} is of {self.last.url}, and this client of {self._url}; name another file"
             )
-        self.goes_on = False
+        self.resumed = False
         """True if the earlier session goes on."""
 
     @property
     def session_id(self) -> str | None:
-        """The id of the earlier session if it may go on; None if a new one must begin.
+        """The id of the earlier session if this run can continue it; None if it must begin a new one.
 
-        A session without models, or one whose end is recorded, does not go on. A session with a recovered
-        model does not go on either if a script makes its calls again: those before the first step belong to
-        the model that was replaced. The script then continues from the last checkpoint of both models.
+        A session cannot be continued if its end is recorded, or if the server has accepted no request for its
+        models. With `replays`, it also cannot be continued after `TrainingClient.recover` has replaced a
+        model from a checkpoint of a step, because the script would repeat calls of the replaced model. The
+        new session then starts from the last checkpoint of the replacement, or else from the one that the
+        replacement was restored from.
         """
         last = self.last
         if last is None or last.status is not None or not self.last_requests:
@@ -82,7 +87,11 @@ class RunJournal:
 
     @property
     def last_requests(self) -> list[str]:
-        """The last accepted request of each model. If the server still has the request, it has the model."""
+        """The ids of the last accepted requests, by which `Session` asks if the server still has the models.
+
+        With `replays`, these are the requests of the models that replace no other, because the script repeats
+        their calls; for `attach`, those of the models that no other replaces.
+        """
         last = self.last
         if last is None:
             return []
@@ -90,14 +99,18 @@ class RunJournal:
         requests = [last.models[number].last_request for number in (asked if self.replays else last.ends)]
         return [request for request in requests if request is not None]
 
-    def go_on(self) -> None:
-        """Continue the earlier session."""
-        self.goes_on = True
+    def resume(self) -> None:
+        """Set `resumed`, and log that training goes on in the earlier session."""
+        self.resumed = True
         assert self.last is not None  # noqa: S101  # `session_id` was not None
         _log.warning("training goes on in session %s, see %s", self.last.session_id, self._file.path)
 
     def begin(self, session_id: str) -> None:
-        """Record a new session, before its first request."""
+        """Record a new session, before its first request. Log if it replaces an unfinished one.
+
+        Raises:
+            JournalError: the session cannot be recorded.
+        """
         self._file.append({"session": session_id, "url": self._url}, sync=True)
         if self.last is not None:
             _log.warning("session %s is over; %s is new", self.last.session_id, session_id)
@@ -108,7 +121,7 @@ class RunJournal:
         return self.last.ends if self.last is not None else []
 
     def end(self, status: str) -> None:
-        """Record the end of the session."""
+        """Record the end of the session. Log a failure to write."""
         try:
             self._file.append({"over": status}, sync=True)
         except JournalError as error:
@@ -130,28 +143,28 @@ class RunJournal:
             return self._records[model_seq_id]
 
     def history_of(self, model_seq_id: int) -> ModelHistory:
-        """Return the history of a model; an empty one if the model is new."""
+        """Return the history of a model in the earlier session; a new, empty one if it has no such model."""
         last: SessionHistory | None = self.last
         return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
 
     def origin_of(self, model_seq_id: int) -> int:
-        """Return the number of the first model in the chain of replaced models that ends with this one."""
+        """Return the number of the first model in the chain of replacements that leads to the given one."""
         return model_seq_id if self.last is None else self.last.origin_of(model_seq_id)
 
     def latest_of(self, model_seq_id: int) -> ModelHistory:
-        """Return the history of a model, or of the last model that replaces it."""
+        """Return `SessionHistory.latest_of` of the earlier session; without a session, an empty history."""
         return ModelHistory() if self.last is None else self.last.latest_of(model_seq_id)
 
     def write(self, line: dict[str, Any], *, sync: bool = False) -> None:
-        """Write a line."""
+        """Append a line to the file; see `JournalFile.append`."""
         self._file.append(line, sync=sync)
 
 
 def find_session(path: Path) -> SessionHistory:
-    """Return the session of a journal, if it can be continued. Does not change the records.
+    """Return the last session of a journal, unless it has ended with success. Add no records.
 
     Raises:
-        JournalError: there is no such session, or no journal.
+        JournalError: there is no such session or no journal, or the journal is in use.
     """
     if not path.exists():
         raise JournalError(f"there is no journal {path}")
@@ -164,7 +177,9 @@ def find_session(path: Path) -> SessionHistory:
 
 
 class TrainingRecord:
-    """The record of one training client. Its send queue writes lines; the user's thread sets the step.
+    """The requests of one training client in a journal, from the earlier run and from this one.
+
+    The threads that send requests or take results write lines; the thread of the user sets the step.
 
     Args:
         journal: the journal to write to.
@@ -183,20 +198,23 @@ class TrainingRecord:
         self._stepped: int | None = None
         """The step of the last `optim_step`."""
         self.checkpoint: tuple[str, int] | None = None
-        """The last checkpoint of a step, and the step to continue with after it."""
+        """The last checkpoint of a step, and the step to continue with after it; None without one."""
         self.after: int | None = None
         """The number of the model that this one replaces; None if it replaces none."""
         self.step: int | None = None
-        """The current step of the user's loop."""
+        """The current step of the user's loop; None before the loop."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
         """The futures of calls before the first step, as long as the runtime or the user holds them."""
         self.settled: tuple[str, ...] = ()
-        """A text for each request that `settle` has recorded."""
+        """A text for each request that `settle` has recorded, with its fate."""
 
     # -------------------------------------------------------------------------------------- the model
 
     def replace(self, other: TrainingRecord, path: str) -> None:
-        """Record that this model replaces another one, and that it was restored from `path`."""
+        """Take note that this model replaces another one, and that it is restored from `path`.
+
+        If `path` is the last checkpoint of a step of the other model, `steps` begins after that step.
+        """
         self.after = other.model_seq_id
         if other.checkpoint is not None and other.checkpoint[0] == path:
             self._history = ModelHistory(start=other.checkpoint)
@@ -205,7 +223,7 @@ class TrainingRecord:
         """Open the record when the session is known. Return the history to continue with.
 
         Args:
-            digest: the digest of the arguments; None if no script repeats the call.
+            digest: the digest of the request for the model; None for `attach`, which repeats no request.
 
         Raises:
             JournalError: the journal has a model with other arguments under this number.
@@ -218,7 +236,7 @@ class TrainingRecord:
             )
         if self.after is not None:
             pass  # `replace` has set the history
-        elif self._journal.goes_on:
+        elif self._journal.resumed:
             self._history = history
         else:
             latest = self._journal.latest_of(self.model_seq_id)
@@ -237,7 +255,11 @@ class TrainingRecord:
         return self._history
 
     def note_model(self, model_id: str, request_id: str, digest: str) -> None:
-        """Record a new model, and the request that made it."""
+        """Record a new model, and the request that made it.
+
+        Raises:
+            JournalError: the model cannot be recorded.
+        """
         line: dict[str, Any] = {
             "of": self.model_seq_id,
             "model": model_id,
@@ -276,11 +298,14 @@ class TrainingRecord:
         return [number for number in range(1, max(sent, default=0) + 1) if number not in known]
 
     def settle(self, number: int, *, arrived: bool) -> None:
-        """Record the fate of a request that was unsettled: it has reached the server, or it has not.
+        """Record and log the fate of an unsettled request: it has reached the server, or it has not.
 
         Args:
             number: its sequence number.
             arrived: True if the server has received it.
+
+        Raises:
+            JournalError: the fate cannot be recorded.
         """
         sent = self._history.sent.pop(number, None)
         call = "a request" if sent is None else sent.call
@@ -290,20 +315,26 @@ class TrainingRecord:
         self._journal.write({"of": self.model_seq_id, "settled": number})
 
     def follow(self, sent: Sent, future: Any) -> None:
-        """Record the result of a request when it arrives."""
+        """When `future` ends with a result, record that the result of the request has arrived."""
         future.when_done(lambda ended: self._note_result(sent, ended))
 
     # -------------------------------------------------------------------------------------- steps
 
     def mark(self, call: Any, parts: Iterable[RecordedPart]) -> None:
-        """Set the step of the requests of a call."""
+        """Give the requests of a call its step.
+
+        A call before the first step has none. Its future is kept in the set `early`, so that `steps` can wait
+        for such calls.
+        """
         for part in parts:
             part.step = call.step
         if call.step is None:
             self.early.add(call.future)
 
     def first_step(self, next_number: int) -> int:
-        """Return the step to begin with. Its calls get the numbers that they had in the earlier run.
+        """Return the step to begin with.
+
+        If the earlier run ended in this step, the calls of the step get the numbers that they had then.
 
         Args:
             next_number: the number that the next call would have without the journal.
@@ -324,7 +355,11 @@ class TrainingRecord:
             send: sends a request under a number, or fetches the result of a known request. When the sending
                 has ended, it calls its last argument, with None if the server accepted the request, else with
                 the failure.
-            not_taken: the failure of a request that the server certainly does not have.
+            not_taken: the failure of a request that the server certainly does not have. The returned function
+                raises it for a request that the server refused in an earlier run.
+
+        The returned function raises `JournalError` if the journal has another request under the number, or
+        cannot be written.
         """
 
         def recorded(part: RecordedPart, number: int, ended: Ended) -> None:
@@ -356,7 +391,10 @@ class TrainingRecord:
     def _note_send(
         self, sent: Sent, part: RecordedPart, failure: BaseException | None, *, refused: bool
     ) -> None:
-        """Record the end of a send: the id of the accepted request, or that the server refused it."""
+        """Record the end of a send: the id of the accepted request, or that the server refused it.
+
+        After another failure, record nothing: the server may have the request.
+        """
         if refused:
             self._history.sent.pop(sent.number, None)
             self._journal.write({"of": self.model_seq_id, "refused": sent.number, "digest": sent.digest})
@@ -388,7 +426,7 @@ class TrainingRecord:
             sent.resumes_at = sent.step + (self._stepped == sent.step)
 
     def _note_result(self, sent: Sent, future: Any) -> None:
-        """Record the arrival of a result, with the path of a checkpoint."""
+        """Record that a result has arrived, and its path if it is a checkpoint. A failure is no result."""
         if sent.arrived or future.cancelled() or future.exception() is not None:
             return
         sent.arrived = True

@@ -181,7 +181,7 @@ class Session:
         for request_id in journal.last_requests:
             if not _is_known(runtime, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
                 return None
-        journal.go_on()
+        journal.resume()
         if not journal.replays:
             self._number_from(_somewhere_far())
         return journal.session_id
