@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tinker_sync
@@ -37,7 +38,6 @@ def test_a_loop_keeps_the_last_and_the_best_and_goes_on_where_it_was(tmp_path: P
             saved = saves.after_step(training, number, score=score)
             assert (saved is not None) is (number % 2 == 1)
         assert [each.step for each in saves.kept] == [1, 5, 7]
-        assert saves.best is not None
         assert saves.best.step == 1
         assert on_server(service) == {each.path for each in saves.kept}
         expected = [step(training), step(training)]
@@ -50,15 +50,39 @@ def test_a_loop_keeps_the_last_and_the_best_and_goes_on_where_it_was(tmp_path: P
         assert number == 8
         assert [step(client), step(client)] == expected
         latest = saves.latest
-        assert latest is not None
         run = service.create_rest_client().get_training_run(client.model_id).result()
         assert run.user_metadata == {"parent": latest.path, "step": "7"}
         assert again.save(client, number).parent == latest.path
 
 
-def test_a_checkpoint_that_cannot_be_deleted_stays_and_one_that_is_gone_does_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("best", ["min", "max"])
+def test_a_score_that_is_nan_is_never_the_best(tmp_path: Path, best: Any) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        saves = service.checkpoints(tmp_path, every=1, keep_last=1, best=best)
+        saves.save(training, 0, score=float("nan"))
+        assert saves.best is None
+        for number, score in enumerate([0.5, 0.1, float("nan"), 0.9, 0.5], 1):
+            saves.save(training, number, score=score)
+        again = service.checkpoints(tmp_path, keep_last=1, best=best)
+    expected = {"min": 2, "max": 4}[best]
+    assert [each.step for each in saves.kept] == [expected, 5]
+    assert saves.best == again.best == saves.kept[0]
+
+
+@pytest.mark.parametrize(("number", "score"), [(0, "low"), ("0", 0.5)])
+def test_a_checkpoint_that_cannot_be_listed_is_not_saved(tmp_path: Path, number: Any, score: Any) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        saves = service.checkpoints(tmp_path)
+        with pytest.raises(InvalidInputError, match=r"save: expected a whole number .* got step="):
+            saves.save(training, number, score=score)
+        assert on_server(service) == set()
+        saves.save(training, np.int64(3), score=np.float32(0.5))
+        assert service.checkpoints(tmp_path).kept == saves.kept
+
+
+def test_a_failed_delete_keeps_it_unless_it_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with LocalServer(model="tinker-sync/random") as server, server.service(max_retries=0) as service:
         saves = service.checkpoints(tmp_path, every=1, keep_last=1)
         training = service.create_lora_training_client("tinker-sync/random", rank=4)
@@ -80,7 +104,6 @@ def test_a_line_that_was_cut_short_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints.jsonl").write_text(f"{line}\n{line[:40]}")
     with tinker_sync.ServiceClient(base_url="local") as service:
         found = service.checkpoints(tmp_path).latest
-    assert found is not None
     assert found.step == 3
 
 

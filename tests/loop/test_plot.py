@@ -75,6 +75,27 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, lines: Any, to: str, co
         draw([directory], tmp_path / to)
 
 
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
+    with pytest.raises(InvalidInputError, match=r"plot\.png: it has no step yet"):
+        read_run(tmp_path / "plot.png")
+
+
+def test_a_value_that_is_not_finite_is_no_point_of_a_curve(tmp_path: Path) -> None:
+    values = [1.0, float("nan"), float("inf"), 0.5]
+    path = draw(
+        [run(tmp_path / "x", *({"step": n, "loss": values[n]} for n in range(4)))], tmp_path / "a.html"
+    )
+    (curve,) = re.findall(r'<polyline points="([^"]+)"', path.read_text())
+    assert len(curve.split()) == 2
+    assert "nan" not in path.read_text()
+
+
+def test_a_picture_of_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="runs: it is empty; name the directory"):
+        draw([], tmp_path / "a.html")
+
+
 @pytest.mark.skipif(HAS_MATPLOTLIB, reason="matplotlib is installed")
 def test_a_png_needs_matplotlib(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"pip install matplotlib, or name an \.html file"):

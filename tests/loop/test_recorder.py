@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync import APIFuture, InvalidInputError
+from tinker_sync.loop.plot import read_run
 from tinker_sync.loop.recorder import StepRecorder
 from tinker_sync.types import ForwardBackwardOutput, OptimStepResponse
 from tinker_sync.usage.meter import TokenCounts
@@ -54,18 +57,42 @@ def test_a_run_goes_on_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
     assert json.loads(made.path.read_text().splitlines()[-1])["loss"] == 0.5
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of a file")
+def test_a_line_that_a_full_disk_cut_short_is_an_error_and_damages_no_other(tmp_path: Path) -> None:
+    resource = importlib.import_module("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with recorder(tmp_path) as made:
+        made.log(0, {"loss": 2.0})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (made.path.stat().st_size + 10, before[1]))
+        try:
+            with pytest.raises(OSError, match="the disk may be full"):
+                made.log(1, {"loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        made.log(2, {"loss": 0.5})
+    assert [line["step"] for line in read_run(tmp_path)] == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("step", "results", "values", "complaint"),
     [
         (-1, (), {}, "step: expected a whole number from 0 on, got -1"),
         ("3", (), {}, "step: expected a whole number from 0 on, got '3'"),
         (0, (7.5,), {}, r"results\[0\]: expected a future.* got float; give other values by name"),
+        (0, (), {"x": np.ones(3)}, "x: expected a single value"),
+        (0, ({"y": np.ones(3)},), {}, "y: expected a single value"),
         (0, (), {"tokens": 3}, "'tokens' is written by the recorder; use another name"),
     ],
 )
-def test_what_has_no_place_in_a_line_is_refused(
-    tmp_path: Path, step: Any, results: Any, values: Any, complaint: str
-) -> None:
+def test_odd_values_are_refused(tmp_path: Path, step: Any, results: Any, values: Any, complaint: str) -> None:
     with recorder(tmp_path) as made, pytest.raises(InvalidInputError, match=complaint):
         made.log(step, *results, **values)
     assert made.path.read_bytes() == b""
+
+
+def test_a_closed_recorder_refuses_a_line(tmp_path: Path) -> None:
+    with recorder(tmp_path) as made:
+        made.log(0)
+    with pytest.raises(InvalidInputError, match="log: the recorder is closed"):
+        made.log(1)
+    assert len(lines(made.path)) == 1

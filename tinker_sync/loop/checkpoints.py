@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import operator
 import os
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -11,6 +13,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from attrs import asdict, frozen
 
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
+from tinker_sync.loop.recorder import append_line
 
 FILE_NAME: Final = "checkpoints.jsonl"
 
@@ -26,7 +29,7 @@ class CheckpointService(Protocol):
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
     ) -> Any:
-        """Make a client from a checkpoint."""
+        """Return a training client for a checkpoint."""
 
     def create_rest_client(self) -> Any:
         """Return a client that deletes checkpoints."""
@@ -34,7 +37,7 @@ class CheckpointService(Protocol):
 
 @frozen
 class SavedStep:
-    """A checkpoint of a loop.
+    """A checkpoint of a loop: the number of its step, its path, and its score.
 
     >>> SavedStep(3, "tinker://run/weights/step-3", score=0.5).step
     3
@@ -44,21 +47,22 @@ class SavedStep:
     path: str
     score: float | None = None
     parent: str | None = None
-    """The path of the checkpoint from which its run was resumed."""
+    """The path of the checkpoint from which its run was resumed; None if it was not resumed."""
 
 
 class LoopCheckpoints(Generic[ClientT]):
     """The checkpoints of a training loop. One thread at a time may use the object.
 
-    A save is written to `checkpoints.jsonl` when the server has acknowledged it. Then checkpoints that are
-    neither among the latest nor the best are deleted. `ServiceClient.checkpoints` makes the object.
+    A save is written to `checkpoints.jsonl` when the server has acknowledged it. Then the checkpoints of this
+    file that are neither among the latest nor the best are deleted. `ServiceClient.checkpoints` makes the
+    object.
 
     Args:
         service: makes clients from checkpoints.
         directory: the directory of the run.
         every: the number of steps between two saves.
         keep_last: the number of latest checkpoints to keep.
-        best: also keep the checkpoint with the lowest ("min") or highest ("max") score.
+        best: also keep the checkpoint with the lowest ("min") or highest ("max") score of `after_step`.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -86,7 +90,7 @@ class LoopCheckpoints(Generic[ClientT]):
 
     @property
     def kept(self) -> list[SavedStep]:
-        """The existing checkpoints, the latest last."""
+        """The checkpoints that are kept, the latest last."""
         return list(self._kept)
 
     @property
@@ -96,8 +100,8 @@ class LoopCheckpoints(Generic[ClientT]):
 
     @property
     def best(self) -> SavedStep | None:
-        """The checkpoint with the best score; None if no checkpoint has a score."""
-        scored = [each for each in self._kept if each.score is not None]
+        """The checkpoint with the best score; None if no checkpoint has a score other than NaN."""
+        scored = [each for each in self._kept if each.score is not None and not math.isnan(each.score)]
         choose = min if self._best == "min" else max
         return choose(scored, key=lambda each: each.score or 0.0) if scored else None
 
@@ -123,14 +127,30 @@ class LoopCheckpoints(Generic[ClientT]):
             training: the client of the loop.
             step: the number of the step that has just ended, from 0.
             score: the value that selects the best checkpoint, such as a loss on held-out data.
+
+        Raises:
+            InvalidInputError: the score is no number; nothing was saved.
         """
         return self.save(training, step, score=score) if (step + 1) % self._every == 0 else None
 
     def save(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep:
-        """Save now, wait for the server, and delete surplus checkpoints. Arguments as in `after_step`."""
+        """Save now, wait for the server, delete surplus checkpoints, and return the new one.
+
+        The arguments are those of `after_step`. A checkpoint that cannot be deleted stays, with a warning in
+        the log.
+
+        Raises:
+            InvalidInputError: an argument is no number; nothing was saved.
+        """
+        try:
+            step, score = operator.index(step), None if score is None else float(score)
+        except (TypeError, ValueError):
+            raise InvalidInputError(
+                f"save: expected a whole number as step and a number as score, got {step=}, {score=}"
+            ) from None
         client: Any = training
         path = client.save_state(f"step-{step}", overwrite=True).result().path
-        saved = SavedStep(step, path, None if score is None else float(score), self._parent)
+        saved = SavedStep(step, path, score, self._parent)
         self._write({"saved": asdict(saved)})
         self._kept = [each for each in self._kept if each.path != path] + [saved]
         self._prune()
@@ -152,10 +172,8 @@ class LoopCheckpoints(Generic[ClientT]):
             self._kept.remove(each)
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("ab") as file:
-            if file.tell() and not self.path.read_bytes().endswith(b"\n"):
-                file.write(b"\n")
-            file.write(json.dumps(line).encode() + b"\n")
+        with self.path.open("a+b", buffering=0) as file:
+            append_line(file, line)
 
     def __repr__(self) -> str:
         return f"<LoopCheckpoints {os.fspath(self.path)!r}, {len(self._kept)} kept>"

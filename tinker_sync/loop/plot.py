@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -31,7 +32,7 @@ svg { width: 100%; height: auto; } text { fill: currentColor; font-size: 11px; }
 
 def _number(line: Line, *names: str) -> float | None:
     for name in names:
-        if isinstance(value := line.get(name), (int, float)):
+        if isinstance(value := line.get(name), (int, float)) and math.isfinite(value):
             return float(value)
     return None
 
@@ -48,8 +49,11 @@ PANELS: Final[Mapping[str, Callable[[Line], float | None]]] = {
 def read_run(directory: str | os.PathLike[str]) -> list[Line]:
     """Return the lines of a run in the order of its steps. If a step has several lines, the last one counts.
 
+    Args:
+        directory: the directory of the run, or the file with the lines.
+
     Raises:
-        InvalidInputError: the directory has no recorded run, or a run without a step.
+        InvalidInputError: there is no recorded run, or a run without a step.
 
     >>> read_run("/no/such/run")
     Traceback (most recent call last):
@@ -60,7 +64,7 @@ def read_run(directory: str | os.PathLike[str]) -> list[Line]:
     if not path.exists():
         raise InvalidInputError(f"{directory}: there is no {FILE_NAME}; service.recorder writes one")
     found: dict[int, Line] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
@@ -81,9 +85,11 @@ def draw(runs: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str] | No
             directory, or `plot.html` if matplotlib is not installed.
 
     Raises:
-        InvalidInputError: a run has no steps, or the file has another extension.
+        InvalidInputError: `runs` is empty, a run has no steps, or `to` has another extension.
         ConfigurationError: a PNG is requested and matplotlib is not installed.
     """
+    if not runs:
+        raise InvalidInputError("runs: it is empty; name the directory of at least one run")
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     if to is None:
         first = Path(runs[0])
@@ -121,7 +127,7 @@ def _curve(lines: Sequence[Line], pick: Callable[[Line], float | None]) -> Curve
 
 
 def page(panels: Mapping[str, Mapping[str, Curve]]) -> str:
-    """Return a self-contained page with a figure for each panel, in light or dark colours.
+    """Return a self-contained HTML page with a figure for each panel, in light or dark colours.
 
     >>> "polyline" in page({"loss": {"x": [(0, 2.0), (1, 1.0)]}})
     True

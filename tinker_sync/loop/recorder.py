@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -26,8 +27,9 @@ class StepRecorder:
 
     A line has the step, the time, the metrics of the given results, values of your own, `step_s` (the seconds
     since the previous line), `call_s` (the seconds of the longest given call, from the queue to its result),
-    and the tokens used since the previous line. `log` returns after it has written the line to the file. If a
-    resumed loop repeats a step, the later line of the step counts.
+    and the tokens used since the previous line. The first line counts from the creation of the recorder.
+    `log` returns after it has written the line to the file. If a resumed loop repeats a step, the later line
+    of the step counts.
 
     `ServiceClient.recorder` makes the object. `log` returns the line, for other recorders:
 
@@ -38,7 +40,7 @@ class StepRecorder:
 
     Args:
         directory: the directory of the run; lines are appended to `metrics.jsonl` in it.
-        count: returns the tokens used so far.
+        count: returns the tokens that the client has used so far.
         clock: measures the steps.
     """
 
@@ -48,8 +50,7 @@ class StepRecorder:
         self.path = Path(directory) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._count, self._clock = count, clock
-        self._file = self.path.open("ab", buffering=0)
-        self._end_torn_line()
+        self._file = self.path.open("a+b", buffering=0)
         self._began_s = clock.now()
         self._counted = count()
 
@@ -59,11 +60,14 @@ class StepRecorder:
         Args:
             step: the number of the step.
             results: futures of calls, for which this method waits, results with `metrics`, or mappings of
-                metrics.
-            values: further values, such as `reward=0.5`.
+                metrics. A metric with a name that the recorder itself writes is left out.
+            values: further values, such as `reward=0.5`. A number that is not finite becomes None.
 
         Raises:
-            InvalidInputError: a result has no metrics, or a value has a name that the recorder itself writes.
+            InvalidInputError: the recorder is closed, the step is not a whole number from 0 on, a result has
+                no metrics, a value is an array, or a value has a name that the recorder itself writes.
+            OSError: the line cannot be written, or only its beginning.
+            Exception: a given future has failed.
 
         >>> import tempfile, tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
@@ -74,6 +78,8 @@ class StepRecorder:
         >>> line["reward"], line["tokens"], sorted(line)[:4]
         (0.5, {'trained': 2}, ['call_s', 'loss:mean', 'loss:sum', 'reward'])
         """
+        if self._file.closed:
+            raise InvalidInputError("log: the recorder is closed; make another one for the same directory")
         if type(step) is not int or step < 0:
             raise InvalidInputError(f"log: step: expected a whole number from 0 on, got {step!r}")
         if taken := _OURS & values.keys():
@@ -86,13 +92,17 @@ class StepRecorder:
         line = {
             "step": step,
             "time": round(self._clock.time(), 3),
-            **{name: _plain(value) for name, value in {**metrics, **values}.items() if name not in _OURS},
+            **{
+                name: _plain(name, value)
+                for name, value in {**metrics, **values}.items()
+                if name not in _OURS
+            },
             "step_s": round(now_s - self._began_s, 6),
             **({"call_s": round(max(calls_s), 6)} if calls_s else {}),
             "tokens": dict((counted - self._counted).items()),
         }
         self._began_s, self._counted = now_s, counted
-        self._file.write(json.dumps(line).encode() + b"\n")
+        append_line(self._file, line)
         return line
 
     def close(self) -> None:
@@ -108,11 +118,20 @@ class StepRecorder:
     def __repr__(self) -> str:
         return f"<StepRecorder {os.fspath(self.path)!r}>"
 
-    def _end_torn_line(self) -> None:
-        """End an incomplete last line of a killed process, so that the next line is separate."""
-        with self.path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                self._file.write(b"\n")
+
+def append_line(file: io.FileIO, line: Mapping[str, Any]) -> None:
+    """Append a line of JSON to a file that is open with the mode "a+b".
+
+    A last line that a killed process or a full disk cut short is ended first, so that this line is separate.
+
+    Raises:
+        OSError: the line cannot be written, or only its beginning.
+    """
+    octets = json.dumps(line).encode() + b"\n"
+    if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+        file.write(b"\n")
+    if (written := file.write(octets)) != len(octets):
+        raise OSError(f"{file.name!s}: wrote {written} bytes of {len(octets)}; the disk may be full")
 
 
 def _took_s(future: Any) -> float:
@@ -134,8 +153,11 @@ def _metrics_of(result: Any, index: int) -> Mapping[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
-    number = value.item() if hasattr(value, "item") else value
+def _plain(name: str, value: Any) -> Any:
+    try:
+        number = value.item() if hasattr(value, "item") else value
+    except Exception as error:  # arrays of several values raise any class
+        raise InvalidInputError(f"log: {name}: expected a single value: {error}") from error
     if isinstance(number, float) and not math.isfinite(number):
         return None  # JSON has no such number
     return number if isinstance(number, (bool, int, float, str, type(None))) else str(number)
