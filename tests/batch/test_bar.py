@@ -36,6 +36,13 @@ def done(outcome: Any) -> APIFuture[Any]:
     return future
 
 
+def drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    """Gather one result at a terminal, and return what is drawn there."""
+    terminal = a_terminal(monkeypatch)
+    gather([done(1)], **options)
+    return terminal.getvalue()
+
+
 def test_a_bar_counts_and_names_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = a_terminal(monkeypatch)
     gather([done(1), done(KeyError("a")), done(2)], return_exceptions=True, progress=True)
@@ -46,10 +53,8 @@ def test_a_bar_counts_and_names_failures(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("word", ["0", "false", "no", "OFF"])
 def test_one_switch_turns_every_bar_off(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
     monkeypatch.setenv("TINKER_PROGRESS", word)
-    gather([done(1)], progress=True)
-    assert terminal.getvalue() == ""
+    assert drawn(monkeypatch, progress=True) == ""
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
@@ -59,17 +64,11 @@ def test_there_is_no_bar_without_a_terminal(stream: Any, monkeypatch: pytest.Mon
     assert stream is None or stream.getvalue() == ""
 
 
-def test_there_is_no_bar_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
+def test_there_is_no_bar_without_tqdm_or_unasked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn(monkeypatch) == ""
+    assert drawn(monkeypatch, progress=True)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    gather([done(1)], progress=True)
-    assert terminal.getvalue() == ""
-
-
-def test_a_bar_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
-    gather([done(1)])
-    assert terminal.getvalue() == ""
+    assert drawn(monkeypatch, progress=True) == ""
 
 
 def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

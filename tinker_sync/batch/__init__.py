@@ -6,8 +6,8 @@
     waiting     `as_completed` and `gather`; progress bars, if tqdm is installed and there is a terminal
 
 Threads: the caller's thread pulls prompts, starts samples and yields items. The callback workers of the
-client read results and write the file. This package uses only the methods `sample` and `get_tokenizer` of a
-client.
+client usually read results and write the file. This package uses only the methods `sample` and
+`get_tokenizer` of a client.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tinker_sync.types import SampleResponse
 
 @frozen(kw_only=True, eq=False)
 class BatchItem:
-    """The outcome for one prompt of `SamplingClient.map`.
+    """A prompt of `SamplingClient.map`, with its response or its error.
 
     >>> item = BatchItem(index=3, prompt="2 + 3 =", error=InvalidInputError("prompt: is empty"))
     >>> item.ok, item
@@ -51,7 +51,7 @@ class BatchItem:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each sampled sequence, without special tokens.
+        """The text of each sampled sequence, without special tokens. Raises the error of a failed item.
 
         Raises:
             InvalidInputError: the batch has no tokenizer; pass `tokenizer=` to `map`.
@@ -60,9 +60,10 @@ class BatchItem:
         Traceback (most recent call last):
         tinker_sync.errors.InvalidInputError: texts: the batch has no tokenizer; pass tokenizer= to map
         """
+        response = self.result()
         if self.tokenizer is None:
             raise InvalidInputError("texts: the batch has no tokenizer; pass tokenizer= to map")
-        return decode_all(self.tokenizer, self.result())
+        return decode_all(self.tokenizer, response)
 
     def __repr__(self) -> str:
         if self.error is not None:

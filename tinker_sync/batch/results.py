@@ -1,12 +1,12 @@
 """`ResultsFile`: the responses of a batch as JSON lines, appended as they arrive and read by a later run.
 
 A line begins with the position of its prompt and a key, a hash of the prompt and the parameters. Each line is
-one `write` to a file that is open for appending, so lines of several threads do not mix. A killed process
-leaves at most one incomplete line, the last; the next run removes it. On systems with file locks, two
-processes cannot write the file at once.
+one `write` under a lock, so lines of several threads do not mix. A killed process or a full disk leaves at
+most one incomplete line, the last; the next line or the next run removes it. On systems with file locks, only
+one `ResultsFile` at a time can have the file open for writing.
 
-Threads: one thread opens, reads and closes; any thread may add. The descriptor stays open until `close` and
-the last pending `add`.
+Threads: one thread opens, reads and closes; any thread may add. The descriptor stays open until `close`, and
+until each response that `hold` has announced is added or released.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -60,20 +61,26 @@ def key_of(request: SampleRequest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+# Windows would translate the ends of lines without O_BINARY.
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+
 class ForeignResultError(InvalidInputError):
-    """An error for a file that belongs to another batch."""
+    """The error for a file of another batch: it has another prompt or other parameters at a position."""
 
 
 class ResultsFile:
-    """A file of responses. Any thread may add one.
+    """A file of responses. Any thread may add one: `hold` announces a response, and `add` appends it.
+
+    The file stays open until `close`, and until each announced response is added or released.
 
     Args:
-        path: the file; it and its directory are created if missing.
-        writable: False only reads the file, which another process may be writing.
+        path: the file. Its directory is created if missing; so is the file, if it is writable.
+        writable: False only reads an existing file, which another process may be writing.
 
     Raises:
         InvalidInputError: the file is not a file of results; it is not changed.
-        TinkerError: another process writes the file.
+        TinkerError: the file is already open for writing, here or in another process.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -93,14 +100,19 @@ class ResultsFile:
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._holders = 1  # guarded by _lock: this object, and each pending response
-        self._file = io.FileIO(self.path, "a+" if writable else "r")
+        self._torn = 0  # guarded by _lock: the bytes of an incomplete line at the end of the file
+        descriptor = os.open(self.path, _FLAGS if writable else _FLAGS & ~(os.O_RDWR | os.O_CREAT))
+        # Responses may be pending when the process ends. The file then stays open, without a warning.
+        self._file = io.FileIO(descriptor, "a+" if writable else "r", closefd=False)
+        self._close_file = weakref.finalize(self, os.close, descriptor)
+        self._close_file.atexit = False
         try:
             if writable:
                 _refuse_second_writer(self._file, self.path)
             # Sorted by position, 16 bytes for each line.
             self._positions, self._offsets = self._read()
         except BaseException:
-            self._file.close()
+            self._close_file()
             raise
 
     def __len__(self) -> int:
@@ -132,11 +144,11 @@ class ResultsFile:
             self._holders += 1
 
     def add(self, index: int, key: str, response: SampleResponse, more: Mapping[str, Any]) -> None:
-        """Append a pending response, then `release`.
+        """Append a response that `hold` has announced, then `release`, even if the append fails.
 
         Args:
             index: the position of the prompt.
-            key: its `key_of`.
+            key: the hash of the request, from `key_of`.
             response: the response.
             more: further fields of the line.
 
@@ -146,21 +158,27 @@ class ResultsFile:
         try:
             tree = {"index": index, "key": key, **more, **wire_json.to_plain(response)}
             line = wire_json.dumps(tree) + b"\n"
-            if (written := self._file.write(line)) != len(line):
+            with self._lock:
+                if self._torn:
+                    self._file.truncate(self._file.seek(0, os.SEEK_END) - self._torn)
+                    self._torn = 0
+                written = self._file.write(line)
+                self._torn = written if written < len(line) else 0
+            if written != len(line):
                 raise OSError(f"{self.path}: wrote {written} bytes of {len(line)}; the disk may be full")
         finally:
             self.release()
 
     def release(self) -> None:
-        """End one `hold`, or the hold of this object itself. The end of the last hold closes the file."""
+        """End one `hold`, or from `close` that of the object itself. The end of the last closes the file."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
         if last:
-            self._file.close()
+            self._close_file()
 
     def close(self) -> None:
-        """Close the file after the last pending response is added."""
+        """Close the file; if responses are pending, the last of them closes it. Call this method once."""
         self.release()
 
     # -------------------------------------------------------------------------------------- the earlier runs
@@ -168,7 +186,7 @@ class ResultsFile:
     def _read(self) -> tuple[array[int], array[int]]:
         """Return the sorted positions of the prompts in the file, and the offset of the line of each."""
         positions, offsets = array("q"), array("q")
-        for offset, index in self._lines():
+        for offset, index in self._read_lines():
             positions.append(index)
             offsets.append(offset)
         if all(map(operator.le, positions, positions[1:])):
@@ -177,13 +195,13 @@ class ResultsFile:
         first, second = (array("q", np.asarray(each)[order].tobytes()) for each in (positions, offsets))
         return first, second
 
-    def _lines(self) -> Iterator[tuple[int, int]]:
+    def _read_lines(self) -> Iterator[tuple[int, int]]:
         offset = 0
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
                 matched = _HEAD.match(line)
                 last = not line.endswith(b"\n")
-                if last and not (self._writable and self._mend(offset, line)):
+                if last and not (self._writable and self._repair_end(offset, line)):
                     return
                 if matched is None:
                     raise InvalidInputError(
@@ -194,7 +212,7 @@ class ResultsFile:
                     return  # the next line would be the newline that was just added
                 offset += len(line)
 
-    def _mend(self, offset: int, line: bytes) -> bool:
+    def _repair_end(self, offset: int, line: bytes) -> bool:
         """Repair the last line of the file, which has no newline, and return True if the line stays.
 
         A complete result gets its newline. The beginning of a result is removed.
@@ -222,10 +240,12 @@ class ResultsFile:
 
 
 def _refuse_second_writer(file: io.FileIO, path: str) -> None:
-    """Lock the file until it is closed or the process ends. Windows has no suitable lock.
+    """Lock the file until it is closed or the process ends.
+
+    Does nothing on Windows, which has no suitable lock, and on file systems without locks.
 
     Raises:
-        TinkerError: another process has the lock.
+        TinkerError: the file is already locked, by this process or another.
     """
     if sys.platform == "win32":
         return

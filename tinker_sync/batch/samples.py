@@ -68,7 +68,10 @@ class Order:
     tokenizer: Any = None
 
     def model_input(self, prompt: Prompt) -> ModelInput:
-        """Return a prompt as the input of the model; text and chats are encoded."""
+        """Return a prompt as the input of the model; text and chats are encoded.
+
+        The first text or chat loads the tokenizer of the model, unless one was given.
+        """
         if isinstance(prompt, ModelInput):
             return prompt
         if isinstance(prompt, str):
@@ -83,7 +86,7 @@ class Order:
         return self.tokenizer
 
     def key(self, prompt: ModelInput) -> str:
-        """Return the key of a prompt in the results file, see `key_of`."""
+        """Return the key of a prompt in the file of results; see `key_of`."""
         asked = dict(self.options)
         asked.pop("deadline", None)
         asked["prompt_logprobs"] = asked.pop("include_prompt_logprobs", False)
@@ -98,7 +101,11 @@ class Order:
         return self.client.sample(prompt, self.num_samples, self.sampling_params, **self.options)
 
     def readable(self, prompt: Prompt, response: SampleResponse) -> dict[str, Any]:
-        """Return the readable fields of a line: the prompt, if it is text, and the sampled texts."""
+        """Return further fields of a line of the file of results.
+
+        These are the prompt, if it is a text or a chat, and the sampled texts. The texts are missing as long
+        as there is no tokenizer: none was given, and no prompt has needed one yet.
+        """
         shown = {} if isinstance(prompt, ModelInput) or not _is_text(prompt) else {"prompt": prompt}
         return shown if self.tokenizer is None else {**shown, "texts": decode_all(self.tokenizer, response)}
 
@@ -130,6 +137,8 @@ def map_samples(
     total: int | None,
 ) -> Generator[BatchItem, None, None]:
     """Check the arguments of `SamplingClient.map`, and return the items as a generator.
+
+    The first item opens the file `save_to`, so errors of the file are raised then.
 
     Raises:
         InvalidInputError: an argument is not valid; nothing was sent.
@@ -174,7 +183,7 @@ def _run(
             else:
                 bar.advance(failed=not item.ok)
             if window.on_error == "raise" and item.error is not None:
-                raise _placed(item)
+                raise _add_position(item)
             batch.fill()  # the server works while the caller processes the item
             yield item
             del item
@@ -185,8 +194,8 @@ def _run(
         bar.close()
 
 
-def _placed(item: BatchItem) -> Exception:
-    """Return the error of an item, with the position of its prompt in the message."""
+def _add_position(item: BatchItem) -> Exception:
+    """Return a copy of the error of an item; the text of a TinkerError then names the position."""
     assert item.error is not None  # noqa: S101  # checked by the caller
     error = copy_exception(item.error)
     if isinstance(error, TinkerError):
@@ -196,7 +205,7 @@ def _placed(item: BatchItem) -> Exception:
 
 @define(eq=False)
 class _Batch:
-    """The prompts in the window. Only the caller's thread uses it, except for `_arrived`."""
+    """The prompts in the window. Futures call `_hand_over`; only the caller's thread calls other methods."""
 
     prompts: Iterator[Prompt]
     order: Order
@@ -212,7 +221,11 @@ class _Batch:
     _exhausted: bool = field(default=False, init=False)
 
     def next_item(self) -> BatchItem | None:
-        """Wait for the next item and return it, or None after the last."""
+        """Wait for the next item and return it, or None after the last.
+
+        Raises:
+            Exception: a response could not be written to the file.
+        """
         self.fill()
         if self._yielded == self._pulled:
             return None
@@ -227,7 +240,10 @@ class _Batch:
         return item
 
     def fill(self) -> None:
-        """Pull prompts and start their samples, until the window is full or the prompts end."""
+        """Pull prompts and start their samples, until the window is full.
+
+        Stop for good when no prompt is left, or when an error ends the batch.
+        """
         while not self._exhausted and self._pulled - self._yielded < self.window.max_in_flight:
             try:
                 prompt = next(self.prompts)
@@ -259,7 +275,7 @@ class _Batch:
         except ForeignResultError as error:
             self._stop(error)
         except _OF_THE_PROMPT as error:
-            self._arrived.put(BatchItem(index=self._pulled, prompt=prompt, error=error))
+            self._arrived.put(self._make_item(self._pulled, prompt, error=error))
             self._pulled += 1
         except TinkerError as error:  # the client cannot go on
             self._stop(error)
@@ -273,7 +289,7 @@ class _Batch:
         if file is not None:
             key = self.order.key(model_input)
             if (saved := file.find(index, key)) is not None:
-                self._arrived.put(self._item(index, prompt, response=saved, saved=True))
+                self._arrived.put(self._make_item(index, prompt, response=saved, saved=True))
                 return
         future = self._under_way[index] = self.order.start(model_input)
         if file is not None:
@@ -282,20 +298,23 @@ class _Batch:
 
     # -------------------------------------------------------------------------------------- out of the window
 
-    def _item(self, index: int, prompt: Prompt, **outcome: Any) -> BatchItem:
+    def _make_item(self, index: int, prompt: Prompt, **outcome: Any) -> BatchItem:
         return BatchItem(index=index, prompt=prompt, tokenizer=self.order.tokenizer, **outcome)
 
     def _hand_over(self, index: int, prompt: Prompt, key: str, future: Future[SampleResponse]) -> None:
-        """Save a result and hand it to the caller's thread. Runs on a callback worker."""
+        """Save the response of a sample, if there is a file, and hand the item to the caller's thread.
+
+        Runs on the thread that ends the future, usually a callback worker of the client.
+        """
         arrived: BatchItem | Exception
         try:
             response = future.result()
         except Exception as error:  # noqa: BLE001  # it becomes the error of the item
             if self.file is not None:
                 self.file.release()
-            arrived = self._item(index, prompt, error=error)
+            arrived = self._make_item(index, prompt, error=error)
         else:
-            arrived = self._item(index, prompt, response=response)
+            arrived = self._make_item(index, prompt, response=response)
             if self.file is not None:
                 try:
                     self.file.add(index, key, response, self.order.readable(prompt, response))
@@ -304,7 +323,10 @@ class _Batch:
         self._arrived.put(arrived)
 
     def _receive(self) -> BatchItem:
-        """Wait for the next arrival, in short slices so that Ctrl-C interrupts the wait."""
+        """Return the next item that arrives, or raise the failure of the file.
+
+        The wait is in short slices, so that Ctrl-C interrupts it.
+        """
         while True:
             try:
                 arrived = self._arrived.get(timeout=slice_of(float("inf")))

@@ -13,20 +13,20 @@ from typing import Any, Final, Literal, TypeVar, cast, overload
 from tinker_sync.errors import InvalidInputError
 
 SWITCH: Final = "TINKER_PROGRESS"
-"""The environment variable that turns every bar off."""
+"""The environment variable that turns every bar off if it is 0, false, no or off."""
 
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
 
 class ProgressBar:
-    """A bar with the number of finished things, their rate and the time left.
+    """A progress bar with the number of finished items, their rate and the time left.
 
     It is drawn on the standard error stream if that is a terminal or a notebook, tqdm is installed, and the
-    variable `TINKER_PROGRESS` is not 0. Otherwise its methods do nothing.
+    variable `TINKER_PROGRESS` does not turn bars off. Otherwise its methods do nothing.
 
     Args:
         wanted: False for no bar.
-        total: the number of things to do; None if it is not known.
+        total: the number of all items; None if it is not known.
         words: the text before the bar.
     """
 
@@ -35,7 +35,7 @@ class ProgressBar:
         self._failed = 0
 
     def advance(self, *, failed: bool = False) -> None:
-        """Count one finished thing."""
+        """Count one finished item."""
         if self._bar is None:
             return
         if failed:
@@ -44,7 +44,7 @@ class ProgressBar:
         self._bar.update()
 
     def skip(self) -> None:
-        """Count one thing that an earlier run finished; it does not change the rate."""
+        """Count one item that an earlier run finished; it does not change the rate."""
         if self._bar is None:
             return
         for count in ("initial", "n", "last_print_n"):
@@ -97,7 +97,7 @@ def as_completed(
     >>> second.resolve("b"), next(waiting) is second
     (True, True)
     """
-    return _as_completed(_listed(futures, "as_completed"), timeout, progress)
+    return _as_completed(_list_futures(futures, "as_completed"), timeout, progress)
 
 
 def _as_completed(futures: list[FutureT], timeout: float | None, progress: bool) -> Iterator[FutureT]:
@@ -139,8 +139,8 @@ def gather(
 
     Args:
         futures: the futures, of any client or executor.
-        return_exceptions: put the error of a failed future in its place. Without it, the first error is
-            raised as soon as it occurs; the other futures go on.
+        return_exceptions: put the error of a failed future in the place of its result. If False, the first
+            error is raised as soon as it occurs; the other futures go on.
         timeout: the seconds to wait for all of them; None waits without a limit.
         progress: show a bar if tqdm is installed and there is a terminal; `TINKER_PROGRESS=0` hides it.
 
@@ -155,14 +155,14 @@ def gather(
     >>> gather([first, second], return_exceptions=True)
     [KeyError('a'), 'b']
     """
-    listed = _listed(futures, "gather")
+    listed = _list_futures(futures, "gather")
     for future in _as_completed(listed, timeout, progress):
         if not return_exceptions:
             future.result()
     return [_outcome(future) if return_exceptions else future.result() for future in listed]
 
 
-def _listed(futures: Iterable[FutureT], caller: str) -> list[FutureT]:
+def _list_futures(futures: Iterable[FutureT], caller: str) -> list[FutureT]:
     if isinstance(futures, Future):
         raise InvalidInputError(f"{caller}: expected a list of futures, got one; write {caller}([future])")
     given: list[Any] = list(futures)
