@@ -16,7 +16,7 @@ import pytest
 from support.tars import END, member, pax, write
 
 from tinker_sync.errors import TransferError, UnsafeArchiveError
-from tinker_sync.transfer.archive import ArchiveLimits, Unpacked, unpack
+from tinker_sync.transfer.archive import ArchiveLimits, unpack
 
 FINE = member("adapter_config.json", b"{}")
 SMALL = ArchiveLimits(entries=100, ratio=20, allowance_bytes=100_000)
@@ -175,7 +175,7 @@ def test_archives_unpack_completely(tmp_path: Path, style: int, mode: Any) -> No
     contents |= {"deep/hard": b"{}", "deep/er/soft": b"", "chain": b""}
     on_progress: list[int] = []
     found = unpack(tmp_path / "a.tar", tmp_path / "to", on_progress=on_progress.append)
-    assert found == [Unpacked(name, len(content)) for name, content in sorted(contents.items())]
+    assert list(found.items()) == [(name, len(content)) for name, content in sorted(contents.items())]
     read = {
         path.relative_to(tmp_path / "to").as_posix(): path.read_bytes()
         for path in (tmp_path / "to").rglob("*")
@@ -190,7 +190,7 @@ def test_archives_unpack_completely(tmp_path: Path, style: int, mode: Any) -> No
 @pytest.mark.parametrize("root", ["/", "./", ".", "//", "/./"])
 def test_entries_that_name_the_root_are_skipped(tmp_path: Path, root: str) -> None:
     archive = write(tmp_path / "a.tar", member(root, kind=b"5"), member("f", b"x"), compress=False)
-    assert unpack(archive, tmp_path / "to") == [Unpacked("f", 1)]
+    assert unpack(archive, tmp_path / "to") == {"f": 1}
 
 
 def test_the_archive_of_a_directory_added_without_a_name_is_unpacked(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_archive_of_a_directory_added_without_a_name_is_unpacked(tmp_path: P
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "adapter", arcname="")
-    assert unpack(tmp_path / "a.tar.gz", tmp_path / "to") == [Unpacked("adapter_config.json", 2)]
+    assert unpack(tmp_path / "a.tar.gz", tmp_path / "to") == {"adapter_config.json": 2}
 
 
 def test_pre_posix_archive(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_pre_posix_archive(tmp_path: Path) -> None:
     archive = write(
         tmp_path / "a", member("d/", kind=b"\0", magic=old), member("d/f", b"x", kind=b"\0", magic=old)
     )
-    assert unpack(archive, tmp_path / "to") == [Unpacked("d/f", 1)]
+    assert unpack(archive, tmp_path / "to") == {"d/f": 1}
 
 
 def test_signed_header_checksum(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_signed_header_checksum(tmp_path: Path) -> None:
     header = plain[:148] + b" " * 8 + plain[156:512]
     signed = sum(byte - 256 if byte > 127 else byte for byte in header)
     archive = write(tmp_path / "a", member("caf\u00e9", b"x", checksum=signed))
-    assert unpack(archive, tmp_path / "to") == [Unpacked("caf\u00e9", 1)]
+    assert unpack(archive, tmp_path / "to") == {"caf\u00e9": 1}
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:

@@ -117,10 +117,8 @@ def test_progress_arrives_on_a_worker(tmp_path: Path) -> None:
     assert all(name.startswith("tinker-callback") for name in names)
     assert states[0].stage == "preparing"
     last = states[-1]
-    assert (last.bytes_done, last.bytes_total, last.files_done, last.files_total) == (3 * PART + 5,) * 2 + (
-        2,
-        2,
-    )
+    assert (last.bytes_done, last.bytes_total) == (3 * PART + 5, 3 * PART + 5)
+    assert (last.files_done, last.files_total) == (2, 2)
     done_bytes = [state.bytes_done for state in states]
     assert done_bytes == sorted(done_bytes)
 
@@ -171,6 +169,37 @@ def test_unprotected_addresses_are_refused(tmp_path: Path) -> None:
             http.get(url, {})
         assert "s3cr3t" not in str(caught.value)
     http.close()
+
+
+@pytest.mark.parametrize("host", [".files", "*", "[::1", "files:99999"])
+def test_malformed_addresses_are_refused(host: str) -> None:
+    http = SignedHttp(Settings.resolve(base_url="https://service.invalid", api_key="tml-a"))
+    with pytest.raises(errors.TransferError, match="the server gave an address") as caught:
+        http.get(f"https://{host}/a?signature=s3cr3t", {})
+    assert "s3cr3t" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    http.close()
+
+
+def test_a_redirect_to_a_malformed_address_is_refused(tmp_path: Path) -> None:
+    with (
+        FileServer({"a": 5}, redirect="https://[::1/a?signature=s3cr3t") as server,
+        pytest.raises(errors.TransferError, match="redirects to an address that is not valid") as caught,
+    ):
+        fetch(server, tmp_path / "out")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_malformed_address_of_an_archive_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileServer, "sign", lambda *_: "https://[::1/a?signature=s3cr3t")
+    with (
+        FileServer({"archive": 5}) as server,
+        pytest.raises(errors.TransferError, match="redirects to an address that is not valid") as caught,
+    ):
+        fetch(server, tmp_path / "out", SAMPLER)
+    assert "s3cr3t" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------- interruptions
@@ -335,9 +364,7 @@ def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
     assert server.sent < 4 * PART
 
 
-def test_comparison_starts_no_workers(
-    tmp_path: Path,
-) -> None:
+def test_comparison_starts_no_workers(tmp_path: Path) -> None:
     """No worker starts before the comparison has ended, because the download may have to begin again."""
     begun: list[int] = []
 
@@ -448,16 +475,25 @@ def test_unusable_answers_fail(tmp_path: Path, behaviour: dict[str, Any]) -> Non
     assert os.listdir(tmp_path) == []
 
 
+def test_a_part_that_begins_elsewhere_is_asked_for_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def shift(handler: Any) -> None:
+        asked.append(handler.headers["range"])
+        if len(asked) == 1:
+            handler.headers.replace_header("range", f"bytes=7-{PART - 1}")
+
+    with FileServer({"a": 3 * PART}, before=shift) as server:
+        fetch(server, tmp_path / "out")
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+    assert asked[:2] == [f"bytes=0-{PART - 1}"] * 2
+
+
 @pytest.mark.parametrize(
     "header",
     [
-        "x-checksum-sha256",
-        "x-checksum-md5",
-        "x-checksum",
-        "digest",
-        "repr-digest",
-        "x-amz-checksum-sha256",
-        "content-md5",
+        *("x-checksum-sha256", "x-checksum-md5", "x-checksum", "digest", "repr-digest"),
+        *("x-amz-checksum-sha256", "content-md5"),
     ],
 )
 def test_checksums_are_verified(tmp_path: Path, header: str) -> None:
@@ -711,3 +747,16 @@ def test_missing_archive_support_is_reported(tmp_path: Path) -> None:
         with pytest.raises(errors.NotFoundError):
             fetch(server, tmp_path / "out", SAMPLER)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_fresh_address_is_asked_for_at_once_after_the_first_refused_one_alone() -> None:
+    reset, refused = OSError("reset"), response_head.TryAgain("403", refused=True)
+    after_reset = response_head.Attempts(0.0)
+    after_reset.count_failure(reset, 1.0)
+    after_reset.count_failure(refused, 2.0)
+    assert after_reset.pause_s(refused, 1.0) == 0.0
+    after_progress = response_head.Attempts(0.0)
+    after_progress.progressed = True
+    after_progress.count_failure(refused, 1.0)
+    after_progress.count_failure(reset, 2.0)
+    assert after_progress.pause_s(reset, 1.0) > 0.0

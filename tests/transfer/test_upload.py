@@ -17,6 +17,7 @@ from tinker_sync import errors, types
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.transfer import upload as transfer_upload
 from tinker_sync.transfer.progress import TransferProgress
+from tinker_sync.transfer.signed import SignedHttp, SignedResponse
 
 LORA = types.LoraConfig(rank=8)
 FILES = {"adapter_model.safetensors": os.urandom(700_000), "adapter_config.json": b"{}"}
@@ -78,12 +79,8 @@ def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
     assert (last.bytes_done, last.bytes_total, last.files_done) == (700_002, 700_002, 2)
     for put in server.asked():
         assert "tml-mine-alone" not in str(put.headers)
-        assert {name.lower() for name in put.headers} <= {
-            "host",
-            "user-agent",
-            "accept-encoding",
-            "content-length",
-        }
+        allowed = {"host", "user-agent", "accept-encoding", "content-length"}
+        assert {name.lower() for name in put.headers} <= allowed
 
 
 @pytest.mark.parametrize("trouble", [{"cut": 900_000, "sent": 500_000}, {"statuses": [503, 500]}])
@@ -134,6 +131,35 @@ def test_all_missing_files_are_named(weights: Path) -> None:
         assert server.asked() == []
         with pytest.raises(errors.InvalidInputError):
             send(server, weights / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda file: file.write_bytes(b"x" * 700_001), "has changed since the upload began"),
+        (lambda file: file.write_bytes(b"x"), "has changed since the upload began"),
+        (lambda file: file.unlink(), "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_changes_during_the_upload_fails_it(
+    server: FileServer,
+    weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], object],
+    complaint: str,
+) -> None:
+    put, changed = SignedHttp.put, threading.Event()
+
+    def put_and_change(self: SignedHttp, url: str, body: Any, size_bytes: int) -> SignedResponse:
+        if not changed.is_set():  # this is the first file
+            change(weights / "adapter_model.safetensors")
+            changed.set()
+        return put(self, url, body, size_bytes)
+
+    monkeypatch.setattr(SignedHttp, "put", put_and_change)
+    with pytest.raises(errors.TransferError, match=f"adapter_model.safetensors: it {complaint}"):
+        send(server, weights)
+    assert list(server.puts) == ["adapter_config.json"]
 
 
 CALLS: list[Callable[[RestClient], Any]] = [

@@ -5,6 +5,6 @@
 - `signed` makes the HTTP requests; `response_head` reads their answers and decides on another attempt.
 - `download_state` keeps on disk what has arrived; `progress` reports to the user.
 
-A download or an upload runs on one thread of its own; the parts of a file run on workers. The caller passes
-functions that call the service for the addresses.
+A download or an upload runs on one thread of its own; workers help to fetch the parts of a file. The caller
+passes functions that call the service for the addresses.
 """

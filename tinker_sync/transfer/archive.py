@@ -3,7 +3,7 @@
 This module parses the format itself: the standard library's reader ignores what follows a broken header,
 reads headers of any size into memory, and filters members differently in each version of Python. Guarantees:
 
-- All files go into the given directory, which is new. If any member is bad, the directory is removed.
+- All files go into the given directory, which is new. If the unpacking fails, the directory is removed.
 - Only regular files and directories are created. A link becomes a second name of a file in the same archive;
   any other link, a device, a sparse file or an unknown member is refused.
 - Every name is safe on every system and unique, even where the file system ignores case or accents.
@@ -40,7 +40,7 @@ _REFUSED: Final = {b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a 
 
 @frozen(kw_only=True)
 class ArchiveLimits:
-    """Limits on the unpacked archive, besides the free space of the disk.
+    """The limits on the content of an archive. The free space of the disk is checked apart from them.
 
     >>> ArchiveLimits().max_bytes(1_000_000)
     468435456
@@ -53,20 +53,10 @@ class ArchiveLimits:
     well, because it is zeros, but it is only a part of a checkpoint."""
     allowance_bytes: int = 1 << 28
     """An archive may always grow to this size, whatever its ratio."""
-    total_bytes: int | None = None
 
     def max_bytes(self, size_bytes: int) -> int:
-        """Return the largest unpacked size of an archive of `size_bytes`."""
-        grown = self.allowance_bytes + self.ratio * size_bytes
-        return grown if self.total_bytes is None else min(grown, self.total_bytes)
-
-
-@frozen
-class Unpacked:
-    """A file unpacked from an archive."""
-
-    name: str
-    size_bytes: int
+        """Return the largest allowed unpacked size of an archive of `size_bytes`."""
+        return self.allowance_bytes + self.ratio * size_bytes
 
 
 @frozen
@@ -85,8 +75,8 @@ def unpack(
     *,
     limits: ArchiveLimits | None = None,
     on_progress: Callable[[int], object] = lambda _: None,
-) -> list[Unpacked]:
-    """Unpack an archive into a new directory.
+) -> dict[str, int]:
+    """Unpack an archive into a new directory, and return the sizes of its files by their sorted names.
 
     Args:
         archive: the file.
@@ -95,8 +85,9 @@ def unpack(
         on_progress: called with the size of each piece written; may raise to stop.
 
     Raises:
-        UnsafeArchiveError: the archive holds something that must not be unpacked.
-        TransferError: the archive is broken, or the disk is full.
+        UnsafeArchiveError: the archive holds something that must not be unpacked, or exceeds the limits.
+        TransferError: the archive is broken, or cannot be written to the disk.
+        FileExistsError: the directory exists.
     """
     into.mkdir(parents=True)
     try:
@@ -112,12 +103,15 @@ def unpack(
 
 
 class _Plain:
-    """The uncompressed archive, read from front to end within its limits."""
+    """The bytes of a tar archive, decompressed if it is gzip, read once from front to end.
+
+    A read raises `UnsafeArchiveError` beyond the size that the limits allow.
+    """
 
     def __init__(self, archive: Path, limits: ArchiveLimits) -> None:
         self._raw = archive.open("rb")
         size_bytes = os.fstat(self._raw.fileno()).st_size
-        self._limits = limits
+        self.limits = limits
         self._allowed = limits.max_bytes(size_bytes)
         self._read_bytes = 0
         compressed = self._raw.read(2) == _GZIP
@@ -131,10 +125,6 @@ class _Plain:
         if self._file is not self._raw:
             self._file.close()
         self._raw.close()
-
-    @property
-    def limits(self) -> ArchiveLimits:
-        return self._limits
 
     def read(self, count: int) -> bytes:
         """Return exactly `count` bytes, or raise EOFError if fewer are left."""
@@ -169,7 +159,7 @@ class _Unpacker:
         self._links: dict[Parts, Parts] = {}
         self._sizes: dict[Parts, int] = {}
 
-    def run(self) -> list[Unpacked]:
+    def run(self) -> dict[str, int]:
         total_bytes = 0
         for entry in _read_members(self._plain):
             if entry.kind == _DIRECTORY and _names_root(entry.name):
@@ -185,7 +175,7 @@ class _Unpacker:
                 self._links[parts] = _resolve_link(entry, parts)
         self._plain.drain()
         self._make_links()
-        return [Unpacked("/".join(parts), size) for parts, size in sorted(self._sizes.items())]
+        return {"/".join(parts): size for parts, size in sorted(self._sizes.items())}
 
     def _take_name(self, entry: _Member) -> Parts:
         try:
@@ -217,7 +207,7 @@ class _Unpacker:
         self._sizes[parts] = size_bytes
 
     def _make_links(self) -> None:
-        """Create each link as a second name of the file to which it leads, also by way of other links."""
+        """Create each link as a second name of the file that it leads to, also through other links."""
         for parts in self._links:
             target = self._links[parts]
             for _ in range(len(self._links)):
@@ -243,7 +233,10 @@ def _names_root(name: str) -> bool:
 
 
 def _resolve_link(entry: _Member, parts: Parts) -> Parts:
-    """Return the target of a link. A hard link names it from the root, a soft link from its directory."""
+    """Return the target of a link.
+
+    A hard link names the target from the root of the archive, a soft link from the directory of the link.
+    """
     if entry.link.startswith("/"):
         raise UnsafeArchiveError("it is a link to the root", entry.name)
     way = list(parts[:-1]) if entry.kind == _SOFT else []

@@ -1,11 +1,12 @@
-"""The download of one checkpoint, as files or as one archive. The target exists only when it is complete.
+"""The download of one checkpoint, as files or as one archive. The target appears, or is replaced,
+only when the download is complete.
 
 An unfinished download keeps a directory `<target>.partial`: the bytes that arrived, a state for each file,
 and a note of what was created on the server. A download of the same checkpoint to the same target goes on
 from there, in this process or a later one. The last step moves the result to the target and removes the
 directory.
 
-`run` belongs to one thread. A lock file keeps a second download, of any process, from the same target.
+One thread runs `CheckpointFetch.run`. A lock file keeps other downloads of any process from the target.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -21,7 +22,7 @@ from tinker_sync._clock import Clock
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError, UnsafeArchiveError
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.archive import ArchiveLimits, unpack
+from tinker_sync.transfer.archive import unpack
 from tinker_sync.transfer.download_state import PartialDirectory, read_json, remove, write_json
 from tinker_sync.transfer.file import FetchContext, FileDownload
 from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
@@ -33,21 +34,21 @@ ARCHIVE: Final = "archive"
 _SPARE_BYTES: Final = 64 << 20
 
 
-class DownloadSource(Protocol):
+class DownloadSource:
     """The calls of the service that a download makes: they prepare the files and sign their addresses."""
 
-    @property
-    def archive(self) -> bool:
-        """True when the files come in one archive, named `ARCHIVE`."""
+    archive = False
+    """True when the files come in one archive, named `ARCHIVE`."""
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """Prepare the files on the server, and note in `memory` what a later attempt needs."""
+        """Prepare the files if the server lacks them, and note in `memory` what a later attempt needs."""
 
     def sign(self) -> SignedUrls:
         """Return new addresses of the files."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Delete what `begin` created on the server."""
+        """Delete what `begin` created on the server, if it created something."""
 
 
 @frozen
@@ -70,12 +71,12 @@ class CheckpointDownload:
 
     tinker_path: str
     path: Path
-    """The directory with the files, or the archive when `unpack` is false."""
+    """The directory with the files, or the archive if there is one and `unpack` is false."""
     files: tuple[DownloadedFile, ...]
     bytes_resumed: int = 0
     """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """The number of times that a connection broke or an address needed a new signature."""
+    """The number of failed attempts that were repeated, such as after a broken connection."""
     size_bytes: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -92,7 +93,6 @@ class DownloadRequest:
     """True to unpack an archive; False makes the archive itself the target."""
     overwrite: bool = False
     parts: int = 4
-    limits: ArchiveLimits = field(factory=ArchiveLimits)
 
 
 class CheckpointFetch:
@@ -131,7 +131,8 @@ class CheckpointFetch:
         """Download the checkpoint.
 
         Raises:
-            TransferError: the download failed; the bytes that arrived are kept.
+            TransferError: the target exists, or the download failed; the bytes that arrived are kept.
+            UnsafeArchiveError: the archive must not be unpacked.
             TinkerError: the service refused a call.
         """
         self._refuse_existing()
@@ -183,7 +184,7 @@ class CheckpointFetch:
         )
 
     def _drop_if_empty(self) -> None:
-        """Remove the working directory if it has nothing for a later attempt: no bytes and no export."""
+        """Remove the working directory if it has no bytes and no path of an export for a later attempt."""
         kept = [self._work / "archive", *(self._work / "files").rglob("*")]
         begun = any(place.is_file() and place.stat().st_size for place in kept)
         if not begun and not self._remembers:
@@ -260,18 +261,13 @@ class CheckpointFetch:
         remove(into)
         self._reporter.change(stage="unpacking")
         try:
-            found = unpack(
-                archive,
-                into,
-                limits=self._request.limits,
-                on_progress=lambda _: self._cancellation.refuse_stopped(),
-            )
+            sizes = unpack(archive, into, on_progress=lambda _: self._cancellation.refuse_stopped())
         except UnsafeArchiveError:
             remove(self._work / "archive.json")  # so that a later attempt fetches the archive again
             remove(archive)
             raise
         self._reveal(into)
-        return [DownloadedFile(file.name, file.size_bytes, fetched.checked) for file in found]
+        return [DownloadedFile(name, size, fetched.checked) for name, size in sizes.items()]
 
     # ---------------------------------------------------------------------------- the disk
 
@@ -283,7 +279,7 @@ class CheckpointFetch:
             )
 
     def _reveal(self, whole: Path) -> None:
-        """Move the complete file or directory to the target."""
+        """Move the complete file or directory to the target. An existing target is moved away first."""
         self._refuse_existing()
         target = self._request.target
         if os.path.lexists(target):
@@ -294,7 +290,11 @@ class CheckpointFetch:
 
 
 def _check_names(given: list[str]) -> dict[str, Parts]:
-    """Return the parts of each name by name, in the given order, or refuse an unsafe name."""
+    """Return a mapping from each name to its parts, in the given order.
+
+    Raises:
+        TransferError: there are no names, or one is not safe.
+    """
     if not given:
         raise TransferError("the server lists no files of this checkpoint")
     names, found = Names(), {}
@@ -308,7 +308,7 @@ def _check_names(given: list[str]) -> dict[str, Parts]:
 
 
 def default_target(tinker_path: str) -> Path:
-    """Return the path that a checkpoint is downloaded to by default.
+    """Return the path, in the current directory, that a checkpoint is downloaded to by default.
 
     >>> default_target("tinker://run-1/weights/step 1").name
     'run-1_weights_step 1'

@@ -61,8 +61,10 @@ class PartialDirectory:
     def hold(self) -> Iterator[PartialDirectory]:
         """Create the directory, or take the one of an earlier download, and lock it until the block ends.
 
+        If an earlier process ended just after it had moved the old target away, the target is moved back.
+
         Raises:
-            TransferError: the directory is not a download's, or another download of any process holds it.
+            TransferError: the directory was not created by a download, or another download holds its lock.
         """
         if not os.path.lexists(self.path):
             self._create()
@@ -79,13 +81,13 @@ class PartialDirectory:
             yield self
 
     def clear(self) -> None:
-        """Remove the content of the directory, except for its mark and its lock file."""
+        """Remove the content of the directory, except its lock file and the file that marks it."""
         for entry in self.path.iterdir():
             if _OWN.fullmatch(entry.name) and entry.name != "lock":
                 remove(entry)
 
     def remove(self) -> None:
-        """Remove the directory with what a download created in it."""
+        """Remove the directory with what a download created in it, as far as the system permits."""
         with suppress(OSError):
             self.clear()
             (self.path / "lock").unlink(missing_ok=True)
@@ -93,7 +95,10 @@ class PartialDirectory:
             self.path.rmdir()
 
     def _create(self) -> None:
-        """Create the directory with its mark in one step, unless another download has just created it."""
+        """Create the directory and, in the same step, the file that marks it as one of a download.
+
+        Do nothing if another download has just created it.
+        """
         parent = self.path.parent
         parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=parent, prefix=f".{self.path.name}."))
@@ -206,7 +211,7 @@ class Coverage:
 
 @frozen(kw_only=True)
 class FileVersion:
-    """The version of a file on the server. Another file under the same name differs in one of these.
+    """The version of a file on the server. Another file under the same name has another size, etag or date.
 
     >>> FileVersion(size=5, etag='"a"').may_equal(FileVersion(size=5, etag='"b"'))
     False
@@ -218,25 +223,25 @@ class FileVersion:
 
     @property
     def condition(self) -> str | None:
-        """The value of `If-Range`, or None when the server gives no value, or only a weak one."""
+        """The value of `If-Range`; None if the server sends neither etag nor date, or a weak etag."""
         if self.etag is not None:
             return None if self.etag.startswith("W/") else self.etag
         return self.modified
 
     @property
     def named(self) -> bool:
-        """True when the server names the version."""
+        """True if the server sends an etag or a date for the file."""
         return self.etag is not None or self.modified is not None
 
     def may_equal(self, other: FileVersion) -> bool:
-        """Return False when a field known on both sides differs."""
+        """Return False if a field that both versions have differs."""
         pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         return all(one is None or two is None or one == two for one, two in pairs)
 
 
 @frozen
 class DownloadState:
-    """The version of a file, its checksum, and the stretches on the disk."""
+    """The state of an incomplete file: its version, its checksum, and the ranges of its bytes on the disk."""
 
     version: FileVersion
     checksum: tuple[str, str] | None
@@ -256,7 +261,7 @@ class DownloadState:
 
     @classmethod
     def load(cls, place: Path) -> DownloadState | None:
-        """Return the state in a file, or None when the file is missing or damaged."""
+        """Return the state in a file, or None when the file is missing, damaged, or of another format."""
         try:
             tree = read_json(place)
             if tree["version"] != _VERSION:
@@ -275,7 +280,7 @@ class DownloadState:
 
 
 def write_json(place: Path, tree: Mapping[str, Any]) -> None:
-    """Replace a small JSON file in one step."""
+    """Write a small JSON file, or replace it in one step."""
     # Several threads may write at once: each draft is complete, and the last one stays.
     draft = place.with_name(f"{place.name}.{threading.get_ident()}.new")
     with draft.open("w", encoding="utf-8") as file:

@@ -3,12 +3,12 @@
 - Bytes that have arrived stay: after a broken connection, with a new address, or in a new process, the
   download asks only for what is missing.
 - Parts of different versions never mix: each request names the version in `If-Range`, and each response is
-  compared with the first. When the server names no version, a resumed download first compares the end of a
-  stretch on the disk with the server's bytes.
+  compared with the first. When the server names no version, a resumed download first compares some of the
+  bytes on the disk with the server's bytes.
 - A file with another size, or another checksum than the server sends, is fetched again.
 - From a server without range requests, each attempt reads the whole file over one connection.
 
-Memory holds one piece for each part under way. `run` belongs to one thread; the other parts run on workers.
+Memory holds one piece for each part under way. One thread calls `FileDownload.run`; workers help to fetch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ Keep = Callable[[int, bytes], int]
 
 @frozen
 class Fetched:
-    """A complete file."""
+    """The result of a file download: the size of the complete file, and the checksum that was compared."""
 
     size_bytes: int
     checked: str | None
-    """The algorithm of the checksum it matches; None when the server sent none."""
+    """The algorithm of the checksum that the file matches; None when the server sent none."""
 
 
 @frozen(kw_only=True)
@@ -81,7 +81,7 @@ class FileDownload:
     Args:
         name: the server's name of the file.
         place: the path that the file is written to.
-        state_file: the path that keeps the state while the file is incomplete.
+        state_file: the path of the file that keeps the state of the download until it is complete.
         context: shared by all files of the download.
         size_known: called when the size is known, with the size and the number of missing bytes; may raise
             an error to stop the download.
@@ -107,7 +107,7 @@ class FileDownload:
         self._lock = threading.Lock()
         self._have = Coverage()  # guarded by _lock
         self._taken: dict[int, Stretch] = {}  # guarded by _lock; by the number of the worker, 0 for `run`
-        self._version: FileVersion | None = None  # guarded by _lock
+        self._version = FileVersion()  # guarded by _lock; all None before the first response
         self._checksum: tuple[str, str] | None = None  # guarded by _lock
         self._in_parts = True  # guarded by _lock; False once the server ignores ranges
         self._fetching = False  # guarded by _lock; False during the comparison of a resumed file
@@ -117,7 +117,7 @@ class FileDownload:
         self._saved_at = 0.0  # guarded by _lock
 
     def run(self) -> Fetched:
-        """Fetch the missing bytes.
+        """Fetch the missing bytes, and compare the complete file with the server's checksum, if there is one.
 
         Raises:
             TransferError: the download failed; the bytes that arrived are kept.
@@ -135,7 +135,7 @@ class FileDownload:
     # ---------------------------------------------------------------------------- resuming
 
     def _resume(self) -> None:
-        """Load the state that an earlier attempt left."""
+        """Load the state that an earlier attempt left. Begin anew without a state, or if the file differs."""
         state = DownloadState.load(self._state_file)
         if state is None or not self._place.exists():
             self._begin_again()
@@ -145,7 +145,7 @@ class FileDownload:
             self._begin_again()
             return
         with self._lock:
-            self._have, self._version, self._checksum = (Coverage(state.have), state.version, state.checksum)
+            self._have, self._version, self._checksum = Coverage(state.have), state.version, state.checksum
             done = self._have.total
         size = state.version.size
         self._context.reporter.add(bytes_done=done, bytes_resumed=done, bytes_total=size or 0)
@@ -162,14 +162,14 @@ class FileDownload:
         self._state_file.parent.mkdir(parents=True, exist_ok=True)
         self._place.open("wb").close()
         with self._lock:
-            done, size = self._have.total, self._version.size if self._version else None
-            self._have, self._version, self._checksum = Coverage(), None, None
+            done, size = self._have.total, self._version.size
+            self._have, self._version, self._checksum = Coverage(), FileVersion(), None
             self._in_parts, self._failure, self._taken = True, None, {}
         if done or size:
             self._context.reporter.add(bytes_done=-done, bytes_total=-(size or 0))
 
     def _compare_sample(self, stretch: Stretch) -> None:
-        """Compare the end of a stretch on the disk with the server's bytes; begin again if they differ."""
+        """Compare the last bytes of a range on the disk with the server's; begin again if they differ."""
         sample = (max(stretch[0], stretch[1] - _SAMPLE_BYTES), stretch[1])
         with self._place.open("rb") as file:
             file.seek(sample[0])
@@ -205,12 +205,11 @@ class FileDownload:
             raise self._failure
 
     def _help(self) -> None:
-        """Start workers for the other parts, when a response has begun and the size is known."""
+        """Start workers for the other parts, if the size that the first response states leaves any."""
         with self._lock:
             if not self._fetching or self._helping or not self._in_parts or self._context.parts < 2:
                 return
-            size = self._version.size if self._version else None
-            missing = sum(end - begin for begin, end in self._have.gaps(size or 0))
+            missing = sum(end - begin for begin, end in self._have.gaps(self._version.size or 0))
             count = min(self._context.parts - 1, -(-missing // PART_BYTES) - 1)
             if count < 1:
                 return
@@ -254,7 +253,7 @@ class FileDownload:
             self._taken.pop(number, None)
             if self._failure is not None:
                 return None
-            size = self._version.size if self._version else None
+            size = self._version.size
             if size is None or not self._in_parts:
                 whole = size is not None and self._have.total >= size
                 if whole or number:
@@ -270,7 +269,7 @@ class FileDownload:
             return part
 
     def _keep(self, file: IO[bytes], at: int, piece: bytes) -> int:
-        """Write a piece to its place, and return how many of its bytes were missing."""
+        """Write a piece at the offset `at`, and return how many of its bytes were missing."""
         file.seek(at)
         rest = memoryview(piece)
         try:
@@ -295,10 +294,10 @@ class FileDownload:
         return grown
 
     def _save(self) -> None:
-        """Save the state after the bytes it lists are on the disk."""
+        """Bring the bytes that have arrived to the disk, then save the state that lists them."""
         with self._lock:
-            if self._version is None:
-                return
+            if self._version == FileVersion() and not self._have.total:
+                return  # no response has begun
             state = DownloadState(self._version, self._checksum, tuple(self._have))
         with self._place.open("r+b") as file:
             os.fsync(file.fileno())
@@ -307,7 +306,7 @@ class FileDownload:
     # ---------------------------------------------------------------------------- one part
 
     def _persist(self, part: Stretch, keep: Keep) -> None:
-        """Fetch a part. Try again after failures, as long as bytes arrive."""
+        """Fetch a part. Try again after failures, as often as an `Attempts` object for this part allows."""
         clock, cancellation = self._context.clock, self._context.cancellation
         attempts = Attempts(clock.now())
 
@@ -326,7 +325,7 @@ class FileDownload:
                     return
                 if attempts.count_failure(error, clock.now()):
                     raise TransferError(f"{self._name}: {error}") from None
-                self._context.reporter.interrupt()
+                self._context.reporter.add(interruptions=1)
                 self._save()
                 cancellation.pause(clock, attempts.pause_s(error, self._context.draw()))
                 at = self._first_missing(part, at)
@@ -338,11 +337,11 @@ class FileDownload:
             return next((begin for begin, _ in self._have.gaps(part[1]) if begin >= part[0]), at)
 
     def _try(self, part: Stretch, at: int, keep: Keep) -> None:
-        """Make one request for the rest of a part."""
+        """Make one request for the bytes of a part from the offset `at` on."""
         url, number = self._context.links.get(self._name)
         headers = {"Range": f"bytes={at}-{part[1] - 1}"}
         with self._lock:
-            condition = self._version.condition if self._version else None
+            condition = self._version.condition
         if condition is not None:
             headers["If-Range"] = condition
         with self._context.cancellation.reading(self._context.http.get(url, headers)) as answer:
@@ -359,19 +358,19 @@ class FileDownload:
             self._read_body(answer, head.begin, head.end, keep)
 
     def _learn(self, head: FileHead) -> None:
-        """Store new facts about the version of the file; raise FileChanged if it is another version."""
+        """Take the version of the file from a response; raise FileChanged if a known field of it differs."""
         found = head.version
         with self._lock:
             known = self._version
             self._in_parts = self._in_parts and not head.whole
-            if known is not None and not known.may_equal(found):
+            if not known.may_equal(found):
                 raise FileChanged
             self._checksum = self._checksum or head.checksum
-            if known is not None and known.size is not None:
+            if known.size is not None:
                 found = known
             self._version = found
             size, have = found.size, self._have.total
-        if size is not None and (known is None or known.size is None):
+        if size is not None and known.size is None:
             self._context.reporter.add(bytes_total=size)
             self._size_known(size, size - have)
 
@@ -384,7 +383,7 @@ class FileDownload:
                 if end is not None:
                     raise ConnectionBroken("the server ended the file early")
                 with self._lock:  # the server sent no size, so it is known only at the end of the body
-                    self._version = evolve(self._version or FileVersion(), size=at)
+                    self._version = evolve(self._version, size=at)
                 self._context.reporter.add(bytes_total=at)
                 break
             keep(at, piece)
@@ -393,10 +392,16 @@ class FileDownload:
     # ---------------------------------------------------------------------------- the end
 
     def _check(self) -> Fetched:
-        """Cut the file to its size, and raise FileChanged if its checksum differs from the server's."""
+        """Cut the file to its size, and compare its checksum with the server's.
+
+        Raises:
+            FileChanged: the checksums differ.
+            TransferError: bytes are missing.
+        """
         with self._lock:
-            size, checksum = (self._version.size if self._version else None), self._checksum
-        if size is None or list(Coverage(self._have).gaps(size)):
+            size, checksum = self._version.size, self._checksum
+            gaps = list(self._have.gaps(size or 0))
+        if size is None or gaps:
             raise TransferError(f"{self._name}: parts of it are missing")
         os.truncate(self._place, size)
         if checksum is None:

@@ -21,7 +21,7 @@ _FORBIDDEN: Final = frozenset('\\:*?"<>|')
 
 
 class UnsafeName(ValueError):
-    """A name that must not be used. The text gives the reason, without the name."""
+    """The error for a name that must not be used. Its text is the reason, as a clause to follow the name."""
 
 
 def safe_parts(name: str) -> Parts:
@@ -66,7 +66,7 @@ def _check(part: str) -> None:
 
 
 class Names:
-    """The names below one directory. It refuses a name that a file system treats as equal to a present one.
+    """The names below one directory. A name that some file system cannot distinguish from another is refused.
 
     >>> names = Names()
     >>> names.add_file(("Dir", "a.bin"))
@@ -83,7 +83,8 @@ class Names:
         """Add the name of a file, and the names of its directories.
 
         Raises:
-            UnsafeName: the name is present, or one of its directories is a file.
+            UnsafeName: the name is empty or present, or one of its directories is present as a file or in
+                another spelling.
         """
         if not parts:
             raise UnsafeName("it is empty")

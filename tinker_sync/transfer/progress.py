@@ -1,7 +1,7 @@
 """Progress of a transfer, which a callback worker reports to the user's function, the listener.
 
-A slow listener never slows a transfer down: it gets the newest state when its last call has returned, at most
-ten times a second, and always the last state. Any thread may report.
+A slow listener never slows a transfer down: it gets the newest state when its last call has returned. It gets
+each new stage and file without delay, and further bytes at most ten times a second. Any thread may report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class TransferProgress:
-    """The state of a download or an upload.
+    """The state of a download or an upload, as reported to the listener.
 
     >>> TransferProgress(tinker_path="tinker://r/weights/a", stage="downloading", bytes_done=5).bytes_total
     """
@@ -34,7 +34,7 @@ class TransferProgress:
     file: str | None = None
     """The current file."""
     bytes_done: int = 0
-    """Bytes of all files, including those left by an earlier attempt."""
+    """Transferred bytes of all files, including those left by an earlier attempt."""
     bytes_total: int | None = None
     """Bytes of all files whose size is known; None until a size is known."""
     files_done: int = 0
@@ -42,7 +42,7 @@ class TransferProgress:
     bytes_resumed: int = 0
     """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """The number of times that a connection broke or an address needed a new signature."""
+    """The number of failed attempts that were repeated, such as after a broken connection."""
 
 
 class ProgressReporter:
@@ -83,18 +83,14 @@ class ProgressReporter:
             self._set_locked(evolve(self._state, bytes_done=self._state.bytes_done + count), now=False)
         self._report()
 
-    def interrupt(self) -> None:
-        """Count a broken connection or a refused address."""
-        self.add(interruptions=1)
-
     def change(self, **changes: Any) -> None:
-        """Set fields of the state, and report at once."""
+        """Set fields of the state, and report it without waiting for the next tenth of a second."""
         with self._lock:
             self._set_locked(evolve(self._state, **changes), now=True)
         self._report()
 
     def add(self, **counts: int) -> None:
-        """Add to fields of the state, and report at once."""
+        """Add to fields of the state, and report it without waiting for the next tenth of a second."""
         with self._lock:
             sums: dict[str, Any] = {
                 name: (getattr(self._state, name) or 0) + count for name, count in counts.items()

@@ -70,7 +70,7 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
 
     Raises:
         TryAgain: the response cannot be used, but the next one may be.
-        FileChanged: the file is shorter than the beginning of the part.
+        FileChanged: the file ends before the part begins.
         TransferError: another attempt would get the same response.
     """
     rule = rule_for(answer.status, Stage.FILE)
@@ -91,7 +91,7 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
 
 
 def _read_empty(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 416: the file is empty. Raise FileChanged if it is only shorter than before."""
+    """Read a 416 for an empty file. Raise FileChanged if the file is only shorter than before."""
     del at, until
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
     if match is None or match[3] != "0":
@@ -122,7 +122,7 @@ _READERS: Final = {200: _read_whole, 206: _read_part, 416: _read_empty}
 
 
 def find_checksum(headers: Mapping[str, str], *, whole: bool) -> tuple[str, str] | None:
-    """Return the best checksum of the whole file: algorithm and hexadecimal value.
+    """Return the best checksum of the whole file, as algorithm and hexadecimal value; None without any.
 
     Args:
         headers: of the response; the mapping ignores case.
@@ -169,9 +169,9 @@ class TryAgain(Exception):
     """A failure after which another attempt may succeed.
 
     Args:
-        message: what happened.
-        after_s: the pause the server asked for.
-        refused: the address is no longer valid.
+        message: the description of the failure.
+        after_s: the pause that the server asked for.
+        refused: True if the signed address is no longer valid.
     """
 
     def __init__(self, message: str, *, after_s: float | None = None, refused: bool = False) -> None:
@@ -185,13 +185,18 @@ class FileChanged(Exception):
 
 
 class Attempts:
-    """Consecutive failures to fetch one part. Belongs to the thread that fetches it.
+    """The failures in a row to fetch one part, and whether another attempt is allowed. For one thread.
 
-    >>> attempts = Attempts(0.0)
-    >>> refused = TryAgain("403", refused=True)
-    >>> attempts.count_failure(refused, 1.0), attempts.pause_s(refused, 1.0)
+    No further attempt is allowed after four refused signed addresses without a new byte in between, or if a
+    failure comes more than five minutes after the first failure since the last new byte. If no byte has come
+    yet, the five minutes count from the start.
+
+    >>> attempts, refused = Attempts(0.0), TryAgain("403", refused=True)
+    >>> given_up = attempts.count_failure(refused, 1.0)
+    >>> given_up, attempts.pause_s(refused, draw=1.0)  # a fresh address is tried at once
     (False, 0.0)
-    >>> attempts.count_failure(refused, 2.0), attempts.pause_s(refused, 1.0)
+    >>> given_up = attempts.count_failure(refused, 2.0)
+    >>> given_up, attempts.pause_s(refused, draw=1.0)
     (False, 1.0)
     """
 
@@ -203,7 +208,7 @@ class Attempts:
         self._refusals = 0
 
     def count_failure(self, error: Exception, now_s: float) -> bool:
-        """Count a failure, and return True when it is the last one allowed."""
+        """Count a failure. Return True if no further attempt is allowed."""
         if self.progressed:
             self._progressed_at, self._failures, self._refusals, self.progressed = now_s, 0, 0, False
         else:
@@ -212,11 +217,11 @@ class Attempts:
         return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
 
     def pause_s(self, error: Exception, draw: float) -> float:
-        """Return the pause before the next attempt.
+        """Return the pause before the next attempt. `draw` is a random number from 0 to 1.
 
-        Unless the server asks for a pause, it is 0 after progress and after the first refused address.
+        After progress and after the first refused address the pause is 0, unless the server asks for one.
         """
-        hint_s = error.after_s if isinstance(error, TryAgain) else None
-        if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
+        hint_s, refused = (error.after_s, error.refused) if isinstance(error, TryAgain) else (None, False)
+        if not hint_s and (not self._failures or (refused and self._refusals == 1)):
             return 0.0
         return delay_s(self._failures, hint_s=hint_s, draw=draw)

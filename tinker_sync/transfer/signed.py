@@ -37,7 +37,7 @@ _MARGIN_S: Final = 30.0
 
 
 class Readable(Protocol):
-    """A file whose content is sent."""
+    """A file with a method `read`, whose content is sent."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -47,7 +47,10 @@ class ConnectionBroken(Exception):
 
 
 class SignedResponse:
-    """The response of a signed address, with its body still to be read. Belongs to one thread."""
+    """The response from a signed address, with the body still to be read.
+
+    One thread reads it; any thread may call `interrupt`.
+    """
 
     def __init__(self, response: requests.Response, origin: Origin) -> None:
         self._response = response
@@ -73,7 +76,7 @@ class SignedResponse:
         return data
 
     def interrupt(self) -> None:
-        """Wake the thread that reads the body, where urllib3 can."""
+        """Wake the thread that reads the body. Do nothing before version 2.3 of urllib3."""
         wake = getattr(self._response.raw, "shutdown", None)  # urllib3 from 2.3 on
         if wake is not None:
             with suppress(Exception):
@@ -103,7 +106,7 @@ class Cancellation:
         self._reading: set[SignedResponse] = set()  # guarded by _lock
 
     def stop(self) -> None:
-        """Stop the transfer, and wake the threads that read a response. May be called twice."""
+        """Stop the transfer, and wake the threads that read a response. Idempotent."""
         self._stopped.set()
         with self._lock:
             reading = list(self._reading)
@@ -132,15 +135,28 @@ class Cancellation:
                 self._reading.discard(answer)
 
 
+def follow(url: str, location: str) -> str:
+    """Return the full address of a redirect, which may be relative to `url`.
+
+    Raises:
+        TransferError: the address is not valid.
+    """
+    try:
+        return urljoin(url, location)
+    except ValueError:  # its text may have the address
+        raise TransferError("the server redirects to an address that is not valid") from None
+
+
 class SignedHttp:
     """A sender of requests to signed addresses. Thread-safe.
 
     Args:
         settings: timeouts, the user's session, and the base URL; if it is https, http addresses are refused.
+            A server of this user on this machine is reached without a proxy of the environment.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._rules = SessionRules(settings.session)
+        self._rules = SessionRules(settings.session, direct=settings.api_key_source == "local")
         self._timeout = (settings.timeout.connect, settings.timeout.read)
         self._secure = Origin.of(settings.base_url).scheme == "https"
 
@@ -149,7 +165,8 @@ class SignedHttp:
 
         Raises:
             ConnectionBroken: no response arrived.
-            TransferError: the address is invalid, or leads from https to http.
+            TransferError: the address is invalid, is http although the server has https, or redirects too
+                often; or the TLS certificate cannot be trusted.
         """
         answer = self._send("GET", url, headers, None)
         for _ in range(MAX_REDIRECTS):
@@ -157,7 +174,7 @@ class SignedHttp:
             if answer.status not in REDIRECTS or not location:
                 return answer
             with answer:
-                url = urljoin(url, location)
+                url = follow(url, location)
             answer = self._send("GET", url, headers, None)
         with answer:
             raise TransferError(f"the address of the file redirects more than {MAX_REDIRECTS} times")
@@ -176,7 +193,10 @@ class SignedHttp:
         origin = self._origin(url)
         request = requests.PreparedRequest()
         request.method = method
-        request.prepare_url(url, None)
+        try:
+            request.prepare_url(url, None)
+        except requests.RequestException:  # its text may have the address
+            raise TransferError(f"the server gave an address whose host is not valid ({origin})") from None
         request.headers = CaseInsensitiveDict(
             {"User-Agent": f"tinker_sync/{__version__}", "Accept-Encoding": "identity", **headers}
         )
@@ -208,7 +228,7 @@ class SignedHttp:
 
 @frozen
 class SignedUrls:
-    """The addresses by file name, and the time at which they expire."""
+    """The addresses by file name, and the time at which they expire; None if the service states none."""
 
     urls: Mapping[str, str] = field(repr=False)
     expires: datetime | None
@@ -227,14 +247,14 @@ class SignedLinks:
         self._clock = clock
         self._lock = threading.Lock()
         self._current: Lazy[_Signed] = Lazy()  # guarded by _lock
-        self._signed = 0  # changed only inside the current Once
+        self._signed = 0  # changed only inside the current Lazy
 
     def names(self) -> list[str]:
         """Return the sorted names of the files."""
         return sorted(self._newest().urls)
 
     def get(self, name: str) -> tuple[str, int]:
-        """Return the address of a file, and the number of its signature for `renew`.
+        """Return the address of a file, and the number by which `renew` drops it.
 
         Raises:
             TransferError: the server no longer lists the file.
@@ -284,5 +304,5 @@ class _Signed:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return the moment with a time zone. The service means UTC if it sends none."""
+    """Return the moment with a time zone: UTC if the service has sent none."""
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

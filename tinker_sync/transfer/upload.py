@@ -1,15 +1,19 @@
 """The upload of a directory to signed addresses.
 
 A signed address takes a file as a whole, so an interrupted file is sent again from its beginning. When the
-addresses expire before all files have arrived, a new upload begins. `run` belongs to one thread.
+addresses expire before all files have arrived, a new upload begins, at most three in all. `run` belongs to
+one thread.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Final, TypeVar
+
+from attrs import frozen
 
 from tinker_sync._clock import Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -27,7 +31,7 @@ _MAX_UPLOADS: Final = 3
 
 
 class AddressesExpired(Exception):
-    """The error for a signed address that is no longer valid."""
+    """The error for a signed address that the server refuses, usually because its time is over."""
 
 
 class _CountedFile:
@@ -47,34 +51,16 @@ class _CountedFile:
         return piece
 
 
+@frozen
 class DirectoryUpload:
-    """The upload of the files of one directory.
+    """The upload of the files of one directory. One thread uses it, and sends one file after the other."""
 
-    Args:
-        directory: the files.
-        http: sends requests to signed addresses.
-        clock: the current time.
-        cancellation: stops the upload.
-        reporter: receives the progress.
-        draw: returns a random number from 0 to 1, for the jitter of pauses.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        http: SignedHttp,
-        *,
-        clock: Clock,
-        cancellation: Cancellation,
-        reporter: ProgressReporter,
-        draw: Callable[[], float],
-    ) -> None:
-        self._directory = directory
-        self._http = http
-        self._clock = clock
-        self._cancellation = cancellation
-        self._reporter = reporter
-        self._draw = draw
+    directory: Path
+    http: SignedHttp
+    clock: Clock
+    cancellation: Cancellation
+    reporter: ProgressReporter
+    draw: Callable[[], float] = random.random
 
     def run(self, begin: Callable[[], tuple[T, Mapping[str, str]]]) -> T:
         """Send all files that the service asks for, and return the id of the upload.
@@ -84,14 +70,15 @@ class DirectoryUpload:
 
         Raises:
             InvalidInputError: files are missing.
-            TransferError: a file could not be sent.
+            TransferError: a file could not be sent, its name is not safe or leads outside of the directory,
+                or the upload was stopped.
         """
         for _ in range(_MAX_UPLOADS):
             upload, urls = begin()
             secret = {name: Secret(url) for name, url in urls.items()}
             files = self._find(list(secret))
             sizes = {name: file.stat().st_size for name, file in files.items()}
-            self._reporter.change(
+            self.reporter.change(
                 stage="uploading",
                 bytes_done=0,
                 bytes_total=sum(sizes.values()),
@@ -100,31 +87,36 @@ class DirectoryUpload:
             )
             try:
                 for name, file in files.items():
-                    self._reporter.change(file=name)
+                    self.reporter.change(file=name)
                     self._send(name, file, secret[name], sizes[name])
-                    self._reporter.add(files_done=1)
+                    self.reporter.add(files_done=1)
             except AddressesExpired:
-                self._reporter.interrupt()
+                self.reporter.add(interruptions=1)
                 continue
             return upload
         raise TransferError("the upload addresses were refused at each attempt")
 
     def _find(self, names: list[str]) -> dict[str, Path]:
-        """Return the files by name; refuse names outside the directory and names of missing files."""
+        """Return the files by name, in the order of the names.
+
+        Raises:
+            InvalidInputError: files are missing.
+            TransferError: a name is not safe, or leads outside of the directory.
+        """
         files: dict[str, Path] = {}
         missing = []
-        root = os.path.realpath(self._directory)
+        root = os.path.realpath(self.directory)
         for name in sorted(names):
             try:
-                file = self._directory.joinpath(*safe_parts(name))
+                file = self.directory.joinpath(*safe_parts(name))
             except UnsafeName as problem:
                 raise TransferError(f"the server asks for a file {name!r}: {problem}") from None
             if os.path.commonpath([root, os.path.realpath(file)]) != root:
-                raise TransferError(f"{name!r} is a link to outside of {self._directory}")
+                raise TransferError(f"{name!r} is a link to outside of {self.directory}")
             if file.is_file():
                 files[name] = file
             else:
-                missing.append(f"{self._directory}: there is no {name!r}, which the server asks for")
+                missing.append(f"{self.directory}: there is no {name!r}, which the server asks for")
         if missing:
             raise InvalidInputError(missing)
         return files
@@ -132,25 +124,29 @@ class DirectoryUpload:
     def _send(self, name: str, file: Path, url: Secret, size: int) -> None:
         failures = 0
         while True:
-            self._cancellation.refuse_stopped()
+            self.cancellation.refuse_stopped()
             counted, hint_s = None, None
             try:
                 with file.open("rb") as opened:
-                    counted = _CountedFile(opened, self._cancellation, self._reporter)
-                    with self._cancellation.reading(self._http.put(url.reveal(), counted, size)) as answer:
+                    if os.fstat(opened.fileno()).st_size != size:
+                        raise TransferError(f"{name}: it has changed since the upload began; upload again")
+                    counted = _CountedFile(opened, self.cancellation, self.reporter)
+                    with self.cancellation.reading(self.http.put(url.reveal(), counted, size)) as answer:
                         problem = self._find_problem(name, answer)
-                        hint_s = retry_after_s(answer.headers, self._clock.time())
+                        hint_s = retry_after_s(answer.headers, self.clock.time())
             except ConnectionBroken as error:
                 problem = str(error)
+            except OSError as error:
+                raise TransferError(f"{name}: it cannot be read: {error.strerror}") from error
             if problem is None:
                 return
             failures += 1
             if failures >= _MAX_TRIES:
                 raise TransferError(f"{name}: {problem}")
             if counted is not None:
-                self._reporter.move(-counted.count)
-            self._reporter.interrupt()
-            self._cancellation.pause(self._clock, delay_s(failures, hint_s=hint_s, draw=self._draw()))
+                self.reporter.move(-counted.count)
+            self.reporter.add(interruptions=1)
+            self.cancellation.pause(self.clock, delay_s(failures, hint_s=hint_s, draw=self.draw()))
 
     @staticmethod
     def _find_problem(name: str, answer: SignedResponse) -> str | None:

@@ -6,7 +6,6 @@ import logging
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import urljoin
 
 from attrs import evolve
 
@@ -24,7 +23,7 @@ from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.session import Session
 from tinker_sync.transfer.download import ARCHIVE, DownloadSource
-from tinker_sync.transfer.signed import SignedUrls, in_utc
+from tinker_sync.transfer.signed import SignedUrls, follow, in_utc
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
 
@@ -38,11 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 def source_of(runtime: ClientRuntime, tinker_path: str) -> DownloadSource:
-    """Return the source of a checkpoint's files. The first call asks the server for its settings.
+    """Return the source of a checkpoint's files. Asks the server for its settings if they are not known yet.
 
-    An external checkpoint has files. The current protocol exports a training checkpoint for the download;
-    older servers give an archive of it. A checkpoint for sampling comes in an archive, if the server gives
-    archives.
+    An exported checkpoint has files. A training checkpoint comes in an archive, if the server has archives;
+    otherwise the server exports it for the download. A checkpoint for sampling comes in an archive.
     """
     parsed = parse_path(runtime, tinker_path)
     if parsed.checkpoint_type == "external":
@@ -53,17 +51,12 @@ def source_of(runtime: ClientRuntime, tinker_path: str) -> DownloadSource:
     return Archive(runtime, parsed, offered=archives)
 
 
-class ExternalFiles:
-    """The files of an exported checkpoint."""
-
-    archive = False
+class ExternalFiles(DownloadSource):
+    """The source of an exported checkpoint, which has files on the server."""
 
     def __init__(self, runtime: ClientRuntime, parsed: ParsedCheckpointTinkerPath) -> None:
         self._runtime = runtime
         self._parsed = parsed
-
-    def begin(self, memory: dict[str, Any]) -> None:
-        """Do nothing: the files exist."""
 
     def sign(self) -> SignedUrls:
         """Return the signed addresses of the checkpoint's files."""
@@ -74,14 +67,9 @@ class ExternalFiles:
         )
         return SignedUrls(found.urls, in_utc(found.expires))
 
-    def finish(self) -> None:
-        """Do nothing: the server keeps the files."""
 
-
-class ExportedFiles:
-    """The files of a training checkpoint, exported for one download and deleted after it."""
-
-    archive = False
+class ExportedFiles(DownloadSource):
+    """The source of a training checkpoint: an export that is made for one download and deleted after it."""
 
     def __init__(self, runtime: ClientRuntime, parsed: ParsedCheckpointTinkerPath) -> None:
         self._runtime = runtime
@@ -108,7 +96,7 @@ class ExportedFiles:
         self._take(memory["export"])
 
     def sign(self) -> SignedUrls:
-        """Prolong the life of the export, and return the signed addresses of its files."""
+        """Try to prolong the life of the export, and return the signed addresses of its files."""
         self._try("set_checkpoint_ttl", {"ttl_seconds": _EXPORT_TTL_S})
         return self._files.sign()
 
@@ -121,7 +109,7 @@ class ExportedFiles:
         self._files = ExternalFiles(self._runtime, self._export)
 
     def _make(self) -> str:
-        """Load the checkpoint into a model of a new session, export the model, and return the path."""
+        """Load the checkpoint into a model of a new session, export it, and return the path of the export."""
         runtime = self._runtime
         session = Session(
             user_metadata={"created_by": "tinker_sync checkpoint download"},
@@ -147,8 +135,8 @@ class ExportedFiles:
             _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
 
 
-class Archive:
-    """All files of a checkpoint in one archive, which older servers offer."""
+class Archive(DownloadSource):
+    """The source of a checkpoint that comes as one archive with all files, which older servers offer."""
 
     archive = True
 
@@ -158,11 +146,11 @@ class Archive:
         self._offered = offered
         self._checkpoint = parsed.checkpoint_id
 
-    def begin(self, memory: dict[str, Any]) -> None:
-        """Do nothing: the files exist."""
-
     def sign(self) -> SignedUrls:
-        """Return the address of the archive."""
+        """Return the address of the archive.
+
+        If the server does not know a sampler checkpoint as `sampler_weights/NAME`, ask for `NAME`.
+        """
         try:
             return self._ask()
         except APIStatusError as error:
@@ -178,9 +166,6 @@ class Archive:
                 self._checkpoint = full
                 raise self._explained(error) from error
 
-    def finish(self) -> None:
-        """Do nothing: the server keeps the files."""
-
     def _ask(self) -> SignedUrls:
         runtime = self._runtime
         runtime.start()
@@ -192,7 +177,7 @@ class Archive:
             deadline_s=_deadlines.REST_S,
         )
         url, expires = archive_address(runtime.caller.call(call), runtime.clock.time())
-        return SignedUrls({ARCHIVE: urljoin(f"{runtime.settings.base_url}/", url)}, expires)
+        return SignedUrls({ARCHIVE: follow(f"{runtime.settings.base_url}/", url)}, expires)
 
     def _explained(self, error: APIStatusError) -> TinkerError:
         if error.status_code in (405, 501) and self._parsed.checkpoint_type == "training":
@@ -211,7 +196,13 @@ class Archive:
 
 
 def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:
-    """Return the address of an archive and the end of its validity, from the redirect to it."""
+    """Return the address of an archive and the end of its validity, from the redirect to the archive.
+
+    If the redirect does not state the end, assume 15 minutes from `now_s`.
+
+    Raises:
+        APIResponseValidationError: the answer is no redirect.
+    """
     url = reply.headers.get("location")
     if reply.status not in (301, 302, 303, 307, 308) or not url:
         raise APIResponseValidationError(
