@@ -70,6 +70,11 @@ def test_filters_admit_the_right_tokens(vocab: int, how: SamplingSettings) -> No
     assert (np.abs(share - weights) < 5 * np.sqrt(weights / 3000) + 1e-3).all()
 
 
+def test_a_nucleus_that_is_reached_exactly_takes_no_more() -> None:
+    half = SamplingSettings(1.0, -1, 0.5)
+    assert choose(np.zeros((1, 2), np.float32), [half], [0.99]).tokens.tolist() == [0]
+
+
 def test_rows_with_different_settings_are_independent() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((6, 300)).astype(np.float32)

@@ -164,8 +164,6 @@ def test_losses_and_metrics_must_be_scalars() -> None:
 
 
 # ------------------------------------------------------------------------------------------ refusals
-
-
 def graph_of(op: str, target: str, args: list[Any] | None = None, **kwargs: Any) -> CustomLossGraph:
     """Make the graph of a loss with a single call, of `target`."""
     return CustomLossGraph(
@@ -191,36 +189,19 @@ LOGPROBS = [CustomLossInput(name="logprobs", rank=1)]
 @pytest.mark.parametrize(
     ("op", "target"),
     [
-        ("call_function", "torch.load"),
-        ("call_function", "torch.save"),
-        ("call_function", "torch.rand_like"),
-        ("call_function", "torch.nn.functional.dropout"),
-        ("call_function", "torch.utils.cpp_extension.load"),
-        ("call_function", "torch.ops.aten.add"),
-        ("call_function", "torch.hub.load"),
-        ("call_function", "torch.nn.functional.torch.exp"),
-        ("call_function", "os.system"),
-        ("call_function", "builtins.eval"),
-        ("call_function", "eval"),
-        ("call_function", "operator.attrgetter"),
-        ("call_function", "operator.methodcaller"),
-        ("call_function", "operator.setitem"),
-        ("call_function", "math.factorial"),
-        ("call_function", ""),
-        ("call_method", "backward"),
-        ("call_method", "item"),
-        ("call_method", "numpy"),
-        ("call_method", "tolist"),
-        ("call_method", "uniform_"),
-        ("call_method", "register_hook"),
-        ("call_method", "apply_"),
-        ("call_method", "__reduce__"),
-        ("call_method", "cuda"),
-        ("call_method", "no_such_method"),
-        ("call_module", "linear"),
-        ("get_attr", "weight"),
+        ("call_function", "torch.load"), ("call_function", "torch.save"),
+        ("call_function", "torch.rand_like"), ("call_function", "torch.nn.functional.dropout"),
+        ("call_function", "torch.utils.cpp_extension.load"), ("call_function", "torch.ops.aten.add"),
+        ("call_function", "torch.hub.load"), ("call_function", "torch.nn.functional.torch.exp"),
+        ("call_function", "os.system"), ("call_function", "builtins.eval"), ("call_function", "eval"),
+        ("call_function", "operator.attrgetter"), ("call_function", "operator.methodcaller"),
+        ("call_function", "operator.setitem"), ("call_function", "math.factorial"), ("call_function", ""),
+        ("call_method", "backward"), ("call_method", "item"), ("call_method", "numpy"),
+        ("call_method", "tolist"), ("call_method", "uniform_"), ("call_method", "register_hook"),
+        ("call_method", "apply_"), ("call_method", "__reduce__"), ("call_method", "cuda"),
+        ("call_method", "no_such_method"), ("call_module", "linear"), ("get_attr", "weight"),
     ],
-)
+)  # fmt: skip
 def test_calls_outside_the_list_are_refused_at_upload(op: str, target: str) -> None:
     with pytest.raises(ValueError, match=r"graph.nodes\[1\] .*not computed by this server"):
         compile_custom_loss(LOGPROBS, graph_of(op, target))

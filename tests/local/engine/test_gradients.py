@@ -131,9 +131,7 @@ def test_gradients_with_several_candidates() -> None:
     compare(run, data)
 
 
-def test_gradients_do_not_depend_on_blocks_and_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_do_not_depend_on_blocks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     data = examples("cross_entropy", (70, 3, 41, 70))
     run = busy_run(tiny_weights(dtype="float64"))
     at_once = run.forward_backward(data, "cross_entropy")

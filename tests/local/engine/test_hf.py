@@ -173,6 +173,7 @@ def test_the_error_names_the_damaged_file(tmp_path: Path, data: bytes, complaint
         ({"use_sliding_window": True}, "use_sliding_window is not supported"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         ({"num_attention_heads": None}, "TypeError"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_key_value_heads": 3}, "kv_heads: 4 heads do not divide among 3"),
         ({"head_dim": 5}, "head_dim: must be even"),
         ({"vocab_size": 0}, "vocab_size: must be positive"),

@@ -186,9 +186,6 @@ def test_prompt_scores_match_the_model() -> None:
         max_tokens=1,
     )
     scores = Sampler(WEIGHTS).run([asked])[0].prompt
-    assert scores.logprobs is not None
-    assert scores.topk is not None
-    assert scores.target_logprobs is not None
     assert np.isnan(scores.logprobs[0])
     np.testing.assert_allclose(scores.logprobs[1:], expected[np.arange(39), prompt(40)[1:]], atol=2e-5)
     assert (scores.topk.token_ids.shape, scores.topk.token_ids.dtype) == ((40, 3), np.int32)
@@ -207,9 +204,6 @@ def test_last_n_limits_the_prompt_scores() -> None:
         )[0]
         for n in (None, 5)
     )
-    assert whole.prompt.logprobs is not None
-    assert part.prompt.logprobs is not None
-    assert part.prompt.topk is not None
     assert np.isnan(part.prompt.logprobs).tolist() == [True] * 35 + [False] * 5
     np.testing.assert_allclose(part.prompt.logprobs[35:], whole.prompt.logprobs[35:], atol=2e-5)
     assert np.isnan(part.prompt.topk.logprobs[:, 0]).tolist() == [True] * 35 + [False] * 5
@@ -226,7 +220,6 @@ def test_last_n_does_not_limit_target_scores() -> None:
     )
     scores = Sampler(WEIGHTS).run([asked])[0].prompt
     assert scores.logprobs is not None
-    assert scores.topk is not None
     assert scores.target_logprobs is not None
     assert np.isnan(scores.logprobs).tolist() == [True] * 16 + [False] * 4
     assert np.isnan(scores.topk.logprobs[:, 0]).tolist() == [True] * 16 + [False] * 4
@@ -236,14 +229,12 @@ def test_last_n_does_not_limit_target_scores() -> None:
 def test_a_single_token_has_no_scores() -> None:
     result = Sampler(WEIGHTS).run([spec(1, prompt_logprobs=True, prompt_alt_tokens=2)])[0].prompt
     assert result.logprobs is not None
-    assert result.alt_tokens is not None
     assert np.isnan(result.logprobs).tolist() == [True]
     assert result.alt_tokens.shape == (0, 2)
 
 
 def test_samples_have_the_likeliest_tokens() -> None:
     sample = Sampler(WEIGHTS).run([spec(topk_logprobs=VOCAB)])[0].samples[0]
-    assert sample.topk is not None
     expected = logprobs_of(WEIGHTS, None, np.concatenate([prompt(7), sample.tokens]))[6:-1]
     np.testing.assert_allclose(sample.topk.logprobs, -np.sort(-expected), atol=2e-5)
     for row in range(5):
@@ -256,24 +247,18 @@ def test_alternatives_use_the_request_temperature() -> None:
     expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
     asked = spec(4, prompt_alt_tokens=3000, temperature=0.5, max_tokens=1)
     scores = Sampler(WEIGHTS).run([asked])[0].prompt
-    assert scores.alt_tokens is not None
-    assert scores.alt_logprobs is not None
     for row in range(3):
         share = np.bincount(scores.alt_tokens[row], minlength=VOCAB) / 3000
         assert (np.abs(share - expected[row]) < 5 * np.sqrt(expected[row] / 3000) + 1e-3).all()
     own = logprobs_of(WEIGHTS, None, prompt(4))
     np.testing.assert_allclose(scores.alt_logprobs[2], own[2, scores.alt_tokens[2]], atol=2e-5)
     again = Sampler(WEIGHTS).run([asked])[0].prompt
-    assert again.alt_tokens is not None
     assert scores.alt_tokens.tolist() == again.alt_tokens.tolist()
     greedy = Sampler(WEIGHTS).run([spec(4, prompt_alt_tokens=2, temperature=0)])[0].prompt
-    assert greedy.alt_tokens is not None
     assert greedy.alt_tokens[:, 1].tolist() == own[:-1].argmax(axis=1).tolist()
 
 
 # ------------------------------------------------------------------------------------------------ prefixes
-
-
 def hits(sampler: Sampler, **changes: Any) -> int:
     return sampler.run([spec(**changes)])[0].prompt_cache_hit_tokens
 
@@ -332,8 +317,6 @@ def test_the_latest_prompts_are_cached() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.crowd import until
+from support.raising import raising
 
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.lora import LoraSettings
@@ -134,11 +135,7 @@ def test_a_broken_sampler_is_replaced(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-
-        def broken(self: Sampler) -> Any:
-            raise RuntimeError("a bug")
-
-        patch.setattr(Sampler, "step", broken)
+        patch.setattr(Sampler, "step", raising(RuntimeError("a bug")))
         with pytest.raises(RuntimeError, match="a bug"):
             host.sample(tiny.NAME, spec()).future.result(120)
     assert "a bug" in caplog.text
@@ -196,8 +193,6 @@ def test_blas_has_one_thread_while_small_models_compute() -> None:
 
 
 # ------------------------------------------------------------------------------------------ base models
-
-
 def test_weights_are_read_once_on_first_use(tmp_path: Path) -> None:
     folder = shutil.copytree(tiny.directory(), tmp_path / "model")
     model = BaseModel("mine", folder)
@@ -213,9 +208,7 @@ def test_weights_are_read_once_on_first_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ids", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
-def test_end_tokens_come_from_the_first_file_that_lists_them(
-    tmp_path: Path, ids: Any, ends: set[int]
-) -> None:
+def test_end_tokens_come_from_the_first_file_with_them(tmp_path: Path, ids: Any, ends: set[int]) -> None:
     folder = shutil.copytree(tiny.directory(), tmp_path / "model")
     (folder / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -223,6 +216,9 @@ def test_end_tokens_come_from_the_first_file_that_lists_them(
     assert BaseModel("mine", folder).end_tokens == ends
     (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
     assert BaseModel("mine", folder).end_tokens == {3}
+    (folder / "generation_config.json").write_text("[3]")
+    with pytest.raises(ValueError, match=r"generation_config\.json: must hold an object"):
+        BaseModel("mine", folder)
 
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:

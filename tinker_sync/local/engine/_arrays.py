@@ -23,7 +23,7 @@ def round_up(count: int, quantum: int) -> int:
 
 
 def describe_bad_token(ids: Array, vocab_size: int) -> str:
-    """Describe the first token id outside of the vocabulary, with its position."""
+    """Return an error message with the first token id outside of the vocabulary and its position."""
     at = np.unravel_index(int(np.argmax((ids < 0) | (ids >= vocab_size))), ids.shape)
     place = "".join(f"[{index}]" for index in at)
     return f"a token id lies outside of 0 … {vocab_size - 1}: {ids[at]} at {place}"

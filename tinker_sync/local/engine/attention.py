@@ -1,8 +1,8 @@
 """Causal attention with grouped heads, in blocks of queries, forward and backward.
 
 A packed batch holds all sequences in consecutive rows. A `PackedSpan` describes sequences of `length` rows
-each, from row `start` on. Shorter sequences are padded at their end. A token attends only to earlier ones, so
-the padding needs no mask, and one call computes all sequences of a length.
+each, from row `start` on. Shorter sequences are padded at their end. A token attends only to itself and to
+earlier ones, so the padding needs no mask, and one call computes all sequences of a length.
 
 Query heads that share a key head are stacked, so each product is one BLAS call for each sequence and key
 head. A block of queries reads only the keys up to its own end.
@@ -50,7 +50,7 @@ def _stack_heads(x: Array, kv_heads: int) -> Array:
 
 
 def _unstack_heads(x: Array, rows: int) -> Array:
-    """Undo `_stack_heads`, as a view `[n, rows, kv_heads, group, dim]`."""
+    """Return rows stacked by `_stack_heads` as a view `[n, rows, kv_heads, group, dim]`."""
     n, kv_heads, _, dim = x.shape
     split: Array = x.reshape(n, kv_heads, -1, rows, dim).transpose(0, 3, 1, 2, 4)
     return split
@@ -73,11 +73,12 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
 
     Args:
         q: `[n, rows, heads, dim]`, the queries of the last `rows` keys.
-        keys: `[n, kv_heads, seen, dim]`.
+        keys: `[n, kv_heads, seen, dim]`, the keys of all positions up to the last query.
         values: The same shape as `keys`.
 
     Returns:
-        `[n, rows, kv_heads, group, dim]`, and the logarithm of the sum of each row of exponentials.
+        The mixed values `[n, rows, kv_heads, group, dim]`, where `group` is `heads / kv_heads`, and for each
+        row of scores the logarithm of the sum of its exponentials.
     """
     rows = q.shape[1]
     scores = _scores(_stack_heads(q, keys.shape[1]), keys, rows)
@@ -93,7 +94,7 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _by_head(x: Array, span: PackedSpan) -> Array:
-    """Return rows of a packed batch as a view `[n, heads, length, dim]`."""
+    """Return the rows of `span` in a packed batch as a view `[n, heads, length, dim]`."""
     heads: Array = x[span.rows].reshape(span.sequences, span.length, *x.shape[1:]).transpose(0, 2, 1, 3)
     return heads
 
@@ -112,7 +113,7 @@ def attend(q: Array, k: Array, v: Array, spans: list[PackedSpan]) -> tuple[Array
         spans: The positions of the sequences.
 
     Returns:
-        `[rows, heads, dim]`, and the row totals for `attend_backward`.
+        The mixed values `[rows, heads, dim]`, and the logarithms from `attend_block`, for `attend_backward`.
     """
     out = np.zeros(q.shape, dtype=q.dtype)
     kept = []
@@ -130,7 +131,10 @@ def attend(q: Array, k: Array, v: Array, spans: list[PackedSpan]) -> tuple[Array
 def attend_backward(
     dout: Array, out: Array, q: Array, k: Array, v: Array, spans: list[PackedSpan], kept: list[Array]
 ) -> tuple[Array, Array, Array]:
-    """Return the gradients of queries, keys and values; the attention weights are computed again."""
+    """Return the gradients of queries, keys and values, from the gradient `dout` of the result of `attend`.
+
+    `out` and `kept` are the results of `attend`. The attention weights are computed again.
+    """
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     totals = iter(kept)
     along = np.einsum("...i,...i->...", dout, out)[..., None]

@@ -1,7 +1,7 @@
 """The choice of tokens from rows of logits: temperature, top-k, top-p, and log-probabilities.
 
 Rows are independent. The caller passes a uniform random number for each row, and the draw inverts the row's
-distribution at this number. So the chosen token depends only on the row's logits, settings and number.
+cumulative distribution at this number. So the token depends only on the row's logits, settings and number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Draws:
 
 
 class SamplingSettings(NamedTuple):
-    """The settings of a row. Temperature 0 takes the likeliest token; `top_k` -1 and `top_p` 1 are off."""
+    """The settings for the choice of a token.
+
+    Temperature 0 takes the likeliest token. `top_k` -1 and `top_p` 1 exclude no token.
+    """
 
     temperature: float = 1.0
     top_k: int = -1
@@ -57,7 +60,10 @@ class SamplingSettings(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A token for each row, its log-probability at temperature 1, and the row's log-normalizer."""
+    """The result of `choose`: for each row a token and its log-probability at temperature 1.
+
+    A logit that `choose` has shifted, minus its row's value in `totals`, is a log-probability.
+    """
 
     tokens: Array
     logprobs: Array
@@ -65,7 +71,9 @@ class Chosen(NamedTuple):
 
 
 def choose(logits: Array, settings: list[SamplingSettings], uniforms: list[float]) -> Chosen:
-    """Choose a token for each row. The logits are shifted in place, so that the largest of a row is 0.
+    """Choose a token for each row of `logits`, with its settings and its random number in `uniforms`.
+
+    The logits are shifted in place, so that the largest of a row is 0.
 
     >>> greedy = SamplingSettings(temperature=0)
     >>> choose(np.array([[0.0, 9.0], [9.0, 0.0]]), [greedy] * 2, [0.5, 0.5]).tokens.tolist()
@@ -100,7 +108,7 @@ def _scale(shifted: Array, temperature: float) -> Array:
 
 
 def invert_cdf(weights: Array, uniforms: Array) -> Array:
-    """Return a cell for each row of unnormalized probabilities.
+    """Return the index of a cell for each row of unnormalized probabilities.
 
     It is the first cell at which the running sum exceeds the row's number in `uniforms` times the row's sum.
 
@@ -129,7 +137,11 @@ def invert_cdf(weights: Array, uniforms: Array) -> Array:
 
 
 def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
-    """Draw a token from the smallest set that reaches `top_p`, among the `top_k` likeliest tokens."""
+    """Draw a token that `top_k` and `top_p` allow.
+
+    `top_k` leaves that many likeliest tokens. Of these, `top_p` leaves the fewest that together have this
+    share of their probability.
+    """
     order = _find_candidates(logits, how)
     weights = np.exp(logits[order], dtype=np.float64)
     if how.top_p < 1:
@@ -142,7 +154,10 @@ def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
 
 
 def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
-    """Return the tokens that may be drawn, the likeliest first; equally likely ones in order of their ids."""
+    """Return the likeliest tokens, in falling order: at least all tokens that may be drawn.
+
+    Equally likely tokens are in the order of their ids.
+    """
     count = how.top_k if how.top_k > 0 else len(logits)
     if how.top_k <= 0 and len(logits) > _NUCLEUS:
         first = np.argpartition(-logits, _NUCLEUS)[:_NUCLEUS]

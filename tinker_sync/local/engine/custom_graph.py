@@ -92,13 +92,13 @@ Value = Callable[[Mapping[str, Any]], Any]
 
 
 class _UnsupportedError(ValueError):
-    """A part of a graph that this server does not compute."""
+    """An error for a part of a graph that this server does not compute."""
 
 
 def compile_custom_loss(
     inputs: Sequence[CustomLossInput], graph: CustomLossGraph
 ) -> Callable[..., LossOutput]:
-    """Compile an uploaded loss to a function `rule(trainer, data, backward=True)`, which computes a pass.
+    """Compile an uploaded loss to a function `rule(trainer, data, *, backward)`, which computes a pass.
 
     Raises:
         ValueError: the graph has a part that this server does not compute, or torch is not installed.
@@ -111,13 +111,13 @@ def compile_custom_loss(
     return compute
 
 
-def compile_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: str = "custom") -> LossRule:
+def compile_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> LossRule:
     """Compile an uploaded loss to a `LossRule`. Raises as `compile_custom_loss` does."""
     program = _Program.compile(inputs, graph)
     return LossRule(
         lambda p, given, _: program.term(p, given),
         ("target_tokens", *(each.name for each in inputs[1:])),
-        name=name,
+        name="custom",
         ranks={each.name: each.rank for each in inputs},
     )
 
@@ -173,7 +173,11 @@ class _Program:
         return cls(names, placeholders, tuple(steps), output)
 
     def term(self, p: Array, given: Mapping[str, Array]) -> Term:
-        """Compute the loss of one datum with its derivatives. Raises `ValueError` if a call fails."""
+        """Compute the loss of one datum with its derivatives.
+
+        Raises:
+            ValueError: a call fails, a result is not a scalar, or the loss or a derivative is not finite.
+        """
         torch = _import_torch()
         leaf = torch.tensor(p, dtype=torch.float32).requires_grad_(True)
         tensors = {name: torch.tensor(given[name]) for name in self.names[1:]}
@@ -288,7 +292,7 @@ def _read_attribute(subject: Any, name: str) -> Any:
 
 
 def _compile_argument(encoded: Any, depth: int = 0) -> Value:
-    """Return a function that computes an argument from the results of earlier steps, by name."""
+    """Return a function that computes an argument from a mapping: inputs and results of steps, by name."""
     if depth > _MAX_DEPTH:
         raise _UnsupportedError("an argument is nested too deeply")
     if encoded is None or isinstance(encoded, (bool, int, float, str)):

@@ -48,7 +48,10 @@ class Frame:
 
 @attrs.define(eq=False)
 class Tape:
-    """The intermediate arrays of a forward pass over packed sequences, kept if it is `recording`."""
+    """The intermediate arrays of a forward pass over packed sequences.
+
+    `frames` has those of the layers; it stays empty unless the tape is `recording`.
+    """
 
     spans: list[PackedSpan]
     recording: bool = True
@@ -137,7 +140,7 @@ def backward(
 ) -> None:
     """Add to `grads` the gradients that follow from `dy`, the gradient of the result of `packed_states`.
 
-    The pass stops at the lowest adapted layer. It empties the tape.
+    The call uses up `tape`, which must have been `recording`. If only the head is adapted, it does nothing.
     """
     assert tape.last is not None  # noqa: S101
     assert tape.last_scale is not None  # noqa: S101
@@ -161,12 +164,7 @@ def _normalize(x: Array, scale: Array, weight: Array) -> Array:
 
 
 def _mlp_backward(
-    layer: Layer,
-    number: int,
-    frame: Frame,
-    dx: Array,
-    params: LoraParams,
-    grads: LoraParams,
+    layer: Layer, number: int, frame: Frame, dx: Array, params: LoraParams, grads: LoraParams
 ) -> Array:
     dact = apply_adapter_backward(dx, ops.swiglu(frame.gate_up), layer.down, params, grads, f"{number}.down")
     assert dact is not None  # noqa: S101

@@ -16,7 +16,7 @@ from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, apply_adapte
 from tinker_sync.local.engine.model import Weights
 
 BLOCK_CELLS = 1 << 18
-"""The number of logits computed at once. They take one megabyte, about the private cache of a core."""
+"""About the number of logits computed at once. They take one megabyte, as the private cache of a core."""
 
 KEPT_CELLS = 1 << 25
 """The largest number of probabilities to keep: 128 MB."""
@@ -39,14 +39,17 @@ def log_softmax(rows: Array) -> Array:
 
 
 def blocks(weights: Weights, rows: int) -> list[slice]:
-    """Divide a number of rows into blocks of at most about `BLOCK_CELLS` logits."""
+    """Divide a number of rows into blocks of about `BLOCK_CELLS` logits, but at least 8 rows."""
     size = max(8, BLOCK_CELLS // weights.config.vocab_size)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 @attrs.define(eq=False)
 class HeadTape:
-    """The scored rows, their targets, and all probabilities if they were kept."""
+    """The arrays of `target_logprobs` that its backward pass needs.
+
+    `kept` has the probabilities of all tokens, block by block; None if they must be computed again.
+    """
 
     hidden: Array
     targets: Array
@@ -58,7 +61,7 @@ def target_logprobs(
 ) -> tuple[Array, HeadTape]:
     """Return the log-probabilities of `targets[row, candidate]`, and the tape for the backward pass.
 
-    If `keep` is set and the batch is small, the tape has all probabilities.
+    If `keep` is set and the batch is small, the tape keeps the probabilities of all tokens.
     """
     p = np.empty(targets.shape, dtype=weights.dtype)
     keep = keep and len(hidden) * weights.config.vocab_size <= KEPT_CELLS
@@ -87,7 +90,7 @@ def target_logprobs_backward(
 ) -> Array:
     """Return the gradient of the hidden states, and add that of the adapter to `grads`.
 
-    The call overwrites arrays of the tape, so a tape serves one call.
+    `dp` is the gradient of the log-probabilities. The call overwrites the tape, so a tape serves one call.
     """
     dhidden = np.zeros_like(tape.hidden)
     for number, block in enumerate(blocks(weights, len(dp))):

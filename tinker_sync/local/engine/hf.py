@@ -1,7 +1,7 @@
 """Base models from Hugging Face directories: `config.json` and safetensors files, Qwen3 and Llama 3 layouts.
 
-No other module of the engine reads files. For a model that the engine cannot compute exactly, it raises a
-ValueError that names the file.
+No other module of the engine reads files. For a model that the engine cannot compute exactly, this module
+raises a ValueError that names the file.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def _config(tree: Mapping[str, Any]) -> ModelConfig:
         if tree.get(name):
             raise ValueError(f"{name} is not supported")
     heads = int(tree["num_attention_heads"])
+    if heads < 1:
+        raise ValueError(f"num_attention_heads is {heads}; expected 1 or more")
     # Newer files keep all settings of the rotation in `rope_parameters`.
     rope = dict(tree.get("rope_scaling") or {}) | dict(tree.get("rope_parameters") or {})
     theta = rope.get("rope_theta") or tree.get("rope_theta") or 10000.0
@@ -99,6 +101,7 @@ def read_safetensors(path: str | Path) -> dict[str, Array]:
 
     Raises:
         ValueError: the file is damaged, or holds a type that the engine does not read.
+        OSError: the file is missing or cannot be read.
     """
     with Path(path).open("rb") as file:
         try:
@@ -141,7 +144,8 @@ def load_weights(directory: str | Path) -> Weights:
     """Return the base model in a directory, in float32.
 
     Raises:
-        ValueError: a file is damaged, or a tensor is missing or has the wrong shape.
+        ValueError: a file is damaged, a tensor is missing or has the wrong shape, or the engine does not
+            compute this kind of model.
         OSError: a file is missing.
     """
     directory = Path(directory)

@@ -1,7 +1,7 @@
 """Keys and values of the sequences in progress, and the attention of one new row for each.
 
 Sequences of similar length share an `Arena`, a dense array with a slot for each sequence. A sequence that is
-too long for its arena moves to a longer one, and the last sequence of the old arena moves into its slot. So a
+too long for its arena moves to a longer one, and the last sequence of the old arena fills the free slot. So a
 step takes a few dense operations, and a short sequence is not computed at the length of a long one.
 """
 
@@ -33,7 +33,7 @@ def arena_length(positions: int) -> int:
 
 
 class Seat:
-    """The slot of one sequence, with the number of filled positions."""
+    """The slot of one sequence, the number of its filled positions, and `owner`, an object of the caller."""
 
     __slots__ = ("arena", "filled", "owner", "slot")
 
@@ -98,7 +98,7 @@ class KVCache:
         self._arenas: dict[int, Arena] = {}
 
     def add(self, owner: Any, keys: Array, values: Array) -> Seat:
-        """Add a sequence, with room for one more position."""
+        """Add a sequence, with room for one more position. The new seat keeps `owner`."""
         length = arena_length(keys.shape[2] + 1)
         if length not in self._arenas:
             self._arenas[length] = Arena(self._config, length, self._dtype)
@@ -123,7 +123,7 @@ class KVCache:
         return [seat for arena in self._arenas.values() for seat in arena.seats]
 
     def continuation(self) -> Continuation:
-        """Return the attention for one new row of every seat, and count the rows as filled."""
+        """Start a step, which adds a position to every seat, and return its attention."""
         return Continuation(list(self._arenas.values()))
 
 
@@ -145,7 +145,7 @@ class Continuation:
                 seat.filled += 1
 
     def __call__(self, number: int, q: Array, k: Array, v: Array) -> Array:
-        """Compute attention for one row of each seat, as `decoder.Attend` requires."""
+        """Compute the attention of layer `number` for one row of each seat, as `decoder.Attend` requires."""
         out = np.empty(q.shape, dtype=q.dtype)
         kv_heads, dim = k.shape[1:]
         scale = 1 / np.sqrt(q.dtype.type(dim))

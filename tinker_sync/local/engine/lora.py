@@ -2,7 +2,7 @@
 
 An adapted product is `x W' + scale * (x A') B'`. One flat array holds all numbers of an adapter, so an
 optimizer step, a norm or a checkpoint is one operation. `LoraParams` gives views of such an array; the same
-class serves for gradients. Matrices with the same input share one product with their A's.
+class serves for gradients. For matrices with the same input, one product covers all their A's.
 
 `scale` is `ALPHA / rank` with `ALPHA = 32`, so that the best learning rate hardly depends on the rank. The
 numbers of A start uniform in ±1/sqrt(inputs) and those of B at zero, so a new adapter changes nothing.
@@ -25,7 +25,10 @@ ALPHA = 32.0
 
 @attrs.frozen(kw_only=True)
 class LoraSettings:
-    """The rank, the seed and the adapted parts of a model.
+    """The settings of an adapter: its rank, its seed, and the parts of the model that it adapts.
+
+    Raises:
+        ValueError: `rank` is below 1, or no part of the model is to be adapted.
 
     >>> LoraSettings(rank=8).scale
     4.0
@@ -50,7 +53,14 @@ class LoraSettings:
 
 
 class AdapterTarget(NamedTuple):
-    """Adapted matrices that share an input: their names in Hugging Face files, and their output sizes."""
+    """An adapted matrix, or several that share an input.
+
+    Attributes:
+        key: their common key in `LoraParams.pairs`.
+        names: their names in Hugging Face files.
+        inputs: the size of the shared input.
+        outputs: the size of the output of each matrix.
+    """
 
     key: str
     names: tuple[str, ...]
@@ -78,14 +88,14 @@ def adapter_targets(config: ModelConfig, settings: LoraSettings) -> Iterator[Ada
 
 
 class Pair(NamedTuple):
-    """The adapter of a joined matrix: the A of all parts, and for each part its output columns and its B."""
+    """The numbers of an `AdapterTarget`: all A's in one array, and each matrix's output columns and its B."""
 
     a: Array
     bs: tuple[tuple[slice, Array], ...]
 
 
 class LoraParams:
-    """Views of a flat array of adapter parameters, or of their gradients. Not thread-safe.
+    """The matrices of an adapter, or their gradients, as views of one flat array. Not thread-safe.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
@@ -174,14 +184,17 @@ class LoraParams:
 
 
 class AdapterRoute(NamedTuple):
-    """An adapter (None: the base model alone) and the rows of a batch that use it (None: all rows)."""
+    """The rows of a batch that use an adapter.
+
+    `params` None means the base model without an adapter, and `rows` None means all rows.
+    """
 
     params: LoraParams | None
     rows: Array | None = None
 
 
 def apply_adapter(x: Array, weight: Array, routes: Sequence[AdapterRoute], key: str) -> Array:
-    """Return `x W'` plus the product of each row's adapter."""
+    """Return `x @ weight.T`, plus the product of each row with its adapter of the matrix `key`."""
     y: Array = x @ weight.T
     for route in routes:
         pair = route.params.pairs.get(key) if route.params is not None else None
@@ -221,7 +234,7 @@ def apply_adapter_backward(
     *,
     want_dx: bool = True,
 ) -> Array | None:
-    """Add the gradients of the adapter to `grads`. Return the gradient of `x` if `want_dx` is set."""
+    """Add the adapter's gradients, from `dy`, to `grads`. Return the gradient of `x` if `want_dx` is set."""
     dx: Array | None = dy @ weight if want_dx else None
     pair = params.pairs.get(key)
     if pair is None:

@@ -31,6 +31,9 @@ class Csr:
     def dense(self, name: str) -> tuple[Array, Array]:
         """Return the dense array, with 0 in unlisted cells, and a mask of the listed cells.
 
+        Raises:
+            ValueError: the row starts or the columns do not fit; the message begins with `name`.
+
         >>> Csr(np.array([7]), np.array([0, 0, 1]), np.array([1]), (2, 2)).dense("x")[0].tolist()
         [[0, 0], [0, 7]]
         """
@@ -65,11 +68,11 @@ class Example:
 
 @attrs.frozen(eq=False)
 class CheckedExample:
-    """A checked datum.
+    """A datum that `check_example` has checked and converted.
 
     Attributes:
         targets: token ids `[tokens, candidates]`, 0 in padding.
-        real: a mask of the targets without the padding; None if all are real.
+        real: a mask: True for targets, False in padding; None if the targets were given as a dense array.
         shape: the shape in which the targets were given.
         inputs: the inputs of the loss, by name.
     """
@@ -81,7 +84,7 @@ class CheckedExample:
     inputs: Mapping[str, Array]
 
     def term(self, rule: LossRule, p: Array, config: Mapping[str, float]) -> Term:
-        """Compute the loss at the log-probabilities `p` of the targets; padding does not count."""
+        """Compute the loss at the log-probabilities `p` of the targets. The derivatives in padding are 0."""
         term = rule.compute(p.reshape(self.shape).astype(np.float64), self.inputs, config)
         slope = term.slope.reshape(self.targets.shape)
         return term._replace(slope=slope if self.real is None else np.where(self.real, slope, 0.0))
@@ -94,6 +97,9 @@ class CheckedExample:
 
 def find_rule(loss_fn: str | LossRule) -> LossRule:
     """Return the rule of a named loss; return a rule unchanged.
+
+    Raises:
+        ValueError: the engine does not compute a loss of this name.
 
     >>> find_rule("stable_reinforce")
     Traceback (most recent call last):
@@ -110,6 +116,9 @@ def find_rule(loss_fn: str | LossRule) -> LossRule:
 
 def complete_config(loss_fn: str | LossRule, given: Mapping[str, float] | None) -> dict[str, float]:
     """Check the config of a loss, and return it with the defaults of the loss filled in.
+
+    Raises:
+        ValueError: the loss or a setting is unknown, or a setting is missing or not valid.
 
     >>> complete_config("ppo", {"clip_low_threshold": 0.5})
     {'clip_low_threshold': 0.5, 'clip_high_threshold': 1.2}
@@ -181,7 +190,7 @@ def check_example(
 def _read_targets(
     example: Example, rule: LossRule, loss_fn: str, vocab_size: int, place: str, length: int
 ) -> tuple[Array, Array | None]:
-    """Return the targets as a dense array, and a mask of its real cells; no mask if all are real."""
+    """Return the targets as a dense array, and a mask that is False in padding; no mask for dense ones."""
     name, given = f"{place}target_tokens", example.inputs["target_tokens"]
     real = None
     if isinstance(given, Csr):
@@ -217,7 +226,6 @@ def _read_token_ids(array: Array, name: str, vocab_size: int) -> Array:
 
 
 def _read_rank(given: Input, name: str, rank: int) -> Array:
-
     array = given.dense(name)[0] if isinstance(given, Csr) else given
     if array.ndim != rank:
         raise ValueError(f"{name}: the loss takes rank {rank}, got shape {array.shape}")

@@ -18,7 +18,7 @@ from tinker_sync.local.engine._arrays import Array
 
 
 class Term(NamedTuple):
-    """A loss, its derivative by each log-probability, and its metrics."""
+    """The result of a loss: its value, its derivative by each log-probability, and its metrics."""
 
     loss: float
     slope: Array
@@ -26,15 +26,15 @@ class Term(NamedTuple):
 
 
 class LossRule(NamedTuple):
-    """A loss.
+    """A loss: its function, and the inputs and settings that the function takes.
 
     Attributes:
         compute: the function of the log-probabilities, the inputs and the config.
         needs, may: the names of the required and of the optional inputs.
-        config: the defaults; None for a value that the user must give.
+        config: the defaults of its settings; None for a value that the user must give.
         name: the name of an uploaded loss.
-        ranks: the ranks of the inputs of an uploaded loss, log-probabilities included. Their shapes are free,
-            and data may have further inputs.
+        ranks: the number of dimensions of each input of an uploaded loss, also of `logprobs`, which are `p`.
+            Any shapes of these ranks fit, and data may have further inputs. None for a built-in loss.
     """
 
     compute: Callable[[Array, Mapping[str, Array], Mapping[str, float]], Term]
@@ -52,7 +52,7 @@ def _ratio(p: Array, inputs: Mapping[str, Array]) -> Array:
 
 
 def cross_entropy(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:  # noqa: ARG001
-    """Compute `-sum(p * w)`.
+    """Compute `-sum(p * w)`, where `w` are the weights, or 1 without them.
 
     >>> cross_entropy(np.array([-1.0, -2.0]), {"weights": np.array([1.0, 0.5])}, {}).loss
     2.0
@@ -63,7 +63,9 @@ def cross_entropy(p: Array, inputs: Mapping[str, Array], config: Mapping[str, fl
 
 
 def importance_sampling(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:  # noqa: ARG001
-    """Compute `-sum(r * A)`.
+    """Compute `-sum(r * A)`, where `r = exp(p - q)`.
+
+    `q` are the sampler's log-probabilities, `inputs["logprobs"]`, and `A` the advantages.
 
     >>> one = np.array([-1.0])
     >>> importance_sampling(one, {"logprobs": one, "advantages": np.array([2.0])}, {}).loss
@@ -80,7 +82,9 @@ def _clipped(ratio: Array, advantages: Array, config: Mapping[str, float]) -> Te
 
 
 def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """Compute `-sum(min(r * A, clip(r, lo, hi) * A))`.
+    """Compute `-sum(min(r * A, clip(r, lo, hi) * A))`, with `r` and `A` as in `importance_sampling`.
+
+    `lo` and `hi` are the thresholds in `config`.
 
     >>> inputs = {"logprobs": np.array([-2.0]), "advantages": np.array([1.0])}
     >>> ppo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
@@ -92,6 +96,8 @@ def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
     """Compute `-sum(clip(r, lo, hi) * p * A)`, without a derivative through the clipped ratio.
 
+    The symbols are those of `ppo`.
+
     >>> inputs = {"logprobs": np.array([-1.0]), "advantages": np.array([3.0])}
     >>> cispo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0})
     Term(loss=3.0, slope=array([-3.]), metrics={})
@@ -102,7 +108,7 @@ def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) ->
 
 
 def dro(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """Compute `-sum(p * A - beta / 2 * (p - q)^2)`.
+    """Compute `-sum(p * A - beta / 2 * (p - q)^2)`, with `q` and `A` as in `importance_sampling`.
 
     >>> inputs = {"logprobs": np.array([-3.0]), "advantages": np.array([1.0])}
     >>> dro(np.array([-1.0]), inputs, {"beta": 0.5})
@@ -114,7 +120,9 @@ def dro(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
 
 def gspo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """Compute `ppo` with one ratio for the sequence: `exp` of the mean of `p - q` over masked tokens.
+    """Compute `ppo` with one ratio for the sequence: `exp` of the mean of `p - q` over marked tokens.
+
+    `q` are the sampler's log-probabilities. `inputs["sequence_ratio_mask"]` is not 0 for marked tokens.
 
     >>> inputs = {name: np.array([-1.0, -1.0]) for name in ("logprobs", "sequence_ratio_mask")}
     >>> config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

@@ -27,7 +27,10 @@ class RopeScaling:
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """The shape of a decoder: Qwen3 with `qk_norm`, Llama 3 without.
+    """The sizes and settings of a decoder: of a Qwen3 model with `qk_norm`, of a Llama 3 model without.
+
+    Raises:
+        ValueError: a size is not positive, or the sizes do not fit each other.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
@@ -71,7 +74,7 @@ class ModelConfig:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Layer:
-    """The weights of one layer; `qkv` and `gate_up` are joined by rows."""
+    """The weights of one layer. `qkv` and `gate_up` have the rows of several matrices."""
 
     attn_norm: Array
     qkv: Array
@@ -85,7 +88,7 @@ class Layer:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Weights:
-    """A frozen base model. `head` is the array `embedding` itself if the model ties the two.
+    """The read-only weights of a base model. `head` is the array `embedding` if the model ties the two.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
@@ -165,7 +168,7 @@ def make_layer(arrays: Mapping[str, Array]) -> Layer:
 
 
 def random_weights(config: ModelConfig, *, seed: int, scale: float = 0.02, dtype: str = "float32") -> Weights:
-    """Return random weights: matrices are normally distributed with deviation `scale`, and norms are one.
+    """Return random weights: matrices are normal with standard deviation `scale`, and norms are one.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)

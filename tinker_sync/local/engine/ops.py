@@ -1,6 +1,6 @@
-"""The operations between the matrix products, forward and backward: norm, rotation, gated activation.
+"""The operations between a layer's matrix products, forward and backward: norm, rotation, activation.
 
-Pure functions on float32 (or float64) arrays. `dx` is the gradient of the loss with respect to `x`.
+Pure functions on float32 (or float64) arrays. `dx` and `dy` are the gradients of the loss by `x` and `y`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
 
 
 def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array:
-    """Return the gradient of the input of `rms_norm`."""
+    """Return the gradient of `x`, the input of `rms_norm`, from `dy`, the gradient of its result."""
     dx = dy * weight
     along = np.einsum("...i,...i->...", dx, x)
     along *= scale * scale
@@ -42,14 +42,14 @@ def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array
 
 
 class Rotation(NamedTuple):
-    """The cosines and sines of a rotary embedding, for each row and each pair of a head."""
+    """The cosines and sines of a rotary embedding, for each row and each pair of dimensions of a head."""
 
     cos: Array
     sin: Array
 
 
 def frequencies(config: ModelConfig) -> Array:
-    """Return the angle by which each pair of a head rotates per position."""
+    """Return the angle by which each pair of dimensions of a head rotates per position."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     base = (1.0 / config.rope_theta**exponent).astype(np.float32)
     scaling = config.rope_scaling
@@ -68,7 +68,7 @@ def rotation(config: ModelConfig, positions: Array, dtype: np.dtype[np.floating]
 
 
 def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
-    """Rotate heads `[rows, heads, head_dim]`; with `back` in the other direction, as for the gradient."""
+    """Rotate heads `[rows, heads, head_dim]`; with `back` in the other direction, for the gradient."""
     half = x.shape[-1] // 2
     cos, sin = turn.cos[:, None], turn.sin[:, None]
     left, right = x[..., :half], x[..., half:]
@@ -95,7 +95,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def swiglu(gate_up: Array) -> Array:
-    """Return `silu(gate) * up` of a joined pair.
+    """Return `silu(gate) * up`. A row of `gate_up` is a row of `gate`, followed by one of `up`.
 
     >>> float(swiglu(np.array([[2.0, 3.0]]))[0, 0].round(4))
     5.2848
@@ -108,7 +108,7 @@ def swiglu(gate_up: Array) -> Array:
 
 
 def swiglu_backward(dy: Array, gate_up: Array) -> Array:
-    """Return the gradient of the joined pair."""
+    """Return the gradient of `gate_up`, the input of `swiglu`, from `dy`, the gradient of its result."""
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
     slope = _sigmoid(gate)

@@ -12,7 +12,11 @@ from tinker_sync.local.engine._arrays import Array
 
 @attrs.frozen(kw_only=True)
 class AdamSettings:
-    """The settings of one step; `grad_clip_norm` 0 disables clipping."""
+    """The settings of one step of AdamW; `grad_clip_norm` 0 disables clipping.
+
+    Raises:
+        ValueError: a setting is not finite or out of its range.
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -33,7 +37,7 @@ class AdamSettings:
 
 @attrs.define(eq=False)
 class AdamState:
-    """Both moments and the number of steps; a checkpoint with optimizer keeps all three.
+    """The state of the optimizer: both moments of the gradients, and the number of steps.
 
     >>> weights, state = np.ones(1), AdamState.start(np.ones(1))
     >>> norm = state.step(weights, np.array([3.0]), AdamSettings(learning_rate=0.1))

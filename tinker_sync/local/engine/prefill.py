@@ -1,7 +1,8 @@
 """Computation of prompts: keys and values, the logits after the last token, and the requested scores.
 
 A prompt's beginning may be known from the cache, which holds prompts without the tokens sampled after them.
-Prompts that have equally many known positions, and equally many unknown ones, share attention calls.
+Prompts that have equally many known positions, and after padding equally many unknown ones, share attention
+calls.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _KnownPrompt(NamedTuple):
 
 
 class PrefixStore:
-    """The latest prompts, up to a total number of positions. Not thread-safe.
+    """A cache of the keys and values of the prompts used last, at most `limit` positions. Not thread-safe.
 
     >>> import numpy as np
     >>> store = PrefixStore(limit=64)
@@ -61,7 +62,7 @@ class PrefixStore:
         return length <= self._limit
 
     def find(self, params: LoraParams | None, tokens: Array, most: int) -> Past | None:
-        """Return the longest cached beginning of `tokens[:most]` for this adapter, or None without one."""
+        """Return the keys and values of the longest cached beginning of `tokens[:most]`, if there is one."""
         best, length = None, 0
         for name, entry in self._entries.items():
             common = _common(entry.tokens, tokens[:most]) if entry.params is params else 0
@@ -74,7 +75,10 @@ class PrefixStore:
         return Past(past.keys[:, :, :length], past.values[:, :, :length])
 
     def remember(self, params: LoraParams | None, tokens: Array, past: Past) -> None:
-        """Cache a prompt unless it is known; the least recently used prompts make room."""
+        """Cache a prompt that fits and is not cached yet.
+
+        Drop the cached prompts with which the new one begins, and the least recently used ones to make room.
+        """
         length = len(tokens)
         if not self.keeps(length):
             return
@@ -102,7 +106,7 @@ class PrefixStore:
 
 
 def _common(one: Array, two: Array) -> int:
-    """Return the length of the common beginning of two arrays of tokens."""
+    """Return the number of tokens with which both arrays begin."""
     size = min(len(one), len(two))
     differs = one[:size] != two[:size]
     return int(differs.argmax()) if differs.any() else size
@@ -136,7 +140,7 @@ class Prompt(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """A computed prompt, ready to be continued."""
+    """A computed prompt: its keys and values, the logits after its last token, and the requested scores."""
 
     past: Past
     logits: Array
@@ -168,7 +172,7 @@ def group_by_adapter(params: list[LoraParams | None]) -> list[AdapterRoute]:
 
 
 def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
-    """Compute prompts together, and return the results in the order of the prompts."""
+    """Compute all prompts in one pass, and return the results in the order of the prompts."""
     groups, order = _group_by_shape(weights, prompts)
     total = sum(prompt.rows for prompt in prompts)
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
@@ -214,7 +218,7 @@ def _group_by_shape(weights: Weights, prompts: list[Prompt]) -> tuple[list[_Grou
 
 
 class _PromptAttention:
-    """The attention of prompts, which also stores their keys and values."""
+    """The attention of prompts, which also stores their keys and values in the groups."""
 
     def __init__(self, groups: list[_Group]) -> None:
         self._groups = groups
@@ -244,7 +248,7 @@ def _last_logits(weights: Weights, prompts: list[Prompt], hidden: Array, starts:
 
 
 def _score_prompt(weights: Weights, prompt: Prompt, hidden: Array) -> PromptScores:
-    """Return the requested scores of a prompt, from its hidden states from position `known`."""
+    """Return the requested scores of a prompt. `hidden` has its hidden states, from position `known` on."""
     spec = prompt.spec
     size, first = len(spec.prompt), spec.first_scored
     found = _empty_scores(spec)
@@ -275,7 +279,10 @@ def _empty_scores(spec: SampleSpec) -> PromptScores:
 
 
 def _write_scores(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, shown_from: int) -> None:
-    """Write the requested scores of the tokens after the positions `at` into `found`."""
+    """Write the requested scores of the tokens after the positions `at` into `found`.
+
+    `found.logprobs` and `found.topk` get only the scores after positions from `shown_from` on.
+    """
     shown = np.flatnonzero(at >= shown_from)
     if found.logprobs is not None:
         found.logprobs[at[shown] + 1] = logprobs[shown, spec.prompt[at[shown] + 1]]
@@ -296,7 +303,8 @@ def _draw_alternatives(
 ) -> None:
     """Draw alternatives to the tokens after the positions `at`, and write them and their scores into `found`.
 
-    The draws are with replacement.
+    The draws are with replacement and may give the prompt's own token; temperature 0 repeats the likeliest
+    one. Without `prompt_alt_tokens` this does nothing.
     """
     if found.alt_tokens is None or found.alt_logprobs is None:
         return

@@ -1,4 +1,4 @@
-"""Requests and results of the sampler, as plain values, and the checks of requests."""
+"""The requests and results of `Sampler`, as plain values, and the check of a request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from tinker_sync.local.engine.model import ModelConfig
 
 @attrs.frozen(eq=False, kw_only=True)
 class SampleSpec:
-    """One request: a prompt, the way to continue it, and the scores to compute.
+    """One request to a `Sampler`: a prompt, the way to continue it, and the scores to compute.
 
     Attributes:
         prompt: Token ids, at least one.
-        seed: With the number of the sample, the seed of every draw.
-        max_tokens: The largest length of one sample.
+        seed: The seed of every draw, together with the number of the sample.
+        max_tokens: The largest length of one sample, without the prompt.
         params: A `snapshot` of an adapter, or None for the base model.
         stop_tokens: Ids after which a sample ends.
         stop_texts: Texts after which a sample ends.
         prompt_logprobs: Score the prompt.
-        prompt_logprobs_last_n: Score only this many last tokens; applies to `topk_prompt_logprobs` too.
+        prompt_logprobs_last_n: Score only this many last tokens of the prompt; applies to
+            `topk_prompt_logprobs` too. None: all but the first.
         topk_prompt_logprobs: The number of likeliest tokens to return for each prompt token.
         topk_logprobs: The number of likeliest tokens to return for each sampled token.
         target_prompt_logprobs: Ids `[len(prompt) - 1, n]`. Those of row `i` are scored as if they stood in
@@ -57,7 +58,7 @@ class SampleSpec:
 
     @property
     def first_scored(self) -> int:
-        """The first prompt position at which a score of the next token is requested; else the last one."""
+        """The first prompt position whose next token needs a score; the last position if none does."""
         last = len(self.prompt) - 1
         if self.target_prompt_logprobs is not None or self.prompt_alt_tokens:
             return 0
@@ -68,7 +69,7 @@ class SampleSpec:
 
 @attrs.frozen(eq=False)
 class TopK:
-    """The likeliest tokens: ids int32 and logprobs float32, both `[tokens, k]`; NaN marks absent scores."""
+    """The `k` likeliest tokens at each position, as `[tokens, k]`; NaN marks absent scores."""
 
     token_ids: Array
     logprobs: Array
@@ -76,7 +77,10 @@ class TopK:
 
 @attrs.frozen(eq=False)
 class Sampled:
-    """One sample, including its stop token or text."""
+    """One sample. `tokens` includes the stop token, or the tokens of the stop text, that ended the sample.
+
+    `stop_reason` is "stop" or "length".
+    """
 
     tokens: Array
     logprobs: Array
@@ -86,7 +90,10 @@ class Sampled:
 
 @attrs.frozen(eq=False, kw_only=True)
 class PromptScores:
-    """The requested scores of a prompt; logprobs are NaN for tokens without a score, such as the first."""
+    """The requested scores of a prompt; None for those that were not requested.
+
+    `logprobs` and `topk` have NaN for tokens without a score, such as the first.
+    """
 
     logprobs: Array | None = None
     topk: TopK | None = None
@@ -97,7 +104,7 @@ class PromptScores:
 
 @attrs.frozen(eq=False)
 class SampleResult:
-    """The answer to a `SampleSpec`."""
+    """The result of a `SampleSpec`: samples, prompt scores, and how many prompt tokens the cache had."""
 
     samples: list[Sampled]
     prompt: PromptScores

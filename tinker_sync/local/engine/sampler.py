@@ -1,9 +1,10 @@
-"""The sampler: it computes all requests together, and adds one token to each sample at every step.
+"""`Sampler`: computes all sample requests for a base model together, one token of each sample at a step.
 
-`step` first computes waiting prompts, as far as there is room, then adds a token to each sample. One thread
-owns a sampler. Each sample has its own random numbers, so its tokens depend on its request alone, except for
-rounding: the last bits of a product depend on the row's position in the batch. If the random number is that
-close to the boundary between two tokens, either one may be drawn.
+`step` first computes waiting prompts, as far as there is room, and the first token of each new sample; then
+it adds a token to every sample. One thread owns a sampler. Each sample has its own random numbers, so its
+tokens depend on its request alone, except for rounding: the last bits of a product depend on the row's
+position in the batch. If a random number is so close to the boundary between two tokens that these bits
+decide, either token may be drawn.
 """
 
 from __future__ import annotations
@@ -23,13 +24,7 @@ from tinker_sync.local.engine.kv_cache import KVCache, Seat
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.prefill import Prefilled, PrefixStore, Prompt, group_by_adapter, prefill
-from tinker_sync.local.engine.sample_spec import (
-    Sampled,
-    SampleResult,
-    SampleSpec,
-    TopK,
-    check_spec,
-)
+from tinker_sync.local.engine.sample_spec import Sampled, SampleResult, SampleSpec, TopK, check_spec
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 Decode: TypeAlias = Callable[[list[int]], str]
 
 PROMPT_ROWS = 2048
-"""The limit of prompt positions in one step; it bounds the delay of samples under way."""
+"""A step takes no further prompt beyond this number of positions; this bounds the delay of other samples."""
 
 _BYTES_A_CHARACTER = 4
 
@@ -56,7 +51,7 @@ class _ActiveRequest:
 
 @attrs.define(eq=False)
 class _SampleRow:
-    """One sample in progress; the keys and values of `tokens[-1]` are not yet in the cache."""
+    """One sample in progress; the keys and values of `tokens[-1]` are not yet in the `KVCache`."""
 
     job: _ActiveRequest
     number: int
@@ -68,13 +63,13 @@ class _SampleRow:
 
 
 class Sampler:
-    """A sampler from one base model and any adapters of it.
+    """The computation of all sample requests for one base model, with any of its adapters. Not thread-safe.
 
     Args:
         weights: The base model.
         decode: A function from token ids to text; needed only for stop texts.
-        max_rows: The number of samples in progress at once; others wait.
-        prefix_positions: The number of cached positions of earlier prompts.
+        max_rows: The largest number of samples in progress at once; others wait.
+        prefix_positions: The largest number of cached positions of earlier prompts.
 
     >>> from tinker_sync.local.engine.model import ModelConfig, random_weights
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
@@ -140,13 +135,13 @@ class Sampler:
                 self._cache.remove(seat.owner.seat)
 
     def forget(self, params: LoraParams | None) -> None:
-        """Drop the cached prompts of an adapter that is no longer used."""
+        """Drop the cached prompts of an adapter that is no longer used; None means the base model."""
         self._prefixes.forget(params)
 
     def run(self, specs: Sequence[SampleSpec]) -> list[SampleResult]:
-        """Add requests and step until all are answered.
+        """Add requests, compute them, and return their results in order.
 
-        This method drops the results of other requests, so use it only if all requests are in `specs`.
+        The results of requests that `add` has added before are lost.
         """
         tickets = [self.add(spec) for spec in specs]
         results: dict[int, SampleResult] = {}
@@ -155,7 +150,7 @@ class Sampler:
         return [results[ticket] for ticket in tickets]
 
     def step(self) -> list[tuple[int, SampleResult]]:
-        """Compute waiting prompts, then one token of every sample.
+        """Compute waiting prompts and the first tokens of new samples, then one more token of every sample.
 
         Returns:
             Tickets and results of the requests that this step completed.
@@ -200,7 +195,10 @@ class Sampler:
             )
 
     def _start(self) -> None:
-        """Choose the first token of each ready sample. Samples that do not end with it enter the cache."""
+        """Choose the first token of ready samples while there is room.
+
+        Samples that do not end with this token enter the `KVCache`.
+        """
         room = self._max_rows - len(self._cache.seats())
         rows = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
         if not rows:
@@ -230,7 +228,7 @@ class Sampler:
                 self._cache.remove(row.seat)
 
     def _choose_tokens(self, rows: list[_SampleRow], logits: Array) -> list[_SampleRow]:
-        """Choose a token for each row. Return the rows whose samples do not end with it."""
+        """Choose a token for each row, and finish samples that end with it. Return the rows that go on."""
         chosen = choose(logits, [row.job.spec.settings for row in rows], [row.draws.next() for row in rows])
         going = []
         for place, (row, token, logprob) in enumerate(

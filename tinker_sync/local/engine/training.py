@@ -29,7 +29,7 @@ from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 BATCH_ROWS = 1024
-"""The number of rows computed at once; a layer's results for them fit the processor's cache."""
+"""The most rows computed at once, unless one datum has more; a layer's results fit the processor's cache."""
 
 _NO_SLOPE: Array = np.empty(0)
 
@@ -39,7 +39,7 @@ LENGTH_STEP = 8
 
 @attrs.frozen(eq=False)
 class LossOutput:
-    """The result of a pass: the log-probabilities of each datum's targets, and the metrics of all data."""
+    """The result of a pass: the log-probabilities of each datum's targets, and the metrics of the batch."""
 
     logprobs: list[Array]
     metrics: dict[str, float]
@@ -78,7 +78,10 @@ class AdapterTrainer:
     def forward(
         self, data: Sequence[Example], loss_fn: str | LossRule, config: Mapping[str, float] | None = None
     ) -> LossOutput:
-        """Compute the loss and log-probabilities, without gradients."""
+        """Compute the loss and log-probabilities, without gradients.
+
+        Arguments and errors are those of `forward_backward`.
+        """
         return self._pass(data, loss_fn, config, None)
 
     def forward_backward(
@@ -130,6 +133,9 @@ class AdapterTrainer:
 
         Returns:
             The norm of the gradients before clipping.
+
+        Raises:
+            ValueError: some gradients are not finite; the adapter stays unchanged.
         """
         norm = self.optimizer.step(self.params.flat, self.grads.flat, settings)
         self.grads.flat[...] = 0
@@ -204,9 +210,9 @@ def _combine_metrics(terms: Sequence[Term]) -> dict[str, float]:
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indexes in `lengths` of each batch. The longest data come first.
+    """Divide data of these lengths into batches, and yield the indexes of the data of each batch.
 
-    So the data of a batch are of similar length. Data of equal padded length keep their order.
+    The longest data come first, so the data of a batch are of similar length.
     """
     padded = [round_up(length, LENGTH_STEP) for length in lengths]
     members: list[int] = []

@@ -3,7 +3,7 @@
     base_model   a Hugging Face directory: weights, tokenizer, end tokens
     workers      the two threads: one trains, job after job; one samples all requests together
     host         both threads, and the runs in memory
-    blas         the number of threads of matrix products
+    blas         the limit on the threads of matrix products
 
 Its interface is arrays and futures. It imports neither the HTTP server nor the protocol nor the store.
 """

@@ -1,4 +1,4 @@
-"""A base model of the server, read from a Hugging Face directory on first use."""
+"""A base model of the server in a Hugging Face directory, whose weights are read on first use."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 class BaseModel:
-    """One base model. Thread-safe; the first use of its weights reads them.
+    """A base model that the server trains adapters of and samples from. Thread-safe.
 
     Args:
         name: The name of the model in requests.
         directory: The folder of `config.json`, safetensors files and `tokenizer.json`.
 
     Raises:
-        ValueError: `config.json` is damaged, or the engine does not compute this kind of model.
-        OSError: the directory is missing.
+        ValueError: `config.json` or `generation_config.json` is damaged, or the engine does not compute this
+            kind of model.
+        OSError: the directory is missing, or has no `config.json`.
     """
 
     def __init__(self, name: str, directory: str | Path) -> None:
@@ -36,7 +37,7 @@ class BaseModel:
 
     @property
     def arch(self) -> str:
-        """The model family: qwen3 normalizes its heads, llama does not."""
+        """The model family: "qwen3", which normalizes queries and keys in its attention, or "llama"."""
         return "qwen3" if self.config.qk_norm else "llama"
 
     @property
@@ -50,7 +51,7 @@ class BaseModel:
 
     @property
     def tokenizer_id(self) -> str:
-        """The directory of the tokenizer, for clients on this machine; the model's name if it has none."""
+        """The directory, where clients on this machine find the tokenizer; without one, the model's name."""
         return str(self.directory) if self.has_tokenizer else self.name
 
     @property
@@ -59,7 +60,7 @@ class BaseModel:
         return (self.directory / "tokenizer.json").exists()
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens, special tokens included."""
+        """Return the text of tokens, special tokens included. Call this only if `has_tokenizer` is True."""
         text: str = self._load_tokenizer().decode(tokens, skip_special_tokens=False)
         return text
 
@@ -76,12 +77,18 @@ class BaseModel:
 
 
 def _end_tokens(directory: Path) -> frozenset[int]:
-    """Return the ids of the end tokens from the first file that lists them, or none without such a file."""
+    """Return the ids of the tokens that end a text.
+
+    They are in `generation_config.json` or else in `config.json`. If neither lists them, the result is empty.
+    """
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         if not path.exists():
             continue
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict):
+            raise ValueError(f"{path}: must hold an object")  # noqa: TRY004  # damage in a file
+        ids = tree.get("eos_token_id")
         if ids is not None:
             return frozenset(int(token) for token in (ids if isinstance(ids, list) else [ids]))
     return frozenset()

@@ -2,8 +2,9 @@
 
 numpy's BLAS splits products among all cores. For the small matrices of the built-in model this gains nothing,
 and on busy cores its threads wait for each other at every product: on two busy cores, a pass over one short
-datum took 20 to 110 ms with two threads and 3.5 ms with one. So BLAS has one thread while a host of small
-models computes. The host's own two threads still use two cores.
+datum took 20 to 110 ms with two threads and 3.5 ms with one. So BLAS has one thread from the first
+computation of a host of small models until the host is closed. The host's own two threads still use two
+cores.
 
 The limit works with OpenBLAS, which numpy's wheels include. With another BLAS it has no effect.
 """
@@ -20,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 SMALL_WIDTH: Final = 1024
-"""Models up to this width are computed with one BLAS thread."""
+"""A host whose models have at most this hidden size limits BLAS to one thread."""
 
 _PREFIXES: Final = ("scipy_openblas", "openblas")
 _SUFFIXES: Final = ("64_", "")
@@ -28,6 +29,8 @@ _SUFFIXES: Final = ("64_", "")
 
 class BlasThreadGuard:
     """A limit of one BLAS thread, in force while there is at least one holder. Thread-safe.
+
+    A holder has called `acquire` and has not called `release` yet.
 
     >>> guard = BlasThreadGuard()
     >>> guard.acquire(); guard.release()
@@ -73,7 +76,10 @@ def set_threads(count: int) -> None:
 
 @cache
 def _find_function(name: str) -> Callable[..., Any] | None:
-    """Return a function of numpy's OpenBLAS by its name without prefix, or None if there is no OpenBLAS."""
+    """Return a function of numpy's OpenBLAS, or None if there is no OpenBLAS.
+
+    `name` lacks the prefix and the suffix, which depend on the build of the library.
+    """
     numpy = Path(np.__file__).parent
     for folder in (numpy.parent / "numpy.libs", numpy / ".dylibs", numpy / ".libs"):
         for path in sorted(folder.glob("*openblas*")):

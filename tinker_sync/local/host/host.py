@@ -35,7 +35,7 @@ class Host:
 
     Args:
         models: The models to train and to sample.
-        max_rows: The number of samples of one base model in progress at once.
+        max_rows: The largest number of samples of one base model in progress at once.
     """
 
     def __init__(self, models: Iterable[BaseModel], *, max_rows: int = 256) -> None:
@@ -48,7 +48,11 @@ class Host:
         self._limits_blas = False  # guarded by _lock
 
     def create(self, run_id: str, base_model: str, settings: LoraSettings) -> Future[None]:
-        """Create a run with a new adapter, in place of an earlier run with the same id."""
+        """Create a run with a new adapter, after all earlier jobs. The run replaces one with the same id.
+
+        The future ends when the run is in memory. It fails if the host does not have the base model or cannot
+        read its weights.
+        """
 
         def make() -> None:
             self._runs[run_id] = AdapterTrainer(self.models[base_model].weights, settings)
@@ -57,9 +61,9 @@ class Host:
         return self._trainer.submit(make)
 
     def train(self, run_id: str, job: Callable[[AdapterTrainer], T]) -> Future[T]:
-        """Run a job on the trainer of a run, after all earlier jobs.
+        """Run a job with the trainer of a run, after all earlier jobs, and return the future of its result.
 
-        The future fails with `UnknownRun` if the run is not in memory, or with the exception of the job.
+        The future fails with `UnknownRun` if the run is then not in memory, or with the exception of the job.
         """
 
         def work() -> T:
@@ -71,16 +75,20 @@ class Host:
         return self._trainer.submit(work)
 
     def unload(self, run_id: str) -> Future[bool]:
-        """Drop a run; the result is True if it was in memory."""
+        """Drop a run after all earlier jobs. The future has True if the run was in memory."""
         return self._trainer.submit(lambda: self._runs.pop(run_id, None) is not None)
 
     def sample(self, base_model: str, spec: SampleSpec) -> SampleHandle:
-        """Queue a request, which is computed together with all others. The handle has the future result."""
+        """Queue a sample request, and return a `SampleHandle` with the future of its result.
+
+        Raises:
+            KeyError: the host does not have the base model.
+        """
         self._begin()
         return self._sampler.submit(self.models[base_model], spec)
 
     def cancel(self, handle: SampleHandle) -> None:
-        """Stop computing a request; its future fails with `Cancelled` unless it is done."""
+        """Stop computing a request; its future fails with `Cancelled` unless the future is done."""
         self._sampler.cancel(handle)
 
     def forget(self, params: LoraParams) -> None:
@@ -88,7 +96,10 @@ class Host:
         self._sampler.forget(params)
 
     def close(self) -> None:
-        """End both threads; waiting work fails with `HostClosed`. Idempotent."""
+        """End both threads after their present job or step. Unfinished work fails with `HostClosed`.
+
+        Wait for each thread at most `JOIN_S` (`workers`). Idempotent.
+        """
         self._trainer.close()
         self._sampler.close()
         self._runs.clear()

@@ -1,9 +1,9 @@
 """The two computing threads, each with a queue of work; results go to futures.
 
 The training thread does one job after another. The sampling thread owns a `Sampler` for each base model: new
-requests join those in progress at the next token, so the requests of all clients are computed together. Both
-threads block while their queues are empty. numpy releases Python's interpreter lock in large products, so the
-two threads compute in parallel most of the time.
+requests join those in progress at the next token if there is room, so requests of all clients are computed
+together. Both threads block while their queues are empty. numpy releases Python's interpreter lock in large
+products, so the two threads compute in parallel most of the time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Worker(ABC):
-    """A thread with a queue of work. Thread-safe."""
+    """The base of both workers: a thread with a queue of work. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -65,7 +65,10 @@ class Worker(ABC):
         return True
 
     def close(self) -> None:
-        """Fail waiting work, finish the present job, and join the thread."""
+        """End the thread after its present job or step, and wait for this at most `JOIN_S`.
+
+        Unfinished work fails with `HostClosed`.
+        """
         with self._lock:
             self._closed = True
             started = self._started
@@ -109,7 +112,10 @@ class TrainWorker(Worker):
 
 @attrs.define(eq=False)
 class SampleHandle:
-    """A submitted request and its future. `Host.sample` returns it, and `Host.cancel` accepts it."""
+    """A submitted sample request and its future. `Host.sample` returns it, and `Host.cancel` accepts it.
+
+    `ticket` is the number of the request in the sampler, once the sampling thread has added it.
+    """
 
     model: BaseModel
     spec: SampleSpec
@@ -128,7 +134,7 @@ class _Forget:
 
 
 class SampleWorker(Worker):
-    """A worker that samples all requests, with one sampler for each base model."""
+    """A worker that computes all sample requests, with one `Sampler` for each base model."""
 
     def __init__(self, name: str, *, max_rows: int = 256) -> None:
         super().__init__(name)
@@ -138,14 +144,14 @@ class SampleWorker(Worker):
         self._handles: dict[tuple[str, int], SampleHandle] = {}
 
     def submit(self, model: BaseModel, spec: SampleSpec) -> SampleHandle:
-        """Queue a request; its future receives the result, or a ValueError for a bad request."""
+        """Queue a sample request. Its future gets the result, or a ValueError for a bad request."""
         handle = SampleHandle(model, spec)
         if not self._put(handle):
             handle.future.set_exception(HostClosed())
         return handle
 
     def cancel(self, handle: SampleHandle) -> None:
-        """Stop computing a request; its future fails with `Cancelled` unless it is done."""
+        """Stop computing a request; its future fails with `Cancelled` unless the future is done."""
         self._put(_Cancel(handle))
 
     def forget(self, params: LoraParams) -> None:
@@ -224,7 +230,7 @@ class SampleWorker(Worker):
 
 
 class Cancelled(RuntimeError):
-    """The error of a cancelled request."""
+    """The error of a sample request that was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")
