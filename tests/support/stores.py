@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from support.clock import FakeClock
 
 from tinker_sync._clock import Clock
-from tinker_sync.local.store import Lora, Store
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.store import Store, StoreError
 
 START = 1_770_000_000.0 - 1_770_000_000.0 % 3600
 """A full hour."""
@@ -29,7 +31,7 @@ def add_run(store: Store, run_id: str, *, session_id: str = "s-1", project_id: s
         session_id=session_id,
         model_seq_id=0,
         base_model="org/base",
-        lora=Lora(rank=2, seed=5),
+        lora=LoraSettings(rank=2, seed=5),
         project_id=project_id,
     )
 
@@ -48,6 +50,15 @@ def with_optimizer(seed: int = 0, rows: int = 6) -> dict[str, Any]:
     rng = np.random.default_rng(seed + 1000)
     moments = {f"optimizer.{name}": rng.standard_normal(8 + 2 * rows) for name in ("first", "second")}
     return {**adapter(seed, rows), **moments, "optimizer.steps": np.array(seed)}
+
+
+def failure_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
+    """Make a call that must raise StoreError, and return the kind of the error."""
+    try:
+        call(*arguments, **named)
+    except StoreError as failure:
+        return failure.kind
+    raise AssertionError("the call did not fail")
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.clock import FakeClock
-from support.stores import START, adapter, add_run, same, store_with_run, with_optimizer
+from support.stores import START, adapter, add_run, failure_of, same, store_with_run, with_optimizer
 
 from tinker_sync.local.store import Store, StoreError
 
@@ -152,20 +152,12 @@ def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "data").mkdir()
     with store_with_run(tmp_path / "data") as store:
         before = sorted(path for path in tmp_path.rglob("*"))
-        with pytest.raises(StoreError) as caught:
-            store.save_checkpoint("r-1", "training", name, adapter(), {})
-        assert caught.value.kind == "bad_name"
+        assert failure_of(store.save_checkpoint, "r-1", "training", name, adapter(), {}) == "bad_name"
         calls: list[Any] = [store.load_checkpoint, store.delete_checkpoint, store.checkpoint_files]
         for call in calls:
-            with pytest.raises(StoreError) as caught:
-                call("r-1", "training", name)
-            assert caught.value.kind == "not_found"
-            with pytest.raises(StoreError) as caught:
-                call(name, "training", "a")
-            assert caught.value.kind == "not_found"
-            with pytest.raises(StoreError) as caught:
-                call("r-1", name, "a")
-            assert caught.value.kind == "not_found"
+            assert failure_of(call, "r-1", "training", name) == "not_found"
+            assert failure_of(call, name, "training", "a") == "not_found"
+            assert failure_of(call, "r-1", name, "a") == "not_found"
         assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
@@ -220,9 +212,7 @@ def test_expiry_hides_a_checkpoint_and_the_sweep_removes_its_files(tmp_path: Pat
         clock.advance(0.001)
         assert names(store) == {"weights/b", "sampler_weights/stays"}
         assert store.list_user_checkpoints(10, 0)[1] == 2
-        with pytest.raises(StoreError) as caught:
-            store.load_checkpoint("r-1", "training", "a")
-        assert caught.value.kind == "not_found"
+        assert failure_of(store.load_checkpoint, "r-1", "training", "a") == "not_found"
         with pytest.raises(StoreError):
             store.set_ttl("r-1", "training", "a", None)  # too late
         assert len(folders(tmp_path)) == 3
@@ -296,9 +286,7 @@ def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> N
         else:
             path.unlink()
             path.mkdir()
-        with pytest.raises(StoreError) as caught:
-            store.load_checkpoint("r-1", "training", "a")
-        assert caught.value.kind == "damaged"
+        assert failure_of(store.load_checkpoint, "r-1", "training", "a") == "damaged"
         store.load_checkpoint("r-1", "training", "b")
         assert names(store) == {"weights/a", "weights/b"}
 

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.stores import adapter, add_run, same, store_with_run, with_optimizer
+from support.stores import adapter, add_run, failure_of, same, store_with_run, with_optimizer
 
 import tinker_sync
 from tinker_sync.local.store import Store, StoreError
@@ -127,9 +127,7 @@ def test_a_store_on_a_full_disk_opens_and_reads(small_disk: Path) -> None:
     with Store(small_disk / "data") as store:
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
         assert [row.name for row in store.list_checkpoints("r-1")] == ["kept"]
-    with pytest.raises(StoreError) as caught:
-        Store(small_disk / "new")
-    assert caught.value.kind == "full"
+    assert failure_of(Store, small_disk / "new") == "full"
     filler.unlink()
     with Store(small_disk / "new") as store:  # the failed attempt left nothing in the way
         assert store.list_sessions(1, 0) == ([], 0)
@@ -300,9 +298,7 @@ def test_a_closed_store_raises(tmp_path: Path) -> None:
     store.close()
     calls: list[Any] = [lambda: store.session("s-1"), lambda: add_run(store, "r-2")]
     for call in calls:
-        with pytest.raises(StoreError) as caught:
-            call()
-        assert caught.value.kind == "closed"
+        assert failure_of(call) == "closed"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="knows no such modes")

@@ -76,8 +76,6 @@ def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]
     watchdog.start()
     lines: list[str] = []
     try:
-        assert process.stdout is not None
-        assert process.stderr is not None
         rng = random.Random(seed)
         done = 0
         for line in process.stdout:

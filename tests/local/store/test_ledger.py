@@ -96,9 +96,7 @@ spans = st.lists(
 
 
 @given(spans, st.integers(0, 3), st.integers(1, 6))
-def test_storage_equals_a_plain_sum(
-    given_: list[tuple[str | None, int, int, int]], first: int, hours: int
-) -> None:
+def test_storage_is_the_sum(given_: list[tuple[str | None, int, int, int]], first: int, hours: int) -> None:
     end = first + hours
     within = [
         (project, size, since, since + length)
@@ -144,8 +142,5 @@ def test_the_audit_log_filters_by_day_and_event(tmp_path: Path) -> None:
         rows = store.audit_log(date(2026, 2, 3))
         assert [row.event for row in rows] == ["checkpoint_saved", "checkpoint_read"]
         assert rows[0].detail == {"tinker_path": "tinker://r-1/weights/a"}
-        assert [row.event for row in store.audit_log(date(2026, 2, 3), "checkpoint_read")] == [
-            "checkpoint_read"
-        ]
         assert [row.detail for row in store.audit_log()] == [{"n": 2}]
         assert store.audit_log(date(2026, 2, 5)) == []

@@ -11,7 +11,7 @@ from support.engine_models import busy_params, tiny_weights
 
 from tinker_sync.local.engine.hf import read_safetensors
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.store import Lora, Store
+from tinker_sync.local.store import Store
 from tinker_sync.local.store.peft import config
 
 
@@ -21,7 +21,9 @@ def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
     params = busy_params(weights, LoraSettings(rank=4))
     with Store(tmp_path) as store:
         store.add_session("s-1")
-        store.add_run("r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=Lora(rank=4))
+        store.add_run(
+            "r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=LoraSettings(rank=4)
+        )
         store.save_checkpoint("r-1", "sampler", "x", params.named(), {})
         files = store.checkpoint_files("r-1", "sampler", "x")
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import FakeClock
-from support.stores import START, adapter, add_run, store_with_run
+from support.stores import START, adapter, add_run, failure_of, store_with_run
 
 from tinker_sync.local.store import Store, StoreError
 from tinker_sync.types.search import (
@@ -54,9 +54,7 @@ def test_duplicate_and_unknown_ids_are_refused(tmp_path: Path) -> None:
                 look("nobody")
             assert kind_of(caught) == "not_found"
         for bad in ("", "..", "a/b", "x" * 300, "a\n", "ä", "a b"):
-            with pytest.raises(StoreError) as caught:
-                store.add_session(bad)
-            assert kind_of(caught) == "bad_name"
+            assert failure_of(store.add_session, bad) == "bad_name"
         with pytest.raises(StoreError, match="no session s-2") as caught:
             add_run(store, "r-2", session_id="s-2")
         assert kind_of(caught) == "not_found"
@@ -123,9 +121,7 @@ def test_a_session_lists_its_runs_and_samplers(tmp_path: Path) -> None:
         assert store.session_runs("s-1") == ["r-1"]
         assert store.session_samplers("s-1") == ["s-1:sample:0", "s-1:sample:1", "s-1:sample:2"]
         assert store.session_samplers("s-2") == []
-        with pytest.raises(StoreError) as caught:
-            store.add_sampler("x", session_id="s-3", base_model="org/base")
-        assert kind_of(caught) == "not_found"
+        assert failure_of(store.add_sampler, "x", session_id="s-3", base_model="org/base") == "not_found"
 
 
 def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
@@ -159,7 +155,7 @@ def test_runs_are_listed_by_project(tmp_path: Path) -> None:
 def many(tmp_path: Path) -> Store:
     clock = FakeClock(time_s=START)
     store = Store(tmp_path, clock=clock)
-    store.add_session("s-0", display_name="Nightly run", user_metadata={"team": "a", "n": "1"})
+    store.add_session("s-0", display_name="Nightly run", user_metadata={"team": "a", "n": "1", "epoch": 3})
     store.add_session("s-1", display_name="nightly", project_id="p-1", user_metadata={"team": "a"})
     clock.advance(1)
     store.add_session("s-2", display_name="day", project_id="p-2")
@@ -181,6 +177,8 @@ def many(tmp_path: Path) -> Store:
         (SessionSearchRequest(project_ids=["p-1", "p-2"]), ["s-2", "s-1"]),
         (SessionSearchRequest(user_metadata={"team": "a"}), ["s-1", "s-0"]),
         (SessionSearchRequest(user_metadata={"team": "a", "n": "1"}), ["s-0"]),
+        (SessionSearchRequest(user_metadata={"epoch": "3"}), ["s-0"]),
+        (SessionSearchRequest(project_ids=["p-1", "default"]), ["s-3", "s-1", "s-0"]),
         (SessionSearchRequest(statuses=[ActiveSessionStatusQuery()]), ["s-0"]),
         (SessionSearchRequest(statuses=[FailedSessionStatusQuery()]), ["s-3"]),
         (SessionSearchRequest(statuses=[ClientFinishedSessionStatusQuery()]), ["s-2", "s-1"]),
@@ -192,9 +190,7 @@ def many(tmp_path: Path) -> Store:
         ),
     ],
 )
-def test_a_search_finds_matching_sessions(
-    many: Store, request_: SessionSearchRequest, found: list[str]
-) -> None:
+def test_a_search_finds_its_sessions(many: Store, request_: SessionSearchRequest, found: list[str]) -> None:
     with many:
         rows, cursor = many.search_sessions(request_)
         assert ([row.session_id for row in rows], cursor) == (found, None)

@@ -10,7 +10,6 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.lanes import Step
 from tinker_sync.local.server.problems import UserFault
 from tinker_sync.local.server.service import LiveModel
-from tinker_sync.local.store.rows import Lora
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.model import (
     CreateModelRequest,
@@ -129,7 +128,7 @@ def start_model(
                 session_id=session_id,
                 model_seq_id=model_seq_id,
                 base_model=base_model,
-                lora=Lora(
+                lora=LoraSettings(
                     rank=settings.rank,
                     seed=settings.seed,
                     train_attn=settings.train_attn,

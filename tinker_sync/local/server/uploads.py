@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine.lora import LoraParams
+from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.files import PREFIX, check_address, signed_url
 from tinker_sync.local.server.models import lora_settings
@@ -22,7 +22,6 @@ from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.weights import about, info_of
 from tinker_sync.local.store import peft, safetensors
 from tinker_sync.local.store.errors import StoreError
-from tinker_sync.local.store.rows import Lora
 from tinker_sync.types.weights import (
     ExternalWeightsUploadFinishRequest,
     ExternalWeightsUploadFinishResult,
@@ -123,7 +122,7 @@ def _save(service: Service, upload: Upload) -> str:
         session_id=SESSION,
         model_seq_id=-1,
         base_model=upload.base.name,
-        lora=Lora(
+        lora=LoraSettings(
             rank=lora.rank,
             train_attn=lora.train_attn,
             train_mlp=lora.train_mlp,

@@ -1,6 +1,7 @@
 """Writes that wait in memory for the next transaction: last uses, usage, the audit log.
 
-So a heartbeat or a sampled token costs no write to the disk. A crash loses the records of the last seconds.
+A heartbeat or a sampled token costs no write to the disk. A crash loses the records since the last write; the
+server writes at least about every half minute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ HOUR_MICROS: Final = 3_600_000_000
 
 
 class UsageKey(NamedTuple):
-    """The key under which usage is summed."""
+    """The hour, session, run, base model and kind for which the store adds up amounts of usage."""
 
     hour: int
     session_id: str
@@ -26,7 +27,7 @@ class UsageKey(NamedTuple):
 
 
 class AuditEntry(NamedTuple):
-    """An entry of the audit log; `detail` is JSON."""
+    """An entry of the audit log as stored: `at` in microseconds since 1970, `detail` as JSON."""
 
     at: int
     event: str
@@ -74,7 +75,7 @@ class PendingWrites:
 
 
 class WriteBuffer:
-    """A thread-safe holder of `PendingWrites`.
+    """The `PendingWrites` of a store, shared by its threads. Thread-safe.
 
     >>> buffer = WriteBuffer()
     >>> buffer.use(UsageKey(0, "s-1", "", "org/base", "sample"), 3)
@@ -92,12 +93,12 @@ class WriteBuffer:
             return bool(self._pending)
 
     def touch(self, table: TouchedTable, one: str, moment: int) -> None:
-        """Record the last use of a session or run."""
+        """Record the last use of a session or run: its id, and the moment in microseconds since 1970."""
         with self._lock:
             self._pending.touched[table, one] = moment
 
     def use(self, key: UsageKey, amount: int) -> None:
-        """Add to the usage of a key."""
+        """Add an amount to the usage under a key."""
         with self._lock:
             self._pending.usage[key] = self._pending.usage.get(key, 0) + amount
 
@@ -113,7 +114,7 @@ class WriteBuffer:
             return taken
 
     def put_back(self, taken: PendingWrites) -> None:
-        """Put back writes whose transaction failed, in front of later writes."""
+        """Put back the writes of a failed transaction, before those added meanwhile."""
         with self._lock:
             taken.add(self._pending)
             self._pending = taken

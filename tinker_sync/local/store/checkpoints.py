@@ -1,4 +1,4 @@
-"""The table of checkpoints, with their files. A base of `Store`.
+"""The table of checkpoints, with their files. A base class of `Store`.
 
 Saving writes and flushes the files to a folder with a new random name, then commits the row. Overwriting and
 deleting remove the row before the files. So a row always refers to a complete folder.
@@ -15,17 +15,11 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from tinker_sync.local.store import peft, safetensors
 from tinker_sync.local.store.buffer import PendingWrites, UsageKey, hour_of
-from tinker_sync.local.store.database import (
-    from_json,
-    json_or_none,
-    moment_or_none,
-    to_json,
-    to_moment,
-)
+from tinker_sync.local.store.database import from_json, json_or_none, moment_or_none, to_json, to_moment
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.folders import Content, FileFact, FolderStore
 from tinker_sync.local.store.names import check_kind, check_name
-from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, StorageRow
+from tinker_sync.local.store.rows import DEFAULT_PROJECT, CheckpointKind, CheckpointRow, StorageRow
 from tinker_sync.local.store.safetensors import Array
 from tinker_sync.local.store.tables import Tables, require
 
@@ -41,7 +35,9 @@ _SELECT_ALL: Final = """
 SELECT checkpoints.*, runs.project_id, runs.base_model FROM checkpoints JOIN runs ON runs.id = run_id
 """
 _SELECT: Final = f"{_SELECT_ALL} WHERE (expires IS NULL OR expires > :now)"
-_OF_PROJECT: Final = f"{_SELECT} AND (:project IS NULL OR runs.project_id = :project)"
+_OF_PROJECT: Final = (
+    f"{_SELECT} AND (:project IS NULL OR coalesce(runs.project_id, '{DEFAULT_PROJECT}') = :project)"
+)
 _STORAGE: Final = f"""
 SELECT project_id, count(*) AS count, sum(size_bytes) AS size FROM ({_OF_PROJECT})
 GROUP BY project_id ORDER BY project_id
@@ -50,7 +46,10 @@ _ONE: Final = f"{_SELECT} AND run_id = :run AND kind = :kind AND name = :name"
 
 
 class Checkpoints(Tables):
-    """The checkpoints. A name is unique within a kind and run. Expired checkpoints are treated as deleted."""
+    """The methods of `Store` for checkpoints.
+
+    A name is unique within a kind and run. Expired checkpoints are treated as deleted.
+    """
 
     _folders: FolderStore
 
@@ -76,7 +75,8 @@ class Checkpoints(Tables):
                 takes others too, such as the optimizer's. They must not change during the call.
             info: further data, as JSON types.
             ttl_s: seconds until the checkpoint expires; None means never.
-            overwrite: replace a checkpoint of the same name, which stays until the new one is complete.
+            overwrite: replace a checkpoint of the same kind and name, which stays until the new one is
+                complete.
             user_metadata: the client's own metadata.
 
         Raises:
@@ -85,12 +85,13 @@ class Checkpoints(Tables):
             ValueError: the arrays are not an adapter, or have a type that the file format lacks.
 
         >>> import numpy as np
-        >>> from tinker_sync.local.store import Lora, Store
+        >>> from tinker_sync.local.engine.lora import LoraSettings
+        >>> from tinker_sync.local.store import Store
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
         >>> store = Store(Path(folder.name))
         >>> session = store.add_session("s-1")
-        >>> lora = Lora(rank=1)
+        >>> lora = LoraSettings(rank=1)
         >>> run = store.add_run("r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=lora)
         >>> arrays = {"lm_head.lora_A": np.ones((1, 2)), "lm_head.lora_B": np.ones((3, 1))}
         >>> arrays["steps"] = np.array(7)
@@ -126,11 +127,11 @@ class Checkpoints(Tables):
     def load_checkpoint(
         self, run_id: str, kind: CheckpointKind, name: str
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return the info and the arrays of a checkpoint, bit for bit.
+        """Return the `info` and the arrays of a checkpoint, exactly as they were saved.
 
         Raises:
-            StoreError: `not_found` when it does not exist or has expired; `damaged` when its files have
-                changed.
+            StoreError: `not_found` if it does not exist or has expired; `damaged` if its files are gone,
+                unreadable or changed.
         """
 
         def take(row: sqlite3.Row, facts: Facts) -> dict[str, Array]:
@@ -151,20 +152,16 @@ class Checkpoints(Tables):
         Raises:
             StoreError: of the kind `not_found`.
         """
-        with self._database.read("the checkpoint could not be read") as connection:
-            return _checkpoint(self._raw(connection, {"run": run_id, "kind": kind, "name": name}))
+        return _checkpoint(self._row(run_id, kind, name))
 
     def checkpoint_info(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Any]:
-        """Return the info of a checkpoint, without its arrays.
+        """Return the `info` of a checkpoint, without reading its arrays.
 
         Raises:
             StoreError: of the kind `not_found`.
         """
-        with self._database.read("the checkpoint could not be read") as connection:
-            info: dict[str, Any] = from_json(
-                self._raw(connection, {"run": run_id, "kind": kind, "name": name})["info"]
-            )
-            return info
+        info: dict[str, Any] = from_json(self._row(run_id, kind, name)["info"])
+        return info
 
     def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Path]:
         """Return the files of a checkpoint, by their names in an archive.
@@ -175,8 +172,7 @@ class Checkpoints(Tables):
         Raises:
             StoreError: of the kind `not_found`.
         """
-        with self._database.read("the checkpoint could not be read") as connection:
-            row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
+        row = self._row(run_id, kind, name)
         return {file: self._folders.path(row["folder"], file) for file in from_json(row["files"])}
 
     def list_checkpoints(self, run_id: str) -> list[CheckpointRow]:
@@ -195,7 +191,7 @@ class Checkpoints(Tables):
     def list_user_checkpoints(
         self, limit: int, offset: int, project_id: str | None = None
     ) -> tuple[list[CheckpointRow], int]:
-        """Return a page of all checkpoints, the newest first, and the total number."""
+        """Return a page of a project's checkpoints (None: all), the newest first, and their total number."""
         values = {"now": self._now(), "project": project_id, "limit": limit, "offset": offset}
         with self._database.read("checkpoints could not be listed") as connection:
             rows = connection.execute(
@@ -225,7 +221,7 @@ class Checkpoints(Tables):
         self._change(run_id, kind, name, "published", int(published))
 
     def set_ttl(self, run_id: str, kind: CheckpointKind, name: str, ttl_s: float | None) -> None:
-        """Let a checkpoint expire in `ttl_s` seconds from now; None means never.
+        """Let a checkpoint expire `ttl_s` seconds from now; None means never.
 
         Raises:
             StoreError: of the kind `not_found`, or a failure of the disk.
@@ -262,6 +258,10 @@ class Checkpoints(Tables):
                 for row in rows
             ]
 
+    def _row(self, run_id: str, kind: CheckpointKind, name: str) -> sqlite3.Row:
+        with self._database.read("the checkpoint could not be read") as connection:
+            return self._raw(connection, {"run": run_id, "kind": kind, "name": name})
+
     # --------------------------------------------------------------------------------- in transactions
 
     def _raw(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> sqlite3.Row:
@@ -291,7 +291,7 @@ class Checkpoints(Tables):
             )
 
     def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:
-        """Delete the row that a new checkpoint replaces. Return the folder of that row, or None without one.
+        """Delete the row that a new checkpoint replaces. Return its folder, or None if there is no row.
 
         Raises:
             StoreError: of the kind `exists`, for a row that has not expired if `overwrite` is not set.

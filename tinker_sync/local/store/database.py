@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -128,6 +128,17 @@ def to_json(tree: Any) -> str:
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
 
 
+def texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return metadata in the form of the protocol, with values that are not text as JSON.
+
+    >>> texts({"team": "a", "epoch": 3})
+    {'team': 'a', 'epoch': '3'}
+    """
+    if metadata is None:
+        return None
+    return {name: value if isinstance(value, str) else to_json(value) for name, value in metadata.items()}
+
+
 def json_or_none(tree: Any) -> str | None:
     return None if tree is None else to_json(tree)
 
@@ -178,7 +189,7 @@ class Database:
 
     @contextmanager
     def write(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction: committed to the disk at its end, rolled back when it raises.
+        """Run the block in a transaction, which is committed at its end and rolled back if it raises.
 
         Args:
             what: the beginning of the error message, such as "the run could not be added".
@@ -199,7 +210,7 @@ class Database:
 
     @contextmanager
     def read(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for reading; writers wait until the block ends.
+        """Yield the connection for reading. Other threads wait until the block ends.
 
         Raises:
             StoreError: SQLite or the file system failed.

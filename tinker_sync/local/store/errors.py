@@ -31,7 +31,7 @@ _SQLITE_PHRASES: Final[tuple[tuple[str, StoreErrorKind], ...]] = (
 
 
 class StoreError(TinkerError):
-    """A failed operation of the store; it left the stored state unchanged.
+    """The error of a failed operation of the store, with its cause.
 
     Attributes:
         kind: the cause. `not_found`, `exists`, `bad_name`: the request. `full`, `unwritable`: the disk.
@@ -57,7 +57,7 @@ class StoreError(TinkerError):
 
 
 def from_os_error(problem: OSError, what: str) -> StoreError:
-    """Translate an error of the file system; `what` begins the message: "the run could not be saved"."""
+    """Convert an error of the file system; `what` begins the message: "the run could not be saved"."""
     if problem.errno in _FULL:
         return StoreError("full", f"{what}: the disk is full ({problem.strerror})")
     return StoreError("unwritable", f"{what}: {problem.strerror or problem}")

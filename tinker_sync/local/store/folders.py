@@ -37,7 +37,7 @@ class FileFact:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to the disk. On Windows, do nothing: it neither has nor needs this."""
+    """Flush the names in a folder to the disk. Do nothing on Windows, which cannot flush a folder."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -66,10 +66,10 @@ class FolderStore:
             what: the beginning of the error message.
 
         Returns:
-            The name of the folder, and the facts of its files.
+            The name of the folder, and the size and checksum of each file.
 
         Raises:
-            StoreError: the folder could not be written; nothing of it remains.
+            StoreError: the folder could not be written; it is removed as far as possible.
         """
         folder = uuid.uuid4().hex
         beside = self._staging / folder
@@ -91,7 +91,7 @@ class FolderStore:
         return self._complete / folder / name
 
     def take(self, folder: str, name: str, fact: FileFact) -> bytearray:
-        """Return the content of a file.
+        """Return the content of a file, verified by its size and checksum.
 
         Raises:
             FileNotFoundError: the file has been deleted.
@@ -111,7 +111,7 @@ class FolderStore:
         return content
 
     def discard(self, folder: str) -> None:
-        """Remove a folder. The next start removes what remains of it."""
+        """Remove a folder. If this fails, the next start of the server removes the rest of it."""
         shutil.rmtree(self._complete / folder, ignore_errors=True)
 
     def sweep(self, known: Collection[str]) -> int:

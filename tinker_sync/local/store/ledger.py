@@ -1,4 +1,4 @@
-"""The tables of usage (for the bill) and of audit entries. A base of `Store`."""
+"""The tables of usage (for the bill) and of audit entries. A base class of `Store`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIGABYTE: Final = 10**9
 
 
 class Ledger(Tables):
-    """The tables of usage and of the audit log."""
+    """The methods of `Store` for usage and for the audit log."""
 
     def record_usage(
         self,
@@ -72,21 +72,15 @@ class Ledger(Tables):
         """Add an audit entry. This method does not touch the disk: the next write includes the entry."""
         self._buffer.note(AuditEntry(self._now(), event, to_json(dict(detail))))
 
-    def audit_log(self, day: date | None = None, event_type: str | None = None) -> list[AuditRow]:
-        """Return the audit entries of a day, in the order of time.
-
-        Args:
-            day: a day in UTC; None means today.
-            event_type: the event to return; None means all events.
-        """
+    def audit_log(self, day: date | None = None) -> list[AuditRow]:
+        """Return the audit entries of a day in UTC (None: today), in the order of time."""
         self._flush_if_possible()
         begin = datetime.combine(day or to_moment(self._now()).date(), time(), timezone.utc)
         until = begin + timedelta(days=1)
         with self._database.read("the audit log could not be read") as connection:
             rows = connection.execute(
-                "SELECT * FROM audit WHERE at >= ? AND at < ? AND (? IS NULL OR event = ?)"
-                " ORDER BY at, number",
-                (to_micros(begin), to_micros(until), event_type, event_type),
+                "SELECT * FROM audit WHERE at >= ? AND at < ? ORDER BY at, number",
+                (to_micros(begin), to_micros(until)),
             )
             return [
                 AuditRow(at=to_moment(row["at"]), event=row["event"], detail=from_json(row["detail"]))
@@ -99,7 +93,8 @@ def _storage(
 ) -> Iterator[HourlyUsageRow]:
     """Yield the gigabyte hours of each project in each hour from `first` to before `end`.
 
-    The work for a span does not depend on its length: its size is added at its first full hour and subtracted
+    Each span is the project and the size of a checkpoint, and the moments between which it was stored. The
+    work for a span does not depend on its length: its size is added at its first full hour and subtracted
     after its last one.
     """
     parts: dict[tuple[str | None, int], float] = defaultdict(float)

@@ -27,14 +27,15 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or not name.strip("."):
         raise StoreError(
-            "bad_name",
-            f"{name[:80]!r} cannot name a checkpoint: use 1 to 255 letters, digits and . _ -",
+            "bad_name", f"{name[:80]!r} cannot name a checkpoint: use 1 to 255 letters, digits and . _ -"
         )
     return name
 
 
 def check_id(value: str, what: str) -> str:
     """Return the id of a session, run or sampler unchanged. Raises `StoreError` if it is not a valid id.
+
+    `what` names the object in the message, such as "a session".
 
     >>> check_id("s-1:train:0", "a run")
     's-1:train:0'

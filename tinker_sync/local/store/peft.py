@@ -20,7 +20,7 @@ _PARTS: Final = (".lora_A", ".lora_B")
 
 
 def is_adapter(name: str) -> bool:
-    """Return True for arrays of the adapter; all others belong to the optimizer.
+    """Return True if an array of this name belongs to the adapter, and False for the optimizer's arrays.
 
     >>> is_adapter("lm_head.lora_A"), is_adapter("optimizer.first")
     (True, False)
@@ -29,12 +29,12 @@ def is_adapter(name: str) -> bool:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an adapter under the names that the file has for them."""
+    """Return the arrays of an adapter under the names of the PEFT library."""
     return {f"{_PREFIX}{name}{_SUFFIX}": array for name, array in arrays.items()}
 
 
 def from_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of a file under the names that the engine has for them."""
+    """Return the arrays of a PEFT file under the names of the engine."""
     return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): array for name, array in arrays.items()}
 
 

@@ -1,4 +1,4 @@
-"""Frozen records that the store returns. Moments are in UTC; None means that the client gave no value."""
+"""Frozen records that the store returns. Moments are in UTC."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from tinker_sync.local.engine.lora import LoraSettings
+
 CheckpointKind = Literal["training", "sampler", "external"]
 UsageKind = Literal["training", "prefill", "prefill_cached", "sample", "checkpoint", "storage"]
 FOLDERS: Final[Mapping[CheckpointKind, str]] = {
@@ -16,15 +18,17 @@ FOLDERS: Final[Mapping[CheckpointKind, str]] = {
     "external": "external_weights",
 }
 """The folder of each kind in `tinker://` paths."""
+DEFAULT_PROJECT: Final = "default"
+"""The project under which the server shows, lists and finds what is in no project."""
 
 
 @frozen(kw_only=True)
 class SessionRow:
-    """A session.
+    """The record of a session.
 
     Attributes:
         status: the status in the protocol's form, such as `{"type": "active"}`.
-        seen_at: the moment of its last request or heartbeat.
+        seen_at: the moment of its last heartbeat, or of its end; before these, of its beginning.
         checkpoints_count, checkpoints_bytes: the present checkpoints of all its runs.
     """
 
@@ -43,7 +47,7 @@ class SessionRow:
 
 @frozen(kw_only=True)
 class CheckpointRow:
-    """A checkpoint whose save was acknowledged.
+    """The record of a checkpoint.
 
     >>> from datetime import timezone
     >>> when = datetime(2026, 1, 31, tzinfo=timezone.utc)
@@ -77,31 +81,21 @@ class CheckpointRow:
 
 
 @frozen(kw_only=True)
-class Lora:
-    """The adapter configuration that the client requested for a run."""
-
-    rank: int
-    seed: int | None = None
-    train_attn: bool = True
-    train_mlp: bool = True
-    train_unembed: bool = True
-
-
-@frozen(kw_only=True)
 class RunRow:
-    """A training run.
+    """The record of a training run.
 
     Attributes:
         corrupted: True when the run cannot be continued.
-        seen_at: the moment of its last use.
-        last_checkpoint, last_sampler_checkpoint: the newest one; None if all are deleted or expired.
+        seen_at: the moment of its last request to train, save or load; before that, of its beginning.
+        last_checkpoint, last_sampler_checkpoint: the newest checkpoint of the kind `training` or `sampler`;
+            None if all are deleted or expired.
     """
 
     run_id: str
     session_id: str
     model_seq_id: int
     base_model: str
-    lora: Lora
+    lora: LoraSettings
     optimizer_config: dict[str, Any]
     user_metadata: dict[str, Any] | None
     project_id: str | None
@@ -114,11 +108,11 @@ class RunRow:
 
 @frozen(kw_only=True)
 class SamplerRow:
-    """A sampler of a base model.
+    """The record of a sampler.
 
     Attributes:
-        model_path: the path of the adapter's checkpoint, or the server's mark for unsaved weights; None for
-            the base model itself.
+        model_path: the path of the adapter's checkpoint; `unsaved:` and the id of the run for weights that no
+            checkpoint contains; None for the base model itself.
         checkpoint: the number of the save that `model_path` named when the sampler was added, if known.
     """
 
@@ -132,7 +126,7 @@ class SamplerRow:
 
 @frozen(kw_only=True)
 class HourlyUsageRow:
-    """The usage of one kind in one hour.
+    """The usage of one kind in one hour, of one session or project.
 
     Attributes:
         amount: a number of tokens; for `checkpoint` a number of saves; for `storage` gigabyte hours.
@@ -149,7 +143,7 @@ class HourlyUsageRow:
 
 @frozen(kw_only=True)
 class StorageRow:
-    """The present storage of one project."""
+    """The number and the total size of the checkpoints that one project has now."""
 
     project_id: str | None
     checkpoint_count: int
@@ -158,7 +152,7 @@ class StorageRow:
 
 @frozen(kw_only=True)
 class AuditRow:
-    """An entry of the audit log."""
+    """The record of an event in the audit log."""
 
     at: datetime
     event: str

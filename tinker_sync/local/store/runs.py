@@ -1,4 +1,4 @@
-"""Training runs. A base of `Store`."""
+"""The table of training runs. A base class of `Store`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any, Final
 
 from attrs import asdict
 
+from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.store.checkpoints import Checkpoints
 from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_moment
 from tinker_sync.local.store.names import check_id
-from tinker_sync.local.store.rows import Lora, RunRow
+from tinker_sync.local.store.rows import DEFAULT_PROJECT, RunRow
 from tinker_sync.local.store.tables import require
 
 _ADAMW: Final[Mapping[str, Any]] = {"type": "adamw"}
 
 
 class Runs(Checkpoints):
-    """Training runs and their newest checkpoints."""
+    """The methods of `Store` for training runs."""
 
     def add_run(
         self,
@@ -27,7 +28,7 @@ class Runs(Checkpoints):
         session_id: str,
         model_seq_id: int,
         base_model: str,
-        lora: Lora,
+        lora: LoraSettings,
         optimizer_config: Mapping[str, Any] = _ADAMW,
         user_metadata: Mapping[str, Any] | None = None,
         project_id: str | None = None,
@@ -72,7 +73,7 @@ class Runs(Checkpoints):
         self._buffer.touch("runs", run_id, self._now())
 
     def set_run_corrupted(self, run_id: str) -> None:
-        """Mark a run that cannot be continued.
+        """Mark a run as corrupted: it cannot be continued.
 
         Raises:
             StoreError: of the kind `not_found`, or a failure of the disk.
@@ -82,7 +83,7 @@ class Runs(Checkpoints):
             connection.execute("UPDATE runs SET corrupted = 1 WHERE id = ?", (run_id,))
 
     def list_runs(self, limit: int, offset: int, project_id: str | None = None) -> tuple[list[RunRow], int]:
-        """Return a page of training runs, the newest first, and the total number.
+        """Return a page of a project's training runs, the newest first, and their total number.
 
         Args:
             limit: the size of the page.
@@ -90,7 +91,7 @@ class Runs(Checkpoints):
             project_id: the project to list; None means all.
         """
         self._flush_if_possible()
-        where = "WHERE :project IS NULL OR project_id = :project"
+        where = f"WHERE :project IS NULL OR coalesce(project_id, '{DEFAULT_PROJECT}') = :project"
         values = {"project": project_id, "limit": limit, "offset": offset}
         with self._database.read("training runs could not be listed") as connection:
             rows = connection.execute(
@@ -106,7 +107,7 @@ class Runs(Checkpoints):
             session_id=row["session_id"],
             model_seq_id=row["model_seq_id"],
             base_model=row["base_model"],
-            lora=Lora(**from_json(row["lora"])),
+            lora=LoraSettings(**from_json(row["lora"])),
             optimizer_config=from_json(row["optimizer_config"]),
             user_metadata=from_json(row["user_metadata"]),
             project_id=row["project_id"],

@@ -1,4 +1,4 @@
-"""The tables of sessions and samplers. A base of `Store`."""
+"""The tables of sessions and samplers. A base class of `Store`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_micros, to_moment
+from tinker_sync.local.store.database import from_json, json_or_none, texts, to_json, to_micros, to_moment
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.names import check_id
-from tinker_sync.local.store.rows import SamplerRow, SessionRow
+from tinker_sync.local.store.rows import DEFAULT_PROJECT, SamplerRow, SessionRow
 from tinker_sync.local.store.tables import Tables, require
 from tinker_sync.types.search import SessionSearchCursor, SessionSearchRequest, SessionStatusQuery
 
@@ -24,7 +24,7 @@ LEFT JOIN checkpoints ON checkpoints.run_id = runs.id
 
 
 class Sessions(Tables):
-    """The tables of sessions and samplers."""
+    """The methods of `Store` for sessions and samplers."""
 
     def add_session(
         self,
@@ -83,7 +83,7 @@ class Sessions(Tables):
         self._buffer.touch("sessions", session_id, self._now())
 
     def finish_session(self, session_id: str, reason: str, detail: str | None = None) -> None:
-        """Record that the client has finished. A session that has already ended keeps its status.
+        """Record that the client has finished a session. A session that has already ended keeps its status.
 
         Args:
             session_id: the session.
@@ -102,7 +102,7 @@ class Sessions(Tables):
 
         Args:
             session_id: the session.
-            status: the status in the protocol's form, with the `type` of the end.
+            status: the status in the protocol's form; its `type` is not "active".
 
         Raises:
             StoreError: of the kind `not_found`, or a failure of the disk.
@@ -128,7 +128,7 @@ class Sessions(Tables):
             )
 
     def list_sessions(self, limit: int, offset: int) -> tuple[list[SessionRow], int]:
-        """Return a page of sessions, the newest first, and the total number."""
+        """Return a page of sessions, the newest first, and the number of all sessions."""
         self._flush_if_possible()
         with self._database.read("sessions could not be listed") as connection:
             rows = connection.execute(
@@ -142,9 +142,10 @@ class Sessions(Tables):
     def search_sessions(
         self, request: SessionSearchRequest
     ) -> tuple[list[SessionRow], SessionSearchCursor | None]:
-        """Return the sessions that match a request, the newest first, and the cursor of the next page.
+        """Return a page of the sessions that match a request, the newest first, and the next page's cursor.
 
-        This server has one user, so it ignores the owner in the request.
+        The cursor is None if this is the last page. This server has one user, so it ignores the owner in the
+        request.
         """
         self._flush_if_possible()
         with self._database.read("sessions could not be searched") as connection:
@@ -199,7 +200,8 @@ class Sessions(Tables):
             sampler_id: the id of the sampler.
             session_id: the session that it belongs to.
             base_model: the model that it samples from.
-            model_path: the path of the checkpoint with the adapter; None for the base model itself.
+            model_path: the path of the checkpoint with the adapter, `unsaved:` and the id of the run for
+                weights that no checkpoint contains, or None for the base model itself.
             checkpoint: the number of the save under `model_path`. A later save under this path has another.
 
         Raises:
@@ -259,9 +261,9 @@ def _after(cursor: SessionSearchCursor | None) -> dict[str, Any]:
 
 
 def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
-    metadata = session.user_metadata or {}
+    metadata = texts(session.user_metadata) or {}
     return (
-        (request.project_ids is None or session.project_id in request.project_ids)
+        (request.project_ids is None or (session.project_id or DEFAULT_PROJECT) in request.project_ids)
         and all(metadata.get(key) == value for key, value in request.user_metadata.items())
         and _is_called(session, request)
         and (request.statuses is None or any(_is_in(session.status, query) for query in request.statuses))
@@ -269,7 +271,10 @@ def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
 
 
 def _is_called(session: SessionRow, request: SessionSearchRequest) -> bool:
-    """Return True if a session has the id or the display name of a request, or the request has neither."""
+    """Return True if a session has the id, or all words of the display name, that a request asks for.
+
+    A request that asks for neither fits every session.
+    """
     asked = []
     if request.session_id is not None:
         asked.append(session.session_id == request.session_id)

@@ -23,6 +23,9 @@ from tinker_sync.local.store.sessions import Sessions
 class DirectoryLock:
     """An exclusive lock on a directory, held until `release`. Even the same process cannot lock it again.
 
+    Raises:
+        StoreError: of the kind `locked`, or a failure of the disk.
+
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> lock = DirectoryLock(Path(folder.name))
@@ -43,9 +46,8 @@ class DirectoryLock:
             raise StoreError(
                 "locked", f"another server{holder} uses {directory}; end that one, or use another directory"
             )
-        with suppress(
-            OSError
-        ):  # without the process id, as on a full disk, the other server's error message lacks it
+        # If this write fails, as on a full disk, another server's error message lacks the process id.
+        with suppress(OSError):
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
             self._file.flush()
@@ -90,8 +92,8 @@ class Store(Sessions, Runs, Ledger):
     """Sessions, runs, samplers, checkpoints, usage and the audit log of one directory. Thread-safe.
 
     Writing calls return when their data is on the disk. The exceptions are `touch_session`, `touch_run`,
-    `record_usage` and `audit`: they return at once, and a later write includes their data. Every failure is a
-    `StoreError`.
+    `record_usage` and `audit`: they return at once, and a later write includes their data. Failures of the
+    disk and of the database are `StoreError`s.
 
     Args:
         directory: the data directory, created if it is missing. One process at a time may use it.

@@ -16,7 +16,7 @@ _NOUNS = {"sessions": "session", "runs": "training run"}
 
 
 class Tables:
-    """The base class of `Sessions`, `Runs`, `Checkpoints` and `Ledger`. Thread-safe."""
+    """The base class of the parts of `Store`, which share a database, a clock and a buffer. Thread-safe."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -24,13 +24,12 @@ class Tables:
         self._buffer = WriteBuffer()
 
     def flush(self) -> None:
-        """Write the pending rows: times of last use, usage, and audit entries.
+        """Write the pending data: times of last use, usage, and audit entries.
 
-        Every other write includes them too. A read of these tables flushes them first, and goes on without
-        them if that fails.
+        Every other write includes them too. A read of such data calls this first, and goes on if it fails.
 
         Raises:
-            StoreError: the disk refused the write; the rows stay pending.
+            StoreError: the disk refused the write; the data stay pending.
         """
         if self._buffer:
             with self._write("usage could not be recorded"):
@@ -57,7 +56,7 @@ class Tables:
 
 
 def require(connection: sqlite3.Connection, table: Literal["sessions", "runs"], one: str) -> sqlite3.Row:
-    """Return a row that must exist.
+    """Return the row of a session or training run by its id.
 
     Raises:
         StoreError: of the kind `not_found`.
