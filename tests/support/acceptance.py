@@ -413,9 +413,7 @@ class Acceptance:
         prompt = types.ModelInput.from_ints([1, 2])
         params = types.SamplingParams(max_tokens=4)
         good = [self.datum([1, 2, 3])]
-        self.refused(
-            "no such base", lambda: _ready(client.create_lora_training_client("no/such")), "no/such", 400
-        )
+        self.refused("no such base", lambda: client.create_lora_training_client("no/such"), "no/such", 400)
         self.refused("no such loss", lambda: trainer.forward_backward(good, "wishful"), "wishful")
         self.refused(
             "no such setting",
@@ -553,11 +551,6 @@ class Acceptance:
         self.refused(
             "long window", lambda: admin.get_billing_usage(start - 400 * HOUR, start), "14 days", 400
         )
-
-
-def _ready(client: Any) -> Any:
-    """Return a client when it is ready. A client without `result` is ready at once."""
-    return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 
 def _fetch(url: str, **headers: str) -> tuple[bytes, dict[str, str]]:

@@ -159,6 +159,18 @@ class Wire:
                 assert reply.status == 200, reply
                 return reply.json()
 
+    def result_of(self, path: str, body: Any, **headers: str) -> Any:
+        """Make a call that has a promise as its answer, and return its result or its failure."""
+        return self.result(self.ok(path, body, **headers)["request_id"])
+
+    def sampled(self, sampler: str, seq_id: int | None, tokens: list[int] | None = None, **more: Any) -> Any:
+        """Return the result of a sample."""
+        return self.result(self.sample(sampler, seq_id, tokens, **more)["request_id"])
+
+    def passed(self, model: str, seq_id: int, tokens: list[int] | None = None, **more: Any) -> Any:
+        """Return the output of a pass over one datum."""
+        return self.output(self.pass_(model, seq_id, tokens, **more).json()["request_id"])
+
     def output(self, request_id: str) -> ForwardBackwardOutput:
         reply = self.retrieve(request_id, accept=PROTO)
         while reply.status == 408:

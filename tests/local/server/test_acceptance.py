@@ -35,9 +35,12 @@ def test_equal_seeds_give_equal_numbers(tmp_path: Path) -> None:
             session = server.session()
             model = server.model(session, lora_config={"rank": 2})  # the seed is the server's
             server.pass_(model, 1)
-            loss = server.output(server.pass_(model, 2).json()["request_id"]).metrics
+            loss = server.passed(model, 2).metrics
             server.sampler(session)
-            sample = server.sample(f"{session}:sample:0", 0, params={"max_tokens": 20})
-            return session, loss, server.result(sample["request_id"])["sequences"][0]["tokens"]
+            return (
+                session,
+                loss,
+                server.sampled(f"{session}:sample:0", 0, params={"max_tokens": 20})["sequences"][0]["tokens"],
+            )
 
     assert numbers("one") == numbers("two")

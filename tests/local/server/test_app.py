@@ -5,20 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import socket
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
 from support.each import for_each
 from support.embedded import API, KEY, PROTO, Running, pass_body, running
 
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.host.host import Host
+from tinker_sync.local.process.forward import Forward
 from tinker_sync.local.server.app import HANDLERS, build
 from tinker_sync.local.server.flags import Flags
+from tinker_sync.local.server.serving import ServerThread
 from tinker_sync.local.store import Store
 from tinker_sync.wire.dialect import Dialect, read_probe
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER
@@ -75,9 +78,7 @@ def test_a_refused_token_is_named_as_the_reason_by_servers_that_exchange_them(tm
 
 
 @for_each(("method", "path"), paths())
-def test_no_call_breaks_on_nonsense(
-    server: Running, method: str, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nonsense_is_safe(server: Running, method: str, path: str, caplog: pytest.LogCaptureFixture) -> None:
     bodies = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"nobody": 1}', b"[" * 500, b'{"type": {"a": []}}']
     for body in bodies:
         reply = server.ask(method, path, body, {"Content-Type": "application/json"})
@@ -144,9 +145,7 @@ def test_packed_bodies(server: Running, coding: str, pack: object) -> None:
     assert server.ask("POST", "/client/config", b"not packed", headers).status == 400
 
 
-def test_compression_without_a_decoder_is_not_offered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compression_without_decoder_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with running(tmp_path) as server:
         reply = server.ask("POST", "/client/config", b"x", {"Content-Encoding": "zstd"})
@@ -162,6 +161,27 @@ def test_unknown_packing(server: Running) -> None:
 def test_large_bodies_are_refused_before_they_come(server: Running) -> None:
     reply = server.post("/telemetry", {"x": "y" * 300_000})
     assert reply.status == 413
+
+
+def status_of_length(port: int, length: int) -> int:
+    """Announce a body of some bytes. Return the status: 100 if the server waits for the body."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as line:
+        head = f"POST {API}/telemetry HTTP/1.1\r\nContent-Length: {length}\r\n"
+        line.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        return int(line.recv(100).split()[1])
+
+
+@pytest.mark.parametrize("limit", [Flags().max_body_bytes, 1 << 40])
+def test_the_setting_alone_limits_bodies(tmp_path: Path, limit: int) -> None:
+    """The server receives some bodies over the limit, because it reads the number of a refused call."""
+    with running(tmp_path, max_body_bytes=limit) as server:
+        assert status_of_length(server.port, limit + 1) == 100
+        assert status_of_length(server.port, limit + (1 << 28) + 1) == 413
+
+
+def test_a_server_before_another_leaves_the_limit_of_bodies_to_it() -> None:
+    with ServerThread(Forward(port=1)) as before:
+        assert status_of_length(before.port, 1 << 30) == 100
 
 
 def test_telemetry_is_dropped_and_health_reported(server: Running) -> None:
@@ -207,8 +227,6 @@ def test_tokens_stand_for_the_key_until_they_expire(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the older kind
-
-
 def test_an_older_server_has_no_newer_calls(tmp_path: Path) -> None:
     dialect = Dialect.forced("json")
     with running(tmp_path, json_only=True) as server:
@@ -238,7 +256,7 @@ def test_an_older_server_answers_in_json_and_fails_with_a_status(tmp_path: Path)
         assert reply.headers["content-type"] == "application/json"
         assert reply.json()["loss_fn_outputs"][0]["logprobs"]["dtype"] == "float32"
         forward = {"model_id": model, "forward_input": {"data": data, "loss_fn": "cross_entropy"}}
-        assert server.result(server.ok("/forward", forward)["request_id"])["metrics"]["loss:sum"] > 0
+        assert server.result_of("/forward", forward)["metrics"]["loss:sum"] > 0
         wrong = {**asked, "forward_backward_input": {"data": data, "loss_fn": "none"}}
         failed = server.retrieve(server.ok("/forward_backward", wrong)["request_id"])
         assert (failed.status, "'none'" in failed.detail) == (400, True)

@@ -8,7 +8,7 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,36 +17,44 @@ import numpy as np
 import pytest
 from support.clock import FakeClock
 from support.embedded import API, BASE, Reply, Running, running
+from support.raising import raising
 
 from tinker_sync.local.engine import hf
+from tinker_sync.local.server import uploads
 from tinker_sync.local.store.errors import StoreError
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("checkpoints"), seed=1) as made:
-        session = made.session()
-        made.model(session)
-        made.sampler(session)
-        made.result(made.sample(f"{session}:sample:0", 0)["request_id"])  # its threads start here
-        yield made
 
 
 def train(server: Running, session: str, number: int = 0) -> str:
     model = server.model(session, number)
-    server.pass_(model, 1)
-    server.optim(model, 2, learning_rate=0.05)
+    learn(server, model, 1)
     return model
 
 
 def save(server: Running, model: str, seq_id: int, name: str, **more: Any) -> Any:
     body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
-    return server.result(server.ok("/save_weights", body)["request_id"])
+    return server.result_of("/save_weights", body)
+
+
+def publish(server: Running, model: str, seq_id: int, name: str = "latest", **more: Any) -> str:
+    """Save a checkpoint for sampling, and return its path."""
+    body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
+    path: str = server.result_of("/save_weights_for_sampler", body)["path"]
+    return path
+
+
+def learn(server: Running, model: str, seq_id: int) -> None:
+    server.pass_(model, seq_id)
+    server.optim(model, seq_id + 1, learning_rate=0.05)
+
+
+def urls_of_export(server: Running, model: str) -> Any:
+    place = f"/training_runs/{model}/checkpoints/external_weights/out"
+    return server.get(f"{place}/external_weights_urls").json()
 
 
 def export(server: Running, model: str, seq_id: int, name: str, **more: Any) -> Any:
     body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
-    return server.result(server.ok("/save_weights_external", body)["request_id"])
+    return server.result_of("/save_weights_external", body)
 
 
 def loss(server: Running, model: str, seq_id: int) -> float:
@@ -62,15 +70,12 @@ def fetch(server: Running, url: str, method: str = "GET", body: bytes | None = N
 
 
 # ------------------------------------------------------------------------------------------ saving
-
-
 def test_a_model_goes_on_from_a_checkpoint_of_another_server(tmp_path: Path) -> None:
     with running(tmp_path, seed=1) as server:
         model = train(server, server.session())
         path = save(server, model, 3, "last")["path"]
         wanted = loss(server, model, 4)
-        server.pass_(model, 5)
-        server.optim(model, 6, learning_rate=0.05)
+        learn(server, model, 5)
         further = loss(server, model, 7)
         old_promise = server.pass_(model, 8).json()["request_id"]
         old_session = model.partition(":")[0]
@@ -80,11 +85,10 @@ def test_a_model_goes_on_from_a_checkpoint_of_another_server(tmp_path: Path) -> 
         assert server.ok("/get_info", {"model_id": model})["lora_rank"] == 2
         assert server.ok("/session_heartbeat", {"session_id": old_session})["type"] == "session_heartbeat"
         body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
-        made = server.result(server.ok("/load_weights", body)["request_id"])
+        made = server.result_of("/load_weights", body)
         again = made["model_id"]
         assert loss(server, again, 1) == wanted
-        server.pass_(again, 2)
-        server.optim(again, 3, learning_rate=0.05)
+        learn(server, again, 2)
         assert loss(server, again, 4) == further
 
 
@@ -92,21 +96,17 @@ def test_samplers_after_a_restart(tmp_path: Path) -> None:
     with running(tmp_path, seed=1) as server:
         session = server.session()
         model = train(server, session)
-        named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
-        path = server.result(named["request_id"])["path"]
+        path = publish(server, model, 3, "s")
         unsaved = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 4}
-        made = server.result(server.ok("/save_weights_for_sampler", unsaved)["request_id"])
+        made = server.result_of("/save_weights_for_sampler", unsaved)
         ephemeral = made["sampling_session_id"]
         sampler = server.sampler(session, 1, model_path=path).json()["sampling_session_id"]
         params = {"max_tokens": 8, "seed": 2}
-        found = [
-            server.result(server.sample(each, 0, params=params)["request_id"])
-            for each in (ephemeral, sampler)
-        ]
+        found = [server.sampled(each, 0, params=params) for each in (ephemeral, sampler)]
         assert found[0]["sequences"][0]["tokens"] == found[1]["sequences"][0]["tokens"]
         assert server.get(f"/samplers/{ephemeral}").json().get("model_path") is None
     with running(tmp_path, seed=1) as server:
-        again = server.result(server.sample(sampler, 0, params=params)["request_id"])
+        again = server.sampled(sampler, 0, params=params)
         assert again["sequences"][0]["tokens"] == found[1]["sequences"][0]["tokens"]
         body = {"sampling_session_id": ephemeral, "prompt": {"chunks": []}, "sampling_params": {}}
         reply = server.post("/asample", body)
@@ -141,7 +141,7 @@ def test_saves_that_are_refused(server: Running, more: dict[str, Any], says: str
     for call in ("save_weights", "save_weights_for_sampler", "save_weights_external"):
         body = {"model_id": model, "seq_id": 1 if call == "save_weights" else None, **more}
         body = {name: value for name, value in body.items() if value is not None}
-        failed = server.result(server.ok(f"/{call}", body)["request_id"])
+        failed = server.result_of(f"/{call}", body)
         assert (failed["category"], says in failed["error"]) == ("user", True), failed
     assert server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"] == []
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_shape(server: Running, lora: dict[str, Any], sa
     path = save(server, model, 3, "a")["path"]
     other = server.model(server.session(), lora_config=lora)
     body = {"model_id": other, "path": path, "optimizer": False, "seq_id": 1}
-    failed = server.result(server.ok("/load_weights", body)["request_id"])
+    failed = server.result_of("/load_weights", body)
     assert (failed["category"], says in failed["error"]) == ("user", True), failed
 
 
@@ -175,20 +175,17 @@ def test_no_optimizer_where_none_was_saved(server: Running) -> None:
     path = export(server, model, 3, "s")["path"]
     for seq_id, optimizer in ((4, True), (5, False)):
         body = {"model_id": model, "path": path, "optimizer": optimizer, "seq_id": seq_id}
-        result = server.result(server.ok("/load_weights", body)["request_id"])
+        result = server.result_of("/load_weights", body)
         assert ("error" in result) is optimizer
     foreign = {"model_id": model, "path": path, "optimizer": False, "weights_access_token": "x", "seq_id": 6}
-    assert "weights_access_token" in server.result(server.ok("/load_weights", foreign)["request_id"])["error"]
+    assert "weights_access_token" in server.result_of("/load_weights", foreign)["error"]
 
 
-def test_weights_of_samplers_and_checkpoints_of_trainings_do_not_stand_for_each_other(
-    server: Running,
-) -> None:
+def test_weights_of_samplers_and_of_trainings_do_not_stand_for_each_other(server: Running) -> None:
     session = server.session()
     model = train(server, session)
     state = save(server, model, 3, "a")["path"]
-    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "a", "seq_id": 4})
-    sampled = server.result(named["request_id"])["path"]
+    sampled = publish(server, model, 4, "a")
 
     refused = server.sampler(session, 1, model_path=state)
     assert (refused.status, "is a checkpoint for training" in refused.detail) == (400, True), refused
@@ -198,20 +195,18 @@ def test_weights_of_samplers_and_checkpoints_of_trainings_do_not_stand_for_each_
     assert (refused.status, "is a checkpoint for training" in refused.detail) == (400, True), refused
 
     into = {"model_id": model, "path": sampled, "optimizer": False, "seq_id": 5}
-    failed = server.result(server.ok("/load_weights", into)["request_id"])
+    failed = server.result_of("/load_weights", into)
     assert (failed["category"], "has weights for sampling only" in failed["error"]) == ("user", True), failed
     fresh = {"session_id": session, "model_seq_id": 7, "path": sampled, "optimizer": False}
     refused = server.post("/load_weights", fresh)
     assert (refused.status, "save_state" in refused.detail) == (400, True), refused
     # The refused calls changed nothing, and the right paths work.
     assert server.sampler(session, 2, model_path=sampled).status == 200
-    again = server.result(server.ok("/load_weights", {**fresh, "path": state})["request_id"])["model_id"]
+    again = server.result_of("/load_weights", {**fresh, "path": state})["model_id"]
     assert loss(server, again, 1) == loss(server, model, 6)
 
 
 # ------------------------------------------------------------------------------------------ lists
-
-
 def test_pages_and_searches(tmp_path: Path) -> None:
     with running(tmp_path, seed=1) as server:
         session = server.session(project_id="p-1", user_metadata={"team": "a"}, display_name="Night run")
@@ -219,9 +214,7 @@ def test_pages_and_searches(tmp_path: Path) -> None:
         one, two = train(server, session), train(server, other)
         for number in range(3):
             save(server, one, 3 + number, f"c-{number}", user_metadata={"n": str(number)})
-        server.result(
-            server.ok("/save_weights_for_sampler", {"model_id": two, "path": "s", "seq_id": 3})["request_id"]
-        )
+        publish(server, two, 3, "s")
         runs = server.get("/training_runs?limit=1&offset=1").json()
         assert ([each["training_run_id"] for each in runs["training_runs"]], runs["cursor"]) == (
             [one],
@@ -249,6 +242,11 @@ def test_pages_and_searches(tmp_path: Path) -> None:
         assert found(checkpoint_type="training", base_models=[BASE]) == ["c-2", "c-1", "c-0"]
         assert found(project_ids=["p-1"], user_metadata={"n": "1"}) == ["c-1"]
         assert found(base_models=[]) == []
+        assert found(project_ids=["default"]) == ["s"]  # the project that `search_sessions` shows
+        of_default = server.get("/training_runs?project_id=default").json()["training_runs"]
+        assert [each["training_run_id"] for each in of_default] == [two]
+        storage = server.get("/billing/usage/checkpoints/current?project_id=default").json()["data"]
+        assert [each["checkpoint_count"] for each in storage] == [1]
         sessions = server.ok("/sessions/search", {"display_name": "night", "statuses": [{"type": "active"}]})
         assert [each["session_id"] for each in sessions["sessions"]] == [session]
         assert sessions["sessions"][0]["checkpoints_count"] == 3
@@ -264,6 +262,25 @@ def test_pages_that_make_no_sense(server: Running, query: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ changes
+def test_a_repeated_change_gets_the_answer_to_the_first_one(server: Running) -> None:
+    model = train(server, server.session())
+    save(server, model, 3, "a")
+    place = f"/training_runs/{model}/checkpoints/weights/a"
+    start = {"base_model": BASE, "lora_config": {"rank": 2}}
+    requests: list[tuple[str, str, Any]] = [
+        ("POST", f"{place}/publish", None),
+        ("DELETE", f"{place}/publish", None),
+        ("DELETE", place, None),
+        ("POST", "/external_weights_upload_start", start),
+        ("POST", "/unload_model", {"model_id": model}),
+    ]
+    for number, request in enumerate(requests):
+        one, two = (server.ask(*request, {"X-Idempotency-Key": f"change {number}"}) for _ in range(2))
+        assert (one.status, one.body) == (200, two.body), request
+        if "unload" in request[1]:
+            server.result(one.json()["request_id"])
+            assert server.ask(*request, {"X-Idempotency-Key": f"change {number}"}).body == one.body
+    assert server.ask("DELETE", place, None, {"X-Idempotency-Key": "other"}).status == 404
 
 
 def test_checkpoints_are_published_kept_and_deleted(tmp_path: Path) -> None:
@@ -293,12 +310,11 @@ def test_checkpoints_are_published_kept_and_deleted(tmp_path: Path) -> None:
 def test_what_is_deleted_is_sampled_no_more(server: Running) -> None:
     session = server.session()
     model = train(server, session)
-    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
-    path = server.result(named["request_id"])["path"]
+    path = publish(server, model, 3, "s")
     sampler = server.sampler(session, model_path=path).json()["sampling_session_id"]
-    assert "sequences" in server.result(server.sample(sampler, 0)["request_id"])
+    assert "sequences" in server.sampled(sampler, 0)
     assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/s").status == 200
-    failed = server.result(server.sample(sampler, 1)["request_id"])
+    failed = server.sampled(sampler, 1)
     assert (failed["category"], "checkpoint s" in failed["error"]) == ("user", True), failed
     assert server.sampler(session, 1, model_path=path).status == 404
 
@@ -327,12 +343,10 @@ def test_a_copy_is_made_once(server: Running) -> None:
 
 
 # ------------------------------------------------------------------------------------------ downloads
-
-
 def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
     model = train(server, server.session())
     saved = export(server, model, 3, "out")
-    told = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    told = urls_of_export(server, model)
     assert sorted(told["urls"]) == ["adapter_config.json", "adapter_model.safetensors"]
     url = told["urls"]["adapter_model.safetensors"]
     whole = fetch(server, url)
@@ -361,9 +375,7 @@ def test_addresses_are_genuine_and_expire(tmp_path: Path) -> None:
     with running(tmp_path, clock=clock, seed=1, url_life_s=60) as server:
         model = train(server, server.session())
         export(server, model, 3, "out")
-        told = server.get(
-            f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls"
-        ).json()
+        told = urls_of_export(server, model)
         assert datetime.fromisoformat(told["expires"].replace("Z", "+00:00")).timestamp() == clock.time() + 60
         url = told["urls"]["adapter_config.json"]
         assert fetch(server, url).status == 200
@@ -382,9 +394,7 @@ def test_addresses_are_genuine_and_expire(tmp_path: Path) -> None:
 
 def test_archives_as_older_clients_fetch_them(server: Running) -> None:
     model = train(server, server.session())
-    server.result(
-        server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})["request_id"]
-    )
+    publish(server, model, 3, "s")
     for name in ("sampler_weights/s", "s"):
         told = server.get(f"/training_runs/{model}/checkpoints/{name}/archive")
         assert told.status == 302
@@ -401,7 +411,7 @@ def test_archives_as_older_clients_fetch_them(server: Running) -> None:
 def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) -> None:
     model = train(server, server.session())
     export(server, model, 3, "out")
-    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    urls = urls_of_export(server, model)
     file = tmp_path / "adapter.safetensors"
     file.write_bytes(fetch(server, urls["urls"]["adapter_model.safetensors"]).body)
     arrays = hf.read_safetensors(file)
@@ -412,13 +422,11 @@ def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------------------ uploads
-
-
 def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running) -> None:
     model = train(server, server.session())
     export(server, model, 3, "out")
     wanted = loss(server, model, 4)
-    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    urls = urls_of_export(server, model)
     content = {name: fetch(server, url).body for name, url in urls["urls"].items()}
     start = {"base_model": BASE, "lora_config": {"rank": 2}, "destination_project_id": "p-9"}
     told = server.ok("/external_weights_upload_start", start)
@@ -431,26 +439,101 @@ def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running) -> N
     assert one == two
     assert fetch(server, next(iter(told["urls"].values())), "PUT", b"").status == 404
     body = {"session_id": server.session(), "model_seq_id": 0, "path": one, "optimizer": False}
-    again = server.result(server.ok("/load_weights", body)["request_id"])["model_id"]
+    again = server.result_of("/load_weights", body)["model_id"]
     assert loss(server, again, 1) == wanted
     assert server.sampler(server.session(), model_path=one).status == 200
 
 
 @pytest.mark.parametrize(
-    ("rank", "damage", "says"),
-    [(3, "", "r 3"), (2, "cut", "damaged"), (2, "other", "must be floats")],
+    ("rank", "damage", "says"), [(3, "", "r 3"), (2, "cut", "damaged"), (2, "other", "must be floats")]
 )
 def test_uploads_that_are_no_such_adapter(server: Running, rank: int, damage: str, says: str) -> None:
     more = {"lora_config": {"rank": 2, "train_mlp": damage != "other"}}
     model = server.model(server.session(), **more)
     export(server, model, 1, "out")
-    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    urls = urls_of_export(server, model)
     told = server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": rank}})
     for name, url in told["urls"].items():
         content = fetch(server, urls["urls"][name]).body
         assert fetch(server, url, "PUT", content[:-9] if damage == "cut" else content).status == 200
     reply = server.post("/external_weights_upload_finish", {"upload_id": told["upload_id"]})
     assert (reply.status, says in reply.detail) == (400, True), reply
+
+
+def test_finished_uploads_make_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MOST_UNDER_WAY", 1)
+    start = {"base_model": BASE, "lora_config": {"rank": 2}}
+    with running(tmp_path) as server:
+        model = server.model(server.session())
+        export(server, model, 1, "out")
+        urls = urls_of_export(server, model)["urls"]
+        first = server.ok("/external_weights_upload_start", start)
+        assert server.post("/external_weights_upload_start", start).status == 429
+        for name, url in first["urls"].items():
+            fetch(server, url, "PUT", fetch(server, urls[name]).body)
+        finish = {"upload_id": first["upload_id"]}
+        path = server.ok("/external_weights_upload_finish", finish)["tinker_path"]
+        server.ok("/external_weights_upload_start", start)
+        assert server.post("/external_weights_upload_start", start).status == 429
+        assert server.ok("/external_weights_upload_finish", finish)["tinker_path"] == path
+
+
+def uploaded(server: Running) -> dict[str, str]:
+    """Put all files of an upload, and return the body of the request that finishes it."""
+    model = server.model(server.session())
+    export(server, model, 1, "out")
+    urls = urls_of_export(server, model)["urls"]
+    told = server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": 2}})
+    for name, url in told["urls"].items():
+        assert fetch(server, url, "PUT", fetch(server, urls[name]).body).status == 200
+    return {"upload_id": told["upload_id"]}
+
+
+class Asked(dict[str, Any]):
+    """The uploads of a server, with a permit in `times` for each time that a request has looked one up."""
+
+    def __init__(self, uploads: dict[str, Any]) -> None:
+        super().__init__(uploads)
+        self.times = threading.Semaphore(0)
+
+    def get(self, upload_id: str, default: Any = None) -> Any:
+        self.times.release()
+        return super().get(upload_id, default)
+
+
+def test_requests_that_finish_one_upload_at_once_get_one_checkpoint(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, go_on = uploaded(server), threading.Event()
+    asked, save_checkpoint = Asked(server.app.service.uploads), server.store.save_checkpoint
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        assert go_on.wait(120)
+        return save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(server.store, "save_checkpoint", late)
+    monkeypatch.setattr(server.app.service, "uploads", asked)
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(server.post, "/external_weights_upload_finish", finish) for _ in range(4)]
+        for _ in replies:
+            assert asked.times.acquire(timeout=120)
+        go_on.set()
+        found = [each.result(120) for each in replies]
+    assert [each.status for each in found] == [200] * 4, found
+    assert len({each.json()["tinker_path"] for each in found}) == 1
+
+
+@pytest.mark.parametrize("fails", ["add_session", "add_run", "save_checkpoint"])
+def test_an_upload_that_found_the_disk_full_is_finished_by_a_later_request(
+    tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as server:
+        finish = uploaded(server)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.store, fails, raising(StoreError("full", "the disk is full")))
+            for _ in range(2):
+                assert server.post("/external_weights_upload_finish", finish).status == 507
+        assert server.ok("/external_weights_upload_finish", finish)["tinker_path"]
 
 
 def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
@@ -462,19 +545,9 @@ def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
 
 
 # ------------------------------------------------------------------------------------------ replacements
-
-
-def publish(server: Running, model: str, seq_id: int, name: str = "latest", **more: Any) -> str:
-    """Save a checkpoint for sampling, and return its path."""
-    body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
-    path: str = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])["path"]
-    return path
-
-
 def scores(server: Running, sampler: str) -> list[float]:
     """Return the log-probabilities of a fixed prompt, by which a test recognises the weights of a sampler."""
-    asked = server.sample(sampler, None, [5, 6, 7, 8], prompt_logprobs=True)
-    found: list[float] = server.result(asked["request_id"])["prompt_logprobs"]
+    found: list[float] = server.sampled(sampler, None, [5, 6, 7, 8], prompt_logprobs=True)["prompt_logprobs"]
     return found
 
 
@@ -483,10 +556,17 @@ def opened(server: Running, session: str, number: int, path: str) -> str:
     return sampler
 
 
+def test_a_number_that_unsaved_weights_have_makes_no_other_sampler(server: Running) -> None:
+    session = server.session()
+    unsaved = {"model_id": train(server, session), "sampling_session_seq_id": 0, "seq_id": 3}
+    sampler = server.result_of("/save_weights_for_sampler", unsaved)["sampling_session_id"]
+    wanted = scores(server, sampler)
+    assert server.sampler(session, 0).status == 409
+    assert scores(server, sampler) == wanted
+
+
 @pytest.mark.parametrize("sampled_before", [True, False])
-def test_a_sampler_checkpoint_replaces_one_of_its_name_and_open_samplers_keep_theirs(
-    server: Running, sampled_before: bool
-) -> None:
+def test_a_replaced_sampler_checkpoint_stays_for_open_samplers(server: Running, sampled_before: bool) -> None:
     session = server.session()
     model = train(server, session)
     path = publish(server, model, 3, user_metadata={"n": "1"})
@@ -494,13 +574,11 @@ def test_a_sampler_checkpoint_replaces_one_of_its_name_and_open_samplers_keep_th
     first = opened(server, session, 0, path)
     if sampled_before:
         scores(server, first)
-    server.pass_(model, 5)
-    server.optim(model, 6, learning_rate=0.05)
+    learn(server, model, 5)
     assert publish(server, model, 7, user_metadata={"n": "2"}) == path
     second = opened(server, session, 1, path)
     assert scores(server, first) == scores(server, kept) != scores(server, second)
-    server.pass_(model, 8)
-    server.optim(model, 9, learning_rate=0.05)
+    learn(server, model, 8)
     publish(server, model, 10)
     third = opened(server, session, 2, path)
     found = [scores(server, each) for each in (first, second, third)]
@@ -517,19 +595,16 @@ def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_sampler
     older = opened(server, session, 0, path)
     assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/latest").status == 200
     publish(server, model, 4)
-    failed = server.result(server.sample(older, None)["request_id"])
+    failed = server.sampled(older, None)
     assert (failed["category"], "saved anew" in failed["error"]) == ("user", True)
     assert scores(server, opened(server, session, 1, path))
 
 
-def test_a_sampler_that_is_opened_while_its_checkpoint_is_replaced_has_the_new_weights(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_opened_in_a_replacement_is_new(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     session = server.session()
     model = train(server, session)
     path = publish(server, model, 3)
-    server.pass_(model, 4)
-    server.optim(model, 5, learning_rate=0.05)
+    learn(server, model, 4)
     begun, go_on = threading.Event(), threading.Event()
     save_checkpoint = server.store.save_checkpoint
 
@@ -556,18 +631,15 @@ def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(serve
         "sampling_params": {"max_tokens": 1},
         "prompt_logprobs": True,
     }
-    before = server.result(server.ok("/asample", asked)["request_id"])["prompt_logprobs"]
-    server.pass_(model, 4)
-    server.optim(model, 5, learning_rate=0.05)
+    before = server.result_of("/asample", asked)["prompt_logprobs"]
+    learn(server, model, 4)
     publish(server, model, 6)
-    after = server.result(server.ok("/asample", asked)["request_id"])["prompt_logprobs"]
+    after = server.result_of("/asample", asked)["prompt_logprobs"]
     assert after != before
     assert len([name for name in server.app.service.samplers if name.startswith(path)]) == 1
 
 
-def test_weights_that_were_replaced_are_let_go_with_the_session_that_sampled_from_them(
-    server: Running,
-) -> None:
+def test_replaced_weights_are_freed_with_the_session_that_sampled_from_them(server: Running) -> None:
     service, trainer, session = server.app.service, server.session(), server.session()
     model = train(server, trainer)
     sampler = opened(server, session, 0, publish(server, model, 3))
@@ -579,9 +651,7 @@ def test_weights_that_were_replaced_are_let_go_with_the_session_that_sampled_fro
     assert key not in service.adapters
 
 
-def test_a_sampler_whose_checkpoint_was_replaced_does_not_change_its_weights_in_a_restart(
-    tmp_path: Path,
-) -> None:
+def test_a_sampler_whose_checkpoint_was_replaced_keeps_its_weights_in_a_restart(tmp_path: Path) -> None:
     with running(tmp_path, seed=1) as server:
         session = server.session()
         model = train(server, session)
@@ -603,17 +673,42 @@ def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch
     model = train(server, session)
     path = publish(server, model, 3)
     wanted = scores(server, opened(server, session, 0, path))
-    server.pass_(model, 4)
-    server.optim(model, 5, learning_rate=0.05)
-
-    def full(*_: object, **__: object) -> None:
-        raise StoreError("full", "the disk is full")
+    learn(server, model, 4)
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.store, "save_checkpoint", full)
-        failed = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})
-        assert server.result(failed["request_id"])["category"] == "server"
+        patch.setattr(server.store, "save_checkpoint", raising(StoreError("full", "the disk is full")))
+        assert (
+            server.result_of("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})[
+                "category"
+            ]
+            == "server"
+        )
     assert scores(server, opened(server, session, 1, path)) == wanted
+
+
+def test_a_model_of_an_unknown_base_model_leaves_nothing_behind(server: Running) -> None:
+    """A repeated request is refused like the first one. It has no promise, which would never end."""
+    path = save(server, train(server, server.session()), 3, "here")["path"]
+    body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": False}
+    promises = len(server.app.service.promises)
+    for _ in range(2):
+        assert server.post("/load_weights", {**body, "base_model": "no/model"}).status == 400
+    assert len(server.app.service.promises) == promises
+    assert server.result_of("/load_weights", body)["path"] == path
+
+
+def test_a_model_whose_weights_could_not_be_loaded_leaves_the_host(server: Running) -> None:
+    path = save(server, train(server, server.session()), 3, "here")["path"]
+    body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": False}
+    promise = server.ok("/load_weights", {**body, "weights_access_token": "tml-wrong"})
+    behind = server.pass_(promise["model_id"], 1)  # in the lane of the model, or after its end
+    assert "gives no access" in server.result(promise["request_id"])["error"]
+    if behind.status == 200:
+        assert "not in memory" in server.result(behind.json()["request_id"])["error"]
+    service = server.app.service
+    service.host.train("nobody", lambda _: None).exception(120)  # after all earlier jobs
+    assert promise["model_id"] not in service.models
+    assert promise["model_id"] not in service.host._runs
 
 
 def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:

@@ -138,8 +138,12 @@ def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loss_id = server.result(one["request_id"])["loss_id"]
         assert server.post("/create_custom_loss", request(session_id=session, name="other")).status == 409
         assert server.post("/create_custom_loss", request(session_id="nobody")).status == 404
-        bad = server.ok("/create_custom_loss", request(session_id=session, custom_loss_seq_id=1, inputs=[]))
-        assert server.result(bad["request_id"])["category"] == "user"
+        assert (
+            server.result_of(
+                "/create_custom_loss", request(session_id=session, custom_loss_seq_id=1, inputs=[])
+            )["category"]
+            == "user"
+        )
         model, other = server.model(session), server.model(server.session())
         for number, (run, config, says) in enumerate(
             [
@@ -157,14 +161,30 @@ def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             }
             given = {"data": [datum], "loss_fn": "custom", "loss_fn_config": config}
             body = {"model_id": run, "forward_backward_input": given}
-            failed = server.result(server.ok("/forward_backward", body)["request_id"])
+            failed = server.result_of("/forward_backward", body)
             assert (failed["category"], says in failed["error"]) == ("user", True), (number, failed)
+
+
+def test_the_losses_of_a_released_session_leave_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom_losses, "COMPUTER", "tinker_sync.local.engine.nothing_like_it")
+    with running(tmp_path) as server:
+        service, sessions = server.app.service, [server.session() for _ in range(2)]
+        ids = [
+            server.result_of("/create_custom_loss", request(session_id=each))["loss_id"] for each in sessions
+        ]
+        assert list(service.losses) == ids
+        # The event loop runs this before it reads the next request.
+        service.loop.call_soon_threadsafe(service.release, sessions[0])
+        assert server.get("/healthz").status == 200
+        assert list(service.losses) == ids[1:]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is there")
 def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         asked = request(session_id=server.session())
-        failed = server.result(server.ok("/create_custom_loss", asked)["request_id"])
+        failed = server.result_of("/create_custom_loss", asked)
     assert "torch" in failed["error"]
     assert "internal error" not in failed["error"]

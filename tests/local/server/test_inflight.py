@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,6 @@ from support.embedded import BASE, Running, running
 from tinker_sync.local.engine.lora import LoraParams
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("inflight"), seed=1) as made:
-        session = made.session()
-        made.model(session)
-        made.sampler(session)
-        made.result(made.sample(f"{session}:sample:0", 0)["request_id"])  # its threads start here
-        yield made
 
 
 class Run:
@@ -48,14 +37,14 @@ class Run:
         body: dict[str, Any] = {"model_id": self.model, "sampling_session_seq_id": self._sampler}
         self._sampler += 1
         body |= {"seq_id": self.seq(), **({} if kind is None else {"kind": kind})}
-        promise = self.server.ok("/save_weights_for_sampler", body)
-        made: str = self.server.result(promise["request_id"])["sampling_session_id"]
+        made: str = self.server.result_of("/save_weights_for_sampler", body)["sampling_session_id"]
         return made
 
     def scores(self, sampler: str, number: int | None = None) -> list[float]:
         """Return the log-probabilities of the prompt, by which a test recognises the weights of a sampler."""
-        asked = self.server.sample(sampler, number, PROMPT, prompt_logprobs=True)
-        found: list[float] = self.server.result(asked["request_id"])["prompt_logprobs"]
+        found: list[float] = self.server.sampled(sampler, number, PROMPT, prompt_logprobs=True)[
+            "prompt_logprobs"
+        ]
         return found
 
 
@@ -100,9 +89,7 @@ def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> Non
     assert [each in adapters for each in samplers] == [False, False, True]
 
 
-def test_a_sample_under_way_ends_while_the_target_moves(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_ends_while_the_target_moves(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample that waits for its weights while an inflight save replaces them uses the new weights."""
     run = Run(server)
     run.learn()
@@ -144,12 +131,12 @@ def test_what_a_prompt_left_behind_is_not_used_for_newer_weights(server: Running
     run = Run(server)
     run.learn()
     sampler = run.save("inflight")
-    once = server.result(server.sample(sampler, 0, PROMPT)["request_id"])
-    again = server.result(server.sample(sampler, 1, PROMPT)["request_id"])
+    once = server.sampled(sampler, 0, PROMPT)
+    again = server.sampled(sampler, 1, PROMPT)
     assert (once.get("prompt_cache_hit_tokens", 0), again["prompt_cache_hit_tokens"] > 0) == (0, True)
     run.learn()
     run.save("inflight")
-    moved = server.result(server.sample(sampler, 2, PROMPT)["request_id"])
+    moved = server.sampled(sampler, 2, PROMPT)
     assert moved.get("prompt_cache_hit_tokens", 0) == 0
     fresh = run.save("snapshot")
     assert run.scores(sampler, 3) == run.scores(fresh, 0)
@@ -184,7 +171,7 @@ def test_after_a_restart_inflight_weights_are_gone_and_snapshots_by_name_stay(tm
         run.learn()
         sampler = run.save("inflight")
         named = {"model_id": run.model, "path": "kept", "seq_id": run.seq(), "kind": "snapshot"}
-        path = server.result(server.ok("/save_weights_for_sampler", named)["request_id"])["path"]
+        path = server.result_of("/save_weights_for_sampler", named)["path"]
         before = run.scores(sampler)
     with running(tmp_path, seed=1) as server:
         run.server = server

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
+from support.loops import in_a_loop
 
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused
@@ -42,107 +41,84 @@ class Scene:
         return self.done
 
 
-def play(scenario: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await scenario()
-
-    return asyncio.run(main())
-
-
-def test_any_order_of_arrival_becomes_the_order_of_the_numbers() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene()
-        for number in (2, 3, 4, 1, 6, 5):  # the first of a batch comes last
-            scene.add(number)
-        return await scene.settled(6)
-
-    assert play(scenario) == ["1", "2", "3", "4", "5", "6"]
+@in_a_loop
+async def test_any_order_of_arrival_becomes_the_order_of_the_numbers() -> None:
+    scene = Scene()
+    for number in (2, 3, 4, 1, 6, 5):  # the first of a batch comes last
+        scene.add(number)
+    assert await scene.settled(6) == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_nothing_is_done_before_its_turn() -> None:
-    async def scenario() -> None:
-        scene = Scene()
-        early = scene.add(2)
-        await asyncio.sleep(0.01)
-        assert scene.done == []
-        assert early.waits_for == "waiting for seq_id 1 of this model, which has not arrived"
-        scene.add(1)
-        assert early.waits_for is None
-        await scene.settled(2)
-
-    play(scenario)
+@in_a_loop
+async def test_nothing_is_done_before_its_turn() -> None:
+    scene = Scene()
+    early = scene.add(2)
+    await asyncio.sleep(0.01)
+    assert scene.done == []
+    assert early.waits_for == "waiting for seq_id 1 of this model, which has not arrived"
+    scene.add(1)
+    assert early.waits_for is None
+    await scene.settled(2)
 
 
-def test_without_a_number_it_is_the_next() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene()
-        scene.add(None, "made")
-        scene.add(1)
-        scene.add(3)
-        scene.add(None, "between")
-        scene.add(2)
-        return await scene.settled(5)
-
-    assert play(scenario) == ["made", "1", "between", "2", "3"]
+@in_a_loop
+async def test_without_a_number_it_is_the_next() -> None:
+    scene = Scene()
+    scene.add(None, "made")
+    scene.add(1)
+    scene.add(3)
+    scene.add(None, "between")
+    scene.add(2)
+    assert await scene.settled(5) == ["made", "1", "between", "2", "3"]
 
 
-def test_a_repeated_request_is_recognised() -> None:
-    async def scenario() -> None:
-        scene = Scene()
-        promise = scene.add(1, digest=b"same")
-        assert scene.lane.known(1, b"same") == promise.request_id
-        with pytest.raises(Refused) as refused:
-            scene.lane.known(1, b"another body")
-        assert refused.value.status == 409
-        assert scene.lane.known(2, b"new") is None
-        await scene.settled(1)
-        assert scene.lane.known(1, b"same") == promise.request_id
-
-    play(scenario)
+@in_a_loop
+async def test_a_repeated_request_is_recognised() -> None:
+    scene = Scene()
+    promise = scene.add(1, digest=b"same")
+    assert scene.lane.known(1, b"same") == promise.request_id
+    with pytest.raises(Refused) as refused:
+        scene.lane.known(1, b"another body")
+    assert refused.value.status == 409
+    assert scene.lane.known(2, b"new") is None
+    await scene.settled(1)
+    assert scene.lane.known(1, b"same") == promise.request_id
 
 
-def test_a_number_that_never_comes_is_skipped_and_then_too_late() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene(patience_s=0.02)
-        scene.add(1)
-        scene.add(4)
-        scene.add(3)
-        done = list(await scene.settled(3))
-        with pytest.raises(Refused, match="too late"):
-            scene.lane.known(2, b"late")
-        return done
-
-    assert play(scenario) == ["1", "3", "4"]
+@in_a_loop
+async def test_a_number_that_never_comes_is_skipped_and_then_too_late() -> None:
+    scene = Scene(patience_s=0.02)
+    scene.add(1)
+    scene.add(4)
+    scene.add(3)
+    done = list(await scene.settled(3))
+    with pytest.raises(Refused, match="too late"):
+        scene.lane.known(2, b"late")
+    assert done == ["1", "3", "4"]
 
 
-def test_a_wide_gap_is_skipped_at_once() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene(patience_s=0.02)
-        scene.add(10**6)
-        return await scene.settled(1)
-
-    assert play(scenario) == ["1000000"]
+@in_a_loop
+async def test_a_wide_gap_is_skipped_at_once() -> None:
+    scene = Scene(patience_s=0.02)
+    scene.add(10**6)
+    assert await scene.settled(1) == ["1000000"]
 
 
-def test_patience_begins_anew_with_each_gap() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene(patience_s=0.02)
-        scene.add(2)
-        scene.add(5)
-        return await scene.settled(2)
-
-    assert play(scenario) == ["2", "5"]
+@in_a_loop
+async def test_patience_begins_anew_with_each_gap() -> None:
+    scene = Scene(patience_s=0.02)
+    scene.add(2)
+    scene.add(5)
+    assert await scene.settled(2) == ["2", "5"]
 
 
-def test_a_closed_lane_does_nothing_more() -> None:
-    async def scenario() -> list[str]:
-        scene = Scene(patience_s=0.01)
-        scene.add(2)
-        await scene.lane.close()
-        await asyncio.sleep(0.05)
-        return scene.done
-
-    assert play(scenario) == []
+@in_a_loop
+async def test_a_closed_lane_does_nothing_more() -> None:
+    scene = Scene(patience_s=0.01)
+    scene.add(2)
+    await scene.lane.close()
+    await asyncio.sleep(0.05)
+    assert scene.done == []
 
 
 def test_a_limited_number_of_requests_is_remembered() -> None:

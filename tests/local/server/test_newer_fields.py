@@ -169,8 +169,6 @@ def test_answers_are_the_same_with_fields_of_a_newer_client(
 
 
 # ------------------------------------------------------------------------------------------ reports
-
-
 def test_each_unknown_field_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path) as server, caplog.at_level(logging.WARNING, "tinker_sync.local"):
         session = server.session(colour="red")

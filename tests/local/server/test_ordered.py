@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.embedded import PROTO, Reply, Running, pass_body, running
+from support.loops import in_a_loop
 
 from tinker_sync.local.server.lanes import Lane, Step
 from tinker_sync.local.server.problems import Refused
@@ -42,93 +43,78 @@ def done(server: Running, reply: Reply) -> Any:
     return answer.json()
 
 
-def optim_body(model: str, seq_id: int, **more: Any) -> dict[str, Any]:
+def optim_body(model: str, seq_id: int | str, **more: Any) -> dict[str, Any]:
     return {"model_id": model, "seq_id": seq_id, "adam_params": {"learning_rate": 0.0}, **more}
 
 
-class Refusals:
-    """Functions that each send a call with a sequence number, which the server refuses, and check the status.
-
-    The result of the last call is a failure instead.
-    """
-
-    @staticmethod
-    def r400_named_inflight(server: Running, model: str, seq_id: int) -> None:
-        body = {"model_id": model, "path": "a", "seq_id": seq_id, "kind": "inflight"}
-        assert server.post("/save_weights_for_sampler", body).status == 400
-
-    @staticmethod
-    def r401_wrong_key(server: Running, model: str, seq_id: int) -> None:
-        body = json.dumps(optim_body(model, seq_id)).encode()
-        assert server.ask("POST", "/optim_step", body, {**JSON, "X-API-Key": "tml-wrong"}).status == 401
-
-    @staticmethod
-    def r401_wrong_key_protobuf(server: Running, model: str, seq_id: int) -> None:
-        headers = {"Content-Type": PROTO, "X-API-Key": ""}
-        assert server.ask("POST", "/forward_backward", pass_body(model, seq_id), headers).status == 401
-
-    @staticmethod
-    def r413_too_large(server: Running, model: str, seq_id: int) -> None:
-        body = pass_body(model, seq_id, list(range(3, 900)) * 10)
-        assert server.post("/forward_backward", body, content_type=PROTO).status == 413
-
-    @staticmethod
-    def r413_too_large_json(server: Running, model: str, seq_id: int) -> None:
-        assert server.post("/optim_step", optim_body(model, seq_id, colour="x" * 30_000)).status == 413
-
-    @staticmethod
-    def r413_too_large_unpacked(server: Running, model: str, seq_id: int) -> None:
-        packed = gzip.compress(pass_body(model, seq_id, list(range(3, 900)) * 10))
-        headers = {"Content-Type": PROTO, "Content-Encoding": "gzip"}
-        assert server.ask("POST", "/forward_backward", packed, headers).status == 413
-
-    @staticmethod
-    def r415_unknown_packing(server: Running, model: str, seq_id: int) -> None:
-        # The server cannot read the number of this call.
-        body = json.dumps(optim_body(model, seq_id)).encode()
-        assert server.ask("POST", "/optim_step", body[::-1], {**JSON, "Content-Encoding": "br"}).status == 415
-
-    @staticmethod
-    def r422_wrong_field(server: Running, model: str, seq_id: int) -> None:
-        body = {"model_id": model, "seq_id": seq_id, "adam_params": {"learning_rate": "fast"}}
-        assert server.post("/optim_step", body).status == 422
-
-    @staticmethod
-    def r422_unknown_kind(server: Running, model: str, seq_id: int) -> None:
-        body = {"model_id": model, "seq_id": seq_id, "sampling_session_seq_id": 0, "kind": "other"}
-        assert server.post("/save_weights_for_sampler", body).status == 422
-
-    @staticmethod
-    def r422_damaged_protobuf(server: Running, model: str, seq_id: int) -> None:
-        body = pass_body(model, seq_id)[:-7]
-        assert server.post("/forward_backward", body, content_type=PROTO).status == 422
-
-    @staticmethod
-    def r422_damaged_json(server: Running, model: str, seq_id: int) -> None:
-        body = json.dumps(optim_body(model, seq_id)).encode()[:-4]
-        assert server.ask("POST", "/optim_step", body, JSON).status == 422
-
-    @staticmethod
-    def r422_no_number(server: Running, model: str, seq_id: int) -> None:  # sends no valid number
-        body = {"model_id": model, "seq_id": "many", "adam_params": {}}
-        assert server.post("/optim_step", body).status == 422
-
-    @staticmethod
-    def r422_nothing_readable(server: Running, model: str, seq_id: int) -> None:
-        assert server.ask("POST", "/optim_step", b"<html>", JSON).status == 422
-
-    @staticmethod
-    def unknown_loss(server: Running, model: str, seq_id: int) -> None:
-        """Send a call that the server accepts, and whose result is a failure."""
-        reply = server.pass_(model, seq_id, loss="nonsense")
-        assert reply.status == 200
+def optim(server: Running, body: bytes, **headers: str) -> Reply:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return server.ask("POST", "/optim_step", body, {**JSON, **named})
 
 
-REFUSALS = [getattr(Refusals, name) for name in vars(Refusals) if not name.startswith("_")]
-KEEPS_ITS_NUMBER = [each for each in REFUSALS if each is not Refusals.unknown_loss]
+def optim_json(model: str, seq_id: int) -> bytes:
+    return json.dumps(optim_body(model, seq_id)).encode()
 
 
-@pytest.mark.parametrize("refuse", REFUSALS, ids=lambda refuse: refuse.__name__)
+def save(server: Running, model: str, seq_id: int, **more: Any) -> Reply:
+    return server.post("/save_weights_for_sampler", {"model_id": model, "seq_id": seq_id, **more})
+
+
+def passed(server: Running, body: bytes, **headers: str) -> Reply:
+    return server.post("/forward_backward", body, content_type=PROTO, **headers)
+
+
+LONG = list(range(3, 900)) * 10
+# The status, and the function that sends a call with a sequence number.
+SENDS: dict[str, tuple[int, Callable[[Running, str, int], Reply]]] = {
+    "named and inflight": (400, lambda server, *call: save(server, *call, path="a", kind="inflight")),
+    "wrong key": (401, lambda server, *call: optim(server, optim_json(*call), X_API_Key="tml-wrong")),
+    "no key, protobuf": (401, lambda server, *call: passed(server, pass_body(*call), X_API_Key="")),
+    "too large": (413, lambda server, *call: passed(server, pass_body(*call, LONG))),
+    "too large, JSON": (
+        413,
+        lambda server, *call: server.post("/optim_step", optim_body(*call, colour="x" * 30_000)),
+    ),
+    "too large, unpacked": (
+        413,
+        lambda server, *call: passed(server, gzip.compress(pass_body(*call, LONG)), content_encoding="gzip"),
+    ),
+    # The server cannot read the number of this call.
+    "unknown packing": (
+        415,
+        lambda server, *call: optim(server, optim_json(*call)[::-1], Content_Encoding="br"),
+    ),
+    "wrong field": (
+        422,
+        lambda server, *call: server.post("/optim_step", optim_body(*call, adam_params={"beta1": "x"})),
+    ),
+    "unknown kind": (422, lambda server, *call: save(server, *call, sampling_session_seq_id=0, kind="other")),
+    "damaged protobuf": (422, lambda server, *call: passed(server, pass_body(*call)[:-7])),
+    "damaged JSON": (422, lambda server, *call: optim(server, optim_json(*call)[:-4])),
+    "no valid number": (
+        422,
+        lambda server, model, _: server.post("/optim_step", optim_body(model, "many", adam_params={})),
+    ),
+    "nothing readable": (422, lambda server, *_: optim(server, b"<html>")),
+    # The server accepts this call, and its result is a failure.
+    "unknown loss": (200, lambda server, *call: server.pass_(*call, loss="nonsense")),
+}
+
+
+def refusal(kind: str) -> Callable[[Running, str, int], None]:
+    status, send = SENDS[kind]
+
+    def refuse(server: Running, model: str, seq_id: int) -> None:
+        assert send(server, model, seq_id).status == status
+
+    return refuse
+
+
+REFUSALS = {kind: refusal(kind) for kind in SENDS}
+KEEPS_ITS_NUMBER = {kind: refuse for kind, refuse in REFUSALS.items() if kind != "unknown loss"}
+
+
+@pytest.mark.parametrize("refuse", REFUSALS.values(), ids=REFUSALS)
 class TestRefused:
     def test_the_next_number_is_done_at_once(self, server: Running, model: str, refuse: Any) -> None:
         done(server, server.pass_(model, 1))
@@ -140,16 +126,12 @@ class TestRefused:
         refuse(server, model, 1)
         done(server, server.pass_(model, 2))
 
-    def test_the_second_of_two_chunks_is_refused_before_the_first_comes(
-        self, server: Running, model: str, refuse: Any
-    ) -> None:
+    def test_second_chunk_is_refused_before_the_first(self, server: Running, model: str, refuse: Any) -> None:
         refuse(server, model, 2)
         done(server, server.pass_(model, 1))
         done(server, server.optim(model, 3, learning_rate=0.0))
 
-    def test_the_first_of_two_chunks_is_refused_after_the_second_came(
-        self, server: Running, model: str, refuse: Any
-    ) -> None:
+    def test_first_chunk_is_refused_after_the_second(self, server: Running, model: str, refuse: Any) -> None:
         second = server.pass_(model, 2)
         refuse(server, model, 1)
         done(server, second)
@@ -161,19 +143,15 @@ class TestRefused:
         done(server, server.pass_(model, 4))
 
 
-@pytest.mark.parametrize("refuse", KEEPS_ITS_NUMBER, ids=lambda refuse: refuse.__name__)
+@pytest.mark.parametrize("refuse", KEEPS_ITS_NUMBER.values(), ids=KEEPS_ITS_NUMBER)
 class TestUsedAgain:
-    def test_the_next_call_may_have_the_refused_number(
-        self, server: Running, model: str, refuse: Any
-    ) -> None:
+    def test_the_next_call_gets_the_refused_number(self, server: Running, model: str, refuse: Any) -> None:
         done(server, server.pass_(model, 1))
         refuse(server, model, 2)
         done(server, server.pass_(model, 2))
         done(server, server.optim(model, 3, learning_rate=0.0))
 
-    def test_also_when_a_later_number_was_done_already(
-        self, server: Running, model: str, refuse: Any
-    ) -> None:
+    def test_also_when_a_later_number_was_done(self, server: Running, model: str, refuse: Any) -> None:
         refuse(server, model, 1)
         done(server, server.pass_(model, 2))
         again = server.pass_(model, 1)
@@ -204,6 +182,19 @@ def test_a_refusal_without_a_key_that_names_no_model_changes_nothing(server: Run
     done(server, second)
 
 
+@pytest.mark.parametrize("key", ["", "tml-wrong"])
+def test_a_refused_call_does_not_prolong_the_wait_of_others(server: Running, model: str, key: str) -> None:
+    server.pass_(model, 3)
+    lane = server.app.service.models[model].lane
+    timer = lane._timer
+    for number in (0, 3, 7):
+        assert optim(server, optim_json(model, number), X_API_Key=key).status == 401
+        assert lane._timer is timer
+    assert optim(server, optim_json(model, 1), X_API_Key=key).status == 401  # now another number is missing
+    assert lane._timer is not timer
+    done(server, server.pass_(model, 2))
+
+
 def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, model: str) -> None:
     assert server.post("/optim_step", {"model_id": model, "adam_params": {"beta1": "x"}}).status == 422
     second = server.pass_(model, 2)
@@ -212,9 +203,13 @@ def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, mod
     done(server, second)
 
 
+def test_of_two_numbers_in_an_unreadable_body_none_counts_as_used(server: Running, model: str) -> None:
+    body = f'{{"model_id": "{model}", "loss_fn_config": {{"seq_id": 7}}, "metadata": {{"seq_id": 8}}'
+    assert server.ask("POST", "/optim_step", body.encode(), JSON).status == 422
+    done(server, server.pass_(model, 2))  # the refused call counts as the missing number, 1
+
+
 # ------------------------------------------------------------------------------------------ lanes alone
-
-
 def lane_of(order: list[int]) -> Lane:
     async def run(step: Step) -> None:
         order.append(int(step.promise.request_id))
@@ -234,37 +229,33 @@ async def worked_off(lane: Lane) -> None:
         await asyncio.sleep(0)
 
 
-def test_one_lost_number_does_not_let_two_missing_ones_go() -> None:
-    async def scenario() -> None:
-        order: list[int] = []
-        lane = lane_of(order)
-        lane.add(3, b"3", step(3))
-        lane.refuse(None)  # a refused call whose number, 1 or 2, could not be read
-        await worked_off(lane)
-        assert order == []
-        lane.add(1, b"1", step(1))
-        await worked_off(lane)
-        assert order == [1, 3]
-        assert lane.known(2, b"2") is None
-        with pytest.raises(Refused):
-            lane.known(1, b"another")
-        await lane.close()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_one_lost_number_does_not_let_two_missing_ones_go() -> None:
+    order: list[int] = []
+    lane = lane_of(order)
+    lane.add(3, b"3", step(3))
+    lane.refuse(None)  # a refused call whose number, 1 or 2, could not be read
+    await worked_off(lane)
+    assert order == []
+    lane.add(1, b"1", step(1))
+    await worked_off(lane)
+    assert order == [1, 3]
+    assert lane.known(2, b"2") is None
+    with pytest.raises(Refused):
+        lane.known(1, b"another")
+    await lane.close()
 
 
-def test_an_endless_gap_costs_no_time() -> None:
-    async def scenario() -> None:
-        order: list[int] = []
-        lane = lane_of(order)
-        lane.add(10**15, b"far", step(1))
-        lane.refuse(None)
-        lane.refuse(10**14)
-        await worked_off(lane)
-        assert order == []
-        await lane.close()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_an_endless_gap_costs_no_time() -> None:
+    order: list[int] = []
+    lane = lane_of(order)
+    lane.add(10**15, b"far", step(1))
+    lane.refuse(None)
+    lane.refuse(10**14)
+    await worked_off(lane)
+    assert order == []
+    await lane.close()
 
 
 def test_only_so_many_refused_numbers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.embedded import BASE, PROTO, Running, running
+from support.raising import raising
 
 from tinker_sync.local import tiny
+from tinker_sync.local.store.errors import StoreError
 from tinker_sync.wire.proto.samples import decode_sample_response
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("sampling"), seed=1) as made:
-        session = made.session()
-        made.model(session)
-        made.sampler(session)
-        made.result(made.sample(f"{session}:sample:0", 0)["request_id"])  # its threads start here
-        yield made
 
 
 @pytest.fixture
@@ -43,6 +36,37 @@ def test_a_sampler_is_made_once(server: Running) -> None:
     assert server.get("/samplers/nobody").status == 404
 
 
+def test_a_sampler_that_found_the_disk_full_is_made_by_the_repeated_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "add_sampler", raising(StoreError("full", "the disk is full")))
+        assert server.sampler(session).status == 507
+    assert f"{session}:sample:0" not in server.app.service.samplers
+    made = server.sampler(session).json()["sampling_session_id"]
+    assert server.get(f"/samplers/{made}").json()["base_model"] == BASE
+
+
+def test_requests_for_one_sampler_at_once_share_the_failure(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, begun, go_on = server.session(), threading.Event(), threading.Event()
+
+    def fail_late(*_: Any, **__: Any) -> None:
+        begun.set()
+        assert go_on.wait(120)
+        raise StoreError("full", "the disk is full")
+
+    monkeypatch.setattr(server.store, "add_sampler", fail_late)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(server.sampler, session)
+        assert begun.wait(120)
+        second = pool.submit(server.sampler, session)
+        go_on.set()
+        assert [each.result(120).status for each in (first, second)] == [507, 507]
+
+
 @pytest.mark.parametrize(
     ("source", "status", "says"),
     [
@@ -54,9 +78,7 @@ def test_a_sampler_is_made_once(server: Running) -> None:
         ({"model_path": None}, 400, "base_model"),
     ],
 )
-def test_samplers_of_unknown_sources_are_refused(
-    server: Running, source: dict[str, str], status: int, says: str
-) -> None:
+def test_unknown_sources_are_refused(server: Running, source: dict[str, str], status: int, says: str) -> None:
     reply = server.sampler(server.session(), **source)
     assert (reply.status, says in reply.detail) == (status, True), reply
 
@@ -88,17 +110,15 @@ def test_results_come_in_either_form(server: Running, sampler: str) -> None:
     proto, plain = decode_sample_response(reply.body), server.result(request)
     assert plain["sequences"][0]["tokens"] == proto.sequences[0].tokens
     assert plain["prompt_logprobs"][0] is None
-    assert proto.prompt_logprobs is not None
     assert np.allclose(plain["prompt_logprobs"][1:], proto.prompt_logprobs[1:])
-    assert proto.topk_prompt_logprobs is not None
     assert proto.topk_prompt_logprobs[0] is None
     assert [len(row or ()) for row in proto.topk_prompt_logprobs[1:]] == [2, 2, 2]
 
 
 def test_a_prompt_seen_before_is_not_computed_again(server: Running, sampler: str) -> None:
     prompt = list(range(60, 160))
-    first = server.result(server.sample(sampler, 0, prompt)["request_id"])
-    second = server.result(server.sample(sampler, 1, prompt)["request_id"])
+    first = server.sampled(sampler, 0, prompt)
+    second = server.sampled(sampler, 1, prompt)
     assert first.get("prompt_cache_hit_tokens", 0) < 10
     assert second["prompt_cache_hit_tokens"] >= 99
 
@@ -125,9 +145,7 @@ def test_stop_texts_are_looked_for_across_tokens(server: Running, sampler: str) 
     text = tokenizer.decode(free)
     assert len(text) > 30
     stop = text[14:20]
-    result = server.result(server.sample(sampler, 1, prompt, params={**params, "stop": stop})["request_id"])[
-        "sequences"
-    ][0]
+    result = server.sampled(sampler, 1, prompt, params={**params, "stop": stop})["sequences"][0]
     assert result["stop_reason"] == "stop"
     assert stop in tokenizer.decode(result["tokens"])
     assert stop not in tokenizer.decode(result["tokens"][:-1])
@@ -141,6 +159,7 @@ def test_stop_texts_are_looked_for_across_tokens(server: Running, sampler: str) 
         ({"params": {"top_k": 0}}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
         ({"num_samples": 5_000_000}, "num_samples"),
+        ({"num_samples": 65_537}, "num_samples"),
         ({"topk_prompt_logprobs": 10**7}, "topk_prompt_logprobs"),
         ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 3}, "prompt_logprobs_last_n"),
@@ -152,12 +171,17 @@ def test_stop_texts_are_looked_for_across_tokens(server: Running, sampler: str) 
         ),
     ],
 )
-def test_samples_that_cannot_be_drawn(
-    server: Running, sampler: str, options: dict[str, object], says: str
-) -> None:
-    failed = server.result(server.sample(sampler, 0, **options)["request_id"])  # type: ignore[arg-type]
+def test_impossible_samples(server: Running, sampler: str, options: dict[str, object], says: str) -> None:
+    failed = server.sampled(sampler, 0, **options)  # type: ignore[arg-type]
     assert failed["category"] == "user"
     assert says in failed["error"]
+
+
+def test_a_sample_that_no_memory_is_enough_for_has_an_outcome(server: Running, sampler: str) -> None:
+    targets = {"data": [1], "dtype": "int64", "shape": [2, 10**14]}
+    sparse = {"sparse_crow_indices": [0, 1, 1], "sparse_col_indices": [0]}
+    failed = server.sampled(sampler, 0, [1, 2, 3], target_prompt_logprobs=targets | sparse)
+    assert failed == {"error": "there is not enough memory for this request", "category": "server"}
 
 
 def test_without_a_limit_a_sample_may_fill_the_context(server: Running, sampler: str) -> None:
@@ -232,9 +256,11 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
         assert [each["request_id"] for each in of_them] == [of_clone["request_id"]]
 
 
-@pytest.mark.parametrize("timeout", [0, 0.0])
-def test_a_question_that_may_not_be_held_is_answered_at_once(tmp_path: Path, timeout: float) -> None:
-    with running(tmp_path, sample_use_retrieve_futures=True, hold_s=600) as server:  # or the test times out
+@pytest.mark.parametrize(("hold_s", "timeout"), [(600, 0), (0.01, 600)])  # or the test times out
+def test_the_shorter_time_of_server_and_question_counts(
+    tmp_path: Path, hold_s: float, timeout: float
+) -> None:
+    with running(tmp_path, sample_use_retrieve_futures=True, hold_s=hold_s) as server:
         sampler = server.sampler(server.session()).json()["sampling_session_id"]
         target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
         asked = {"target": target, "prev_cursor": 0, "timeout": timeout, "retrieved_request_ids": []}
@@ -255,6 +281,5 @@ def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
     assert len(tokens(server, quick)[0]) == 2
     service = server.app.service
     slow_promise = service.promises.get(slow["request_id"])
-    assert slow_promise is not None
     assert slow_promise.outcome is None
     assert len(tokens(server, slow)[0]) == 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 import time
@@ -11,8 +12,12 @@ from pathlib import Path
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.embedded import BASE, Running, running
+from support.raising import raising
 
+from tinker_sync.local.server import custom_losses
 from tinker_sync.local.server import service as service_module
+from tinker_sync.local.server import sessions as sessions_module
+from tinker_sync.local.server.service import Service
 from tinker_sync.types import ForwardBackwardOutput, SampleResponse
 
 
@@ -41,6 +46,19 @@ def settled(condition: Callable[[], bool]) -> bool:
     return True
 
 
+def loss_of(session: str) -> dict[str, object]:
+    """Return the body of a request that uploads a custom loss."""
+    reference = {"ref": "logprobs"}
+    nodes = [
+        {"op": "placeholder", "name": "logprobs", "target": "logprobs", "args": [], "kwargs": {}},
+        {"op": "call_method", "name": "total", "target": "sum", "args": [reference], "kwargs": {}},
+    ]
+    pair = {"tuple": [{"ref": "total"}, {"dict": {"custom/x:sum": {"ref": "total"}}}]}
+    nodes.append({"op": "output", "name": "output", "target": "output", "args": [pair], "kwargs": {}})
+    inputs, graph = [{"name": "logprobs", "rank": 1}], {"format": 1, "nodes": nodes}
+    return {"session_id": session, "custom_loss_seq_id": 0, "name": "x", "inputs": inputs, "graph": graph}
+
+
 def finish(server: Running, session: str, reason: str, detail: str | None = None) -> int:
     body = {"reason": {"type": reason}, "detail": detail}
     return server.post(f"/sessions/{session}/finish", body).status
@@ -52,11 +70,7 @@ def test_the_first_end_counts(server: Running) -> None:
     assert finish(server, session, "errored", "it broke") == 200
     assert finish(server, session, "success") == 200
     found = server.ok("/sessions/search", {"session_id": session})["sessions"][0]
-    assert found["status"] == {
-        "type": "client_finished",
-        "reason": {"type": "errored"},
-        "detail": "it broke",
-    }
+    assert found["status"] == {"type": "client_finished", "reason": {"type": "errored"}, "detail": "it broke"}
     assert found["user_metadata"] == {"a": "1", "b": '{"c":2}'}
     assert server.post("/session_heartbeat", {"session_id": session}).status == 410
     assert (
@@ -91,9 +105,7 @@ def test_a_session_belongs_to_a_project(server: Running) -> None:
     assert [each["training_run_id"] for each in runs] == [model]
 
 
-def test_what_an_ended_session_had_in_memory_is_let_go(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_an_ended_session_is_freed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.local.server.sessions.RELEASE_S", 0.01)
     service = server.app.service
     session, other = server.session(), server.session()
@@ -101,9 +113,9 @@ def test_what_an_ended_session_had_in_memory_is_let_go(
     promise = server.pass_(model, 1).json()["request_id"]
     server.output(promise)
     body = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 2}
-    made = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])
+    made = server.result_of("/save_weights_for_sampler", body)
     sampler = made["sampling_session_id"]
-    server.result(server.sample(sampler, 0)["request_id"])
+    server.sampled(sampler, 0)
     assert sampler in service.adapters
     finish(server, session, "success")
     assert settled(lambda: model not in service.models and model not in service.host._runs)
@@ -130,6 +142,87 @@ def test_an_abandoned_session_is_let_go_but_not_ended(tmp_path: Path) -> None:
         assert "not in memory" in server.pass_(models[0], 1).detail
 
 
+def in_memory(service: Service) -> dict[str, object]:
+    """Return the tables of a server that are not empty, by name."""
+    host, promises, adapters = service.host, service.promises, service.adapters
+    tables: dict[str, object] = {
+        "models": service.models, "samplers": service.samplers, "sessions": service.sessions,
+        "losses": service.losses, "uploads": service.uploads, "timers": service._timers,
+        "tasks": service._tasks, "runs": host._runs, "handles": host._sampler._handles,
+        "promises": promises._promises, "retrieved": promises._retrieved, "bytes": promises._retrieved_bytes,
+        "held": adapters._held, "spilled": adapters._spilled, "without source": adapters._without_source,
+        "loading": adapters._loading,
+    }  # fmt: skip
+    return {name: table for name, table in tables.items() if table}
+
+
+def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sessions_module, service_module):
+        monkeypatch.setattr(module, "RELEASE_S", 0.01)
+    monkeypatch.setattr(custom_losses, "COMPUTER", "tinker_sync.local.engine.nothing_like_it")
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, url_life_s=50.0, abandoned_after_s=100.0) as server:
+        service = server.app.service
+        for number in range(6):
+            session = server.session()
+            model, dropped = server.model(session, 0), server.model(session, 1)
+            server.passed(model, 1)
+            server.pass_(model, 2)
+            saved = {"model_id": model, "path": "latest"}
+            path = server.result_of("/save_weights_for_sampler", {**saved, "seq_id": 3})["path"]
+            trained = server.result_of("/save_weights", {**saved, "seq_id": 4})["path"]
+            unsaved = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 5, "kind": "inflight"}
+            server.sampled(server.result_of("/save_weights_for_sampler", unsaved)["sampling_session_id"], 1)
+            for place, source in enumerate(({"model_path": path}, {"base_model": BASE}), start=1):
+                sampler = server.sampler(session, place, **source).json()["sampling_session_id"]
+                server.sampled(sampler, 1)
+                server.sample(sampler, 2)
+            server.pass_(model, 9)  # waits for those before it
+            server.ok("/unload_model", {"model_id": dropped})
+            load = {"session_id": session, "model_seq_id": 2, "path": trained, "optimizer": False}
+            server.result_of("/load_weights", {**load, "weights_access_token": "tml-wrong"})
+            server.ok("/create_custom_loss", loss_of(session))
+            server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": 2}})
+            if number % 2:
+                finish(server, session, "success")
+        assert service.uploads
+        clock.advance(101)
+        on_loop(server, service._sweep)
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
+def test_a_sampler_that_is_made_again_after_its_session_leaves_memory(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, abandoned_after_s=100.0) as server:
+        service, session = server.app.service, server.session()
+        sampler = server.sampler(session).json()["sampling_session_id"]
+        on_loop(server, lambda: service.release(session))
+        server.sampled(sampler, 0)
+        assert list(service.samplers) == [sampler]
+        clock.advance(101)
+        on_loop(server, service._sweep)
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
+def test_unsaved_weights_that_found_the_disk_full_leave_memory_with_their_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as server:
+        service, session = server.app.service, server.session()
+        model = server.model(session)
+        monkeypatch.setattr(service.adapters, "_limit", 1)
+        monkeypatch.setattr(service.adapters, "_spill", raising(OSError(errno.ENOSPC, "no space left")))
+        found = []
+        for number in range(2):
+            unsaved = {"model_id": model, "sampling_session_seq_id": number, "seq_id": number + 1}
+            found.append(server.result_of("/save_weights_for_sampler", unsaved))
+        assert "no space left" in found[1]["error"]
+        on_loop(server, lambda: service.release(session))
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
 def test_what_waits_for_a_model_that_is_let_go_fails(tmp_path: Path) -> None:
     clock = FakeClock()
     with running(tmp_path, clock=clock, abandoned_after_s=100) as server:
@@ -138,6 +231,22 @@ def test_what_waits_for_a_model_that_is_let_go_fails(tmp_path: Path) -> None:
         clock.advance(101)
         on_loop(server, server.app.service._sweep)
         assert "let go" in server.result(waiting)["error"]
+
+
+def test_what_waited_for_a_released_model_leaves_memory_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as server:
+        service, timers = server.app.service, list[Callable[[], None]]()
+        monkeypatch.setattr(service, "later", lambda _, work: timers.append(work))
+        session = server.session()
+        waiting = server.pass_(server.model(session), 2).json()["request_id"]
+        on_loop(server, lambda: service.release(session))
+        assert "let go" in server.result(waiting)["error"]
+        for work in timers:
+            on_loop(server, work)
+        assert server.retrieve(waiting).status == 410
+        assert not service.promises._retrieved
 
 
 def _results() -> int:
@@ -154,8 +263,8 @@ def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
         model = server.model(server.session())
         sampler = server.sampler(model.partition(":")[0]).json()["sampling_session_id"]
         for number in range(1, 6):
-            server.output(server.pass_(model, number).json()["request_id"])
-            server.result(server.sample(sampler, number)["request_id"])
+            server.passed(model, number)
+            server.sampled(sampler, number)
         again = server.pass_(model, 1)
         assert again.status == 200
         assert server.retrieve(again.json()["request_id"]).status == 410
@@ -165,7 +274,7 @@ def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
 def test_a_trace_lists_the_work(server: Running) -> None:
     session = server.session()
     model = server.model(session)
-    server.output(server.pass_(model, 1).json()["request_id"])
+    server.passed(model, 1)
     server.result(server.optim(model, 2, learning_rate=-1.0).json()["request_id"])
     told = server.get(f"/sessions/{session}/trace_export").json()
     assert told["status"] == "ready"
@@ -182,17 +291,15 @@ def test_a_trace_lists_the_work(server: Running) -> None:
 def test_what_is_used_is_on_the_bill(server: Running) -> None:
     session = server.session(user_metadata={"team": "a"})
     model = server.model(session)
-    server.output(server.pass_(model, 1, [1, 2, 3, 4, 5]).json()["request_id"])
-    server.output(server.pass_(model, 2, [1, 2, 3], forward_only=True).json()["request_id"])
+    server.passed(model, 1, [1, 2, 3, 4, 5])
+    server.passed(model, 2, [1, 2, 3], forward_only=True)
     failed = server.pass_(model, 3, [1, 10**6]).json()["request_id"]
     assert "error" in server.result(failed)
-    server.result(server.ok("/save_weights", {"model_id": model, "path": "a", "seq_id": 4})["request_id"])
+    server.result_of("/save_weights", {"model_id": model, "path": "a", "seq_id": 4})
     sampler = server.sampler(session).json()["sampling_session_id"]
     for number in range(2):
         sampled = {"max_tokens": 5, "stop": []}
-        server.result(
-            server.sample(sampler, number, [1, 2, 3, 4], params=sampled, num_samples=2)["request_id"]
-        )
+        server.sampled(sampler, number, [1, 2, 3, 4], params=sampled, num_samples=2)
     hour = int(time.time()) // 3600 * 3600
     moments = [time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(hour + 3600 * n)) for n in (-1, 2)]
     query = f"starting_on={moments[0]}&ending_before={moments[1]}"
@@ -226,7 +333,7 @@ def test_what_is_used_is_on_the_bill(server: Running) -> None:
 def test_the_log_of_one_day(server: Running) -> None:
     session = server.session()
     model = server.model(session)
-    server.result(server.ok("/save_weights", {"model_id": model, "path": "a", "seq_id": 1})["request_id"])
+    server.result_of("/save_weights", {"model_id": model, "path": "a", "seq_id": 1})
     server.ask("PUT", f"/sessions/{session}/project", {"project_id": "p"})
 
     def events(query: str) -> list[str]:
@@ -249,17 +356,14 @@ def test_a_full_disk_is_no_fault_of_the_user(
 
     model = server.model(server.session())
 
-    def full(*_: object, **__: object) -> None:
-        raise StoreError("full", "the disk is full")
-
-    monkeypatch.setattr(server.store, "save_checkpoint", full)
+    monkeypatch.setattr(server.store, "save_checkpoint", raising(StoreError("full", "the disk is full")))
     save = {"model_id": model, "path": "a", "seq_id": 1}
-    failed = server.result(server.ok("/save_weights", save)["request_id"])
+    failed = server.result_of("/save_weights", save)
     assert failed == {"error": "the disk is full", "category": "server"}
     assert "the disk is full" in caplog.text
     monkeypatch.undo()
     again = {"model_id": model, "path": "a", "seq_id": 2}
-    assert server.result(server.ok("/save_weights", again)["request_id"])["path"].endswith("/weights/a")
+    assert server.result_of("/save_weights", again)["path"].endswith("/weights/a")
 
 
 def test_sweeping_goes_on_when_the_disk_does_not(
@@ -267,10 +371,7 @@ def test_sweeping_goes_on_when_the_disk_does_not(
 ) -> None:
     from tinker_sync.local.store.errors import StoreError
 
-    def broken() -> None:
-        raise StoreError("unwritable", "no rights")
-
-    monkeypatch.setattr(server.store, "sweep_expired", broken)
+    monkeypatch.setattr(server.store, "sweep_expired", raising(StoreError("unwritable", "no rights")))
     on_loop(server, server.app.service._sweep)
     assert settled(lambda: "no rights" in caplog.text)
     assert server.get("/healthz").status == 200

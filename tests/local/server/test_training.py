@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.clock import PATIENCE_S
 from support.embedded import BASE, PROTO, Running, pass_body, running
 
 from tinker_sync.local.server import training
+from tinker_sync.local.store.errors import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def test_the_order_of_the_numbers_counts_not_that_of_arrival(server: Running) ->
     server.pass_(one, 1)
     server.pass_(one, 2, [9, 10, 11])
     server.optim(one, 3, **step)
-    wanted = server.output(server.pass_(one, 4).json()["request_id"]).metrics
+    wanted = server.passed(one, 4).metrics
     probe = server.pass_(two, 4).json()["request_id"]
     server.optim(two, 3, **step)
     late = server.pass_(two, 2, [9, 10, 11]).json()["request_id"]
@@ -74,14 +76,14 @@ def test_what_cannot_be_computed_fails_its_promise_and_takes_its_number(server: 
     assert failed["category"] == "user"
     assert "data[0]" in failed["error"]
     other = {"optimizer_params": {"type": "muon", "lr": 1}, "model_id": model, "seq_id": 3}
-    assert "adamw" in server.result(server.ok("/optim_step", other)["request_id"])["error"]
+    assert "adamw" in server.result_of("/optim_step", other)["error"]
     norm = server.result(ids(server.optim(model, 4, learning_rate=0.1))[0])["metrics"]["grad_norm"]
     assert norm == 0.0  # nothing of the failed ones was kept
 
 
 def test_a_forward_pass_leaves_no_gradients(server: Running) -> None:
     model = server.model(server.session())
-    output = server.output(ids(server.pass_(model, 1, forward_only=True))[0])
+    output = server.passed(model, 1, forward_only=True)
     assert output.loss_fn_outputs[0]["logprobs"].to_numpy().shape == (3,)
     assert output.loss_fn_output_type == "ArrayRecord"
     assert server.result(ids(server.optim(model, 2, learning_rate=0.1))[0])["metrics"]["grad_norm"] == 0.0
@@ -117,12 +119,10 @@ def test_two_models_are_two_lanes(server: Running) -> None:
     session = server.session()
     one, two = server.model(session, 0), server.model(session, 1)
     server.pass_(one, 5)
-    assert server.output(ids(server.pass_(two, 1))[0]).metrics["loss:sum"] > 0
+    assert server.passed(two, 1).metrics["loss:sum"] > 0
 
 
 # ------------------------------------------------------------------------------------------ models
-
-
 def test_a_model_is_made_once(server: Running) -> None:
     session = server.session()
     promises = [server.create_model(session) for _ in range(2)]
@@ -159,13 +159,44 @@ def test_a_model_needs_an_existing_session(server: Running) -> None:
 def test_a_model_can_be_dropped(server: Running) -> None:
     model = server.model(server.session())
     last = ids(server.pass_(model, 1))[0]
-    promise = server.ok("/unload_model", {"model_id": model})
-    assert server.result(promise["request_id"])["model_id"] == model
+    assert server.result_of("/unload_model", {"model_id": model})["model_id"] == model
     assert server.output(last).metrics["loss:sum"] > 0
     reply = server.pass_(model, 2)
     assert (reply.status, "not in memory" in reply.detail) == (404, True)
     info = server.ok("/get_info", {"model_id": model})
     assert (info["model_name"], info["lora_rank"], info["is_lora"]) == (BASE, 2, True)
+
+
+def test_what_waits_for_a_number_of_a_dropped_model_fails_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, hold_s=0.05, gap_patience_s=600.0) as server:
+        model = server.model(server.session())
+        early = ids(server.pass_(model, 2))[0]
+        assert server.retrieve(early).status == 408
+        assert server.result_of("/unload_model", {"model_id": model})["model_id"] == model
+        reply = server.retrieve(early)
+        assert (reply.status, reply.json().get("category")) == (200, "user"), reply
+        assert "let go" in reply.json()["error"]
+
+
+def test_what_waits_for_a_number_of_a_model_that_cannot_be_made_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, hold_s=0.05, gap_patience_s=600.0) as server:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def add_run(*_: object, **__: object) -> None:
+            begun.set()
+            go_on.wait(PATIENCE_S)
+            raise StoreError("full", "the disk is full")
+
+        monkeypatch.setattr(server.store, "add_run", add_run)
+        promise = server.create_model(server.session())
+        assert begun.wait(PATIENCE_S)
+        early = ids(server.pass_(promise["model_id"], 2))[0]
+        go_on.set()
+        assert server.result(promise["request_id"])["error"] == "the disk is full"
+        reply = server.retrieve(early)
+        assert (reply.status, reply.json().get("category")) == (200, "user"), reply
 
 
 def test_many_at_once_from_many_threads(server: Running) -> None:
@@ -189,7 +220,7 @@ def test_many_at_once_from_many_threads(server: Running) -> None:
 
 
 def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_LARGE_BYTES", 1000)  # so that another thread decodes the body
+    monkeypatch.setattr(training, "LARGE_BYTES", 1000)  # so that another thread decodes the body
     model = server.model(server.session())
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync.local.server.http1 import ABORT
+from tinker_sync.local.server.serving import BODY_LIMIT, complete_lifespan
 from tinker_sync.wire.http1.client import ReplyParser, request_head
 from tinker_sync.wire.http1.framing import MalformedMessage
 
@@ -23,7 +24,9 @@ _OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "transfer
 
 
 class Forward:
-    """An application that forwards requests to a port. While that server is down, it resets connections.
+    """An ASGI application that forwards requests to the server on a port of this machine.
+
+    If no server listens there, or its answer is not HTTP, the application resets the client's connection.
 
     Args:
         port: the port of the server.
@@ -34,9 +37,8 @@ class Forward:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
+            scope.get("state", {})[BODY_LIMIT] = MAX_BODY_BYTES
+            await complete_lifespan(receive, send)
             return
         body = (await receive()).get("body", b"")
         reply = asyncio.ensure_future(self._request(scope, body))

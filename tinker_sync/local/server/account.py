@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
-from tinker_sync.local.server.sessions import texts
 from tinker_sync.local.server.signing import USER
+from tinker_sync.local.store.database import texts
 from tinker_sync.types.billing import (
     AuditLogEntry,
     BillingUsageEvent,
@@ -44,7 +44,7 @@ _EVENT_TYPES: Final = ("all", "checkpoints", "projects", "teams", "organizations
 
 @calls.of("client_config")
 async def client_config(service: Service, ask: Ask) -> Any:
-    """Return the settings for clients."""
+    """Return the settings that a client reads once."""
     ask.read(ClientConfigRequest)
     settings: dict[str, Any] = json_codec.to_plain(service.flags.client)
     if not service.flags.client.create_model_via_load_weights:
@@ -73,10 +73,7 @@ async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
         "key_id": 1,
         "name": "local",
         "note": None,
-        "details": {
-            "org_details": {"name": "local"},
-            "user_details": {"email": "local@localhost"},
-        },
+        "details": {"org_details": {"name": "local"}, "user_details": {"email": "local@localhost"}},
     }
 
 
@@ -88,7 +85,7 @@ async def revoke_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
 
 @calls.of("healthz")
 async def healthz(service: Service, ask: Ask) -> Any:
-    """Report that the server is up. With the key, also return the fields of requests that it has ignored."""
+    """Report that the server is up. A client with the key also gets the unknown fields of all requests."""
     if service.ignored and service.signer.knows(ask.credential):
         return {"status": "ok", "ignored_fields": sorted(service.ignored)}
     return {"status": "ok"}
@@ -96,7 +93,7 @@ async def healthz(service: Service, ask: Ask) -> Any:
 
 @calls.of("telemetry")
 async def telemetry(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Accept a report and discard it."""
+    """Accept the telemetry of a client and discard it."""
     ask.tree("session_id", "platform", "sdk_version", "events")
     return {"status": "accepted"}
 
@@ -179,7 +176,7 @@ def _event_info(row: HourlyUsageRow) -> BillingEventInfo:
 
 @calls.of("get_checkpoint_storage_usage")
 async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
-    """Return the storage that the checkpoints of each project use now."""
+    """Return the storage that the checkpoints of each project, or of a requested one, use now."""
     rows = await service.on_disk(service.store.storage_now, ask.query.get("project_id"))
     items = [
         CurrentCheckpointStorageUsageItem(
@@ -199,7 +196,7 @@ async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_audit_log")
 async def get_audit_log(service: Service, ask: Ask) -> Any:
-    """Return the audit log of one day in UTC, today by default."""
+    """Return the audit log of one day in UTC, today by default, for one type of events or for all."""
     kind, day = ask.query.get("event_type", "all"), ask.query.get("day")
     if kind not in _EVENT_TYPES:
         raise Refused(422, f"event_type must be one of {', '.join(_EVENT_TYPES)}")

@@ -1,8 +1,8 @@
-"""The adapters of samplers: the latest in memory, older ones on disk until the next sample needs them.
+"""The adapters of samplers: those used last in memory, the others on disk until the next sample needs them.
 
 A program that saves an adapter at every step makes thousands of them, and memory must not grow with their
-number. When the adapters take too much memory, the oldest is dropped. If no checkpoint contains it, it is
-written to a file first. The samplers then drop their cached prompts of it.
+number. When the adapters take too much memory, the least recently used one leaves it. An adapter that no
+checkpoint contains is written to a temporary file first; any other is read from its checkpoint again.
 
 An `Adapters` belongs to one event loop. An executor reads and writes the files.
 """
@@ -35,20 +35,16 @@ class _Spilled:
 
 
 class Adapters:
-    """The adapters of all samplers, by key.
+    """The adapters of all samplers, by key: those used last in memory, the others on disk.
 
     Args:
-        forget: receives each adapter that leaves memory.
+        forget: called with each adapter that leaves memory before `close`, to drop its cached prompts.
         executor: reads and writes the files.
-        limit_bytes: the most bytes in memory; the latest adapter stays in any case.
+        limit_bytes: the most bytes in memory; the adapter used last stays in any case.
     """
 
     def __init__(
-        self,
-        forget: Callable[[LoraParams], None],
-        executor: Executor,
-        *,
-        limit_bytes: int = LIMIT_BYTES,
+        self, forget: Callable[[LoraParams], None], executor: Executor, *, limit_bytes: int = LIMIT_BYTES
     ) -> None:
         self._forget = forget
         self._executor = executor
@@ -69,15 +65,16 @@ class Adapters:
         return key in self._held or key in self._spilled
 
     async def put(self, key: str, params: LoraParams) -> None:
-        """Add an adapter that no checkpoint contains."""
+        """Add an adapter that no checkpoint contains, or whose checkpoint is about to be replaced."""
         self._without_source.add(key)
         await self._hold(key, params)
 
     async def get(self, key: str, load: Callable[[], Awaitable[LoraParams]] | None = None) -> LoraParams:
-        """Return the adapter with a key: from memory, from its file, or else from `load`.
+        """Return the adapter with a key: from memory, from its temporary file, or else from `load`.
 
         Raises:
-            KeyError: the adapter is neither in memory nor in a file, and `load` is None.
+            KeyError: the adapter is neither in memory nor in such a file, and `load` is None.
+            Exception: what `load` raises.
         """
         if key in self._held:
             self._held.move_to_end(key)

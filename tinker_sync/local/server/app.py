@@ -35,9 +35,10 @@ from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.ordered import ORDERED, count_as_used
 from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import Service
+from tinker_sync.local.server.serving import BODY_LIMIT
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, Endpoint, find
+from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, find
 
 if TYPE_CHECKING:
     from tinker_sync.local.host.host import Host
@@ -52,6 +53,16 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     )
     for name, handler in module.calls.items()
 }  # fmt: skip
+
+ONCE: Final = frozenset(
+    {
+        "create_session", "copy_weights", "publish_checkpoint", "unpublish_checkpoint", "delete_checkpoint",
+        "external_weights_upload_start", "unload_model",
+    }
+)  # fmt: skip
+"""The calls whose repeated request, recognised by its idempotency key, gets the answer to the first one.
+
+Other calls are harmless to repeat, or have numbers of their own."""
 
 _PIECE_BYTES: Final = 256
 _START_BYTES: Final = 4096
@@ -69,7 +80,7 @@ def build(
         host: computes. The application closes it.
         key: the key that clients must send.
         flags: the settings of the server.
-        clock: decides when tokens, addresses and sessions expire.
+        clock: decides when tokens, signed addresses and unused sessions expire.
 
     Raises:
         ConfigurationError: there is no key, or a setting needs a package that is not installed.
@@ -96,6 +107,7 @@ class App:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
+            scope.get("state", {})[BODY_LIMIT] = self.service.flags.max_body_bytes
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             answer = await self._answer(scope, receive)
@@ -134,7 +146,7 @@ class App:
             return await uploads.put(self.service, path, scope["query_string"], await _Watch(receive).body())
         if path.startswith(files.PREFIX):
             return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
-        found = _called("GET" if scope["method"] == "HEAD" else scope["method"], path)
+        found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
         if found is None or found[0].name not in self._offered:
             self._check_key(headers)
             if self._has_other_method(path):
@@ -163,8 +175,14 @@ class App:
             raise
 
     async def _made(self, ask: Ask) -> Answer:
+        name = ask.endpoint.name
+        key = ask.headers.get("x-idempotency-key") if name in ONCE else None
         try:
-            made = await HANDLERS[ask.endpoint.name](self.service, ask)
+            if key is None:
+                made = await HANDLERS[name](self.service, ask)
+            else:
+                number = name, *ask.ids.values(), key
+                made = await self.service.once(number, ask.digest, lambda: HANDLERS[name](self.service, ask))
         finally:
             self.service.note_ignored(ask.ignored)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
@@ -192,24 +210,12 @@ class App:
 
         The status is then 405 instead of 404. Clients that probe for a call rely on the difference.
         """
-        hits = [_called(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
+        hits = [find(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
 
-def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the call with a method and a path, and the ids in the path; None if there is no such call.
-
-    Experimental calls are included.
-    """
-    for row in NEWER.values():
-        ids = row.path.match(path) if row.method == method else None
-        if ids is not None:
-            return row, ids
-    return find(method, path)
-
-
 class _Watch:
-    """A reader of one request: first its body, then the end of its connection."""
+    """A reader of one request: `body` reads its body, and `gone` then waits until the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -245,10 +251,10 @@ async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
 
 
 def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """Return a body without its compression.
+    """Return a request body, decompressed.
 
     Raises:
-        Refused: the body is damaged or larger than `limit`, or its compression is unknown.
+        Refused: the body is damaged or larger than `limit`, or its compression is not supported.
     """
     coding = headers.get("content-encoding", "identity").strip().lower()
     if len(body) > limit:
@@ -270,7 +276,7 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
 
 
 def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Decompress the beginning of a body that is too large or damaged. Return b"" if that fails too."""
+    """Return the beginning of a body that is too large or damaged, as far as it can be decompressed."""
     coding, start = headers.get("content-encoding", "").strip().lower(), b""
     with contextlib.suppress(Exception):  # the packages have errors of their own
         if coding == "zstd" and (zstd := _zstd()) is not None:

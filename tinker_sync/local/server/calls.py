@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -22,7 +24,10 @@ T = TypeVar("T")
 
 @attrs.frozen(eq=False, kw_only=True)
 class Ask:
-    """One request of a known call. Header names are in lower case."""
+    """A request as its handler gets it: the call, the ids in the path, the query, the headers and the body.
+
+    Header names are in lower case.
+    """
 
     endpoint: Endpoint
     ids: Mapping[str, str]
@@ -36,10 +41,10 @@ class Ask:
     """Unknown fields of the body, by name."""
 
     def read(self, cls: type[T]) -> T:
-        """Return the JSON body as a value of `cls`, and note its unknown fields.
+        """Return the JSON body as a value of `cls`, and add its unknown fields to `ignored`.
 
         Raises:
-            WireError: the body does not fit the type.
+            WireError: the body is not JSON, or does not fit the type.
         """
         request, ignored = json_codec.read_leniently(json_codec.loads(self.body), cls)
         self.ignored.update(ignored)
@@ -48,10 +53,11 @@ class Ask:
     def tree(self, *fields: str) -> dict[str, Any]:
         """Return the JSON body as a mapping; an empty body is an empty mapping.
 
-        Fields that are not in `fields` are noted as unknown.
+        Fields that are neither in `fields` nor called `type` are added to `ignored`.
 
         Raises:
-            Refused: the body is JSON but no object.
+            Refused: the body is JSON but not an object.
+            WireError: the body is not JSON.
         """
         tree = json_codec.loads(self.body) if self.body else {}
         if not isinstance(tree, dict):
@@ -60,6 +66,11 @@ class Ask:
             json_codec.note(tree.keys() - {*fields, "type"}, self.endpoint.name)
         self.ignored.update(ignored)
         return tree
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A checksum of the call and its body, by which a repeated request is recognised."""
+        return hashlib.sha256(self.endpoint.name.encode() + self.body).digest()
 
     @property
     def sends_protobuf(self) -> bool:
@@ -72,7 +83,11 @@ class Ask:
         return PROTOBUF in self.headers.get("accept", "").lower()
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:
-        """Return a whole number of the query, or `default` without one. Raises `Refused` if it is invalid."""
+        """Return the whole number that the query has under a name, or `default` if it has none.
+
+        Raises:
+            Refused: the query has something else there, or a number below `least` or above `most`.
+        """
         given = self.query.get(name, "")
         if not given:
             return default
@@ -85,7 +100,7 @@ class Ask:
 
 @attrs.frozen(eq=False)
 class Answer:
-    """The bytes of a response, with their status and type."""
+    """The response to a request: its status, its headers and its body."""
 
     body: bytes = b""
     status: int = 200

@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from tinker_sync.types.sampling import SampleRequest
 
 _OUTPUT_TYPE: Final = "ArrayRecord"
+MOST_SAMPLES: Final = 65_536
+"""The most samples of one request, which bounds the ids in the answer to it."""
 
 
 def tokens_of(prompt: ModelInput, where: str) -> Array:
-    """Return the tokens of an input, for models that read only text.
+    """Return the token ids of an input; `where` names the input in messages.
 
     Raises:
-        UserFault: the input has a chunk of another kind.
+        UserFault: the input has a chunk that is not text.
     """
     parts = []
     for index, chunk in enumerate(prompt.chunks):
@@ -81,14 +83,14 @@ def loss_output(output: LossOutput) -> ForwardBackwardOutput:
 def sample_spec(
     request: SampleRequest, base: BaseModel, params: LoraParams | None, seed: int, max_cells: int
 ) -> SampleSpec:
-    """Return a request in the form of the sampler.
+    """Return a sample request in the form of the engine.
 
     Args:
         request: the request.
         base: the base model to sample from.
         params: the adapter; None for the base model itself.
         seed: the seed for a request without one.
-        max_cells: the largest size of each array in the response.
+        max_cells: the largest size of each array of scores in the response, and the most samples.
 
     Raises:
         UserFault: the prompt has a chunk that is not text, or the response would be too large.
@@ -118,7 +120,7 @@ def sample_spec(
 
 
 def _check_cells(spec: SampleSpec, most: int) -> None:
-    """Raise `UserFault` for a request whose response would be too large."""
+    """Raise `UserFault` for more than `most` cells in an array of the response, or for too many samples."""
     length = len(spec.prompt)
     targets = spec.target_prompt_logprobs
     for name, cells in {
@@ -126,10 +128,12 @@ def _check_cells(spec: SampleSpec, most: int) -> None:
         "topk_sample_logprobs": spec.num_samples * spec.max_tokens * spec.topk_logprobs,
         "prompt_alt_tokens_k": length * spec.prompt_alt_tokens,
         "target_prompt_logprobs": 0 if targets is None else length * len(np.unique(targets)),
-        "num_samples": spec.num_samples,
     }.items():
         if cells > most:
             raise UserFault(f"{name}: {cells} cells are asked for, at most {most} are computed")
+    most_samples = min(most, MOST_SAMPLES)
+    if spec.num_samples > most_samples:
+        raise UserFault(f"num_samples: {spec.num_samples} are asked for, at most {most_samples} are drawn")
 
 
 def _stop_tokens(stop: Any, base: BaseModel) -> frozenset[int]:
@@ -145,7 +149,7 @@ def _stop_texts(stop: Any) -> tuple[str, ...]:
 
 
 def sample_response(result: SampleResult, sequence_ids: Iterable[str | None]) -> SampleResponse:
-    """Return the result of a request in the form of the protocol, with an id for each sample, in order."""
+    """Return a sample result in the form of the protocol; `sequence_ids` has an id for each sample."""
     prompt, alternatives = result.prompt, None
     if prompt.alt_tokens is not None and prompt.alt_logprobs is not None:
         alternatives = PromptAltTokens(

@@ -1,4 +1,4 @@
-"""Custom losses: computations that a client uploads. The server checks them and keeps them for a session.
+"""Custom losses: computations that a client uploads for a session. The server checks them and keeps them.
 
 `tinker_sync.local.engine.custom_graph` computes them. At the upload, this module calls
 `custom_graph.compile_custom_loss(inputs, graph)`, which raises `ValueError` for a loss that it does not
@@ -8,7 +8,6 @@ compute. The result is a rule: `rule(run, data, *, backward)` runs on the traini
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import re
@@ -48,7 +47,7 @@ _MARKS: Final = frozenset(
 
 @attrs.frozen(eq=False)
 class CustomLoss:
-    """A loss that passed the checks. A server that cannot compute custom losses has no `rule` for it."""
+    """An uploaded loss that passed the checks. `rule` is None if the module `custom_graph` is missing."""
 
     loss_id: str
     session_id: str
@@ -59,16 +58,15 @@ class CustomLoss:
 
 @calls.of("create_custom_loss")
 async def create_custom_loss(service: Service, ask: Ask) -> Any:
-    """Check a loss, and keep it for a session."""
+    """Check an uploaded loss, compile it, and keep it in memory, for the models of its session."""
     request = ask.read(CreateCustomLossRequest)
     session = await service.session(request.session_id)
     number = "loss", request.session_id, request.custom_loss_seq_id
-    digest = hashlib.sha256(ask.body).digest()
-    request_id: str | None = service.numbered.get(number, digest)
+    request_id: str | None = service.numbered.get(number, ask.digest)
     if request_id is None:
         promise = service.promises.open("CreateCustomLoss", session.session_id)
         request_id = promise.request_id
-        service.numbered.add(number, digest, request_id)
+        service.numbered.add(number, ask.digest, request_id)
 
         async def work() -> Any:
             check(request)
@@ -101,10 +99,10 @@ def compute(
     *,
     backward: bool,
 ) -> LossOutput:
-    """Compute a pass with an uploaded loss, on the training thread.
+    """Compute a pass with an uploaded loss. This function runs on the training thread.
 
     Raises:
-        ValueError: the session has no such loss, or the loss cannot be computed.
+        ValueError: the session of the model has no such loss, or the loss cannot be computed.
     """
     settings = dict(given.loss_fn_config or {})
     loss_id = settings.pop("loss_id", None)

@@ -48,7 +48,7 @@ _OCTETS: Final = "application/octet-stream"
 
 @calls.of("get_external_weights_urls")
 async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
-    """Return an address for each file of an exported checkpoint."""
+    """Return a signed address for each file of an exported checkpoint."""
     key: tuple[str, CheckpointKind, str] = (ask.ids["run"], "external", ask.ids["name"])
     row = await service.on_disk(service.store.checkpoint, *key)
     files = await service.on_disk(service.store.checkpoint_files, *key)
@@ -70,7 +70,7 @@ def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
 
 @calls.of("get_checkpoint_archive")
 async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
-    """Redirect to an archive of all files of a checkpoint, as older servers do."""
+    """Redirect to the signed address of an archive of a checkpoint's files, as older servers do."""
     run_id, kind, name = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     url, expires = signed_url(
@@ -83,7 +83,7 @@ async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
 
 @calls.of("export_session_trace")
 async def export_session_trace(service: Service, ask: Ask) -> Any:
-    """Return the address of a session's trace: a file for trace viewers with the times of the work."""
+    """Return the signed address of a session's trace: the times of its work, in a file for trace viewers."""
     session_id = ask.ids["session"]
     await service.on_disk(service.store.session, session_id)
     path = f"{PREFIX}trace/{segment(session_id)}/trace/trace.json"
@@ -95,7 +95,7 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
 
 @attrs.frozen(eq=False)
 class Download:
-    """The content of a file and its checksum."""
+    """A file to download: its content or its path, and its size and checksum."""
 
     source: Path | bytes
     size: int
@@ -108,7 +108,7 @@ class Download:
 
     @classmethod
     def of(cls, source: Path | bytes) -> Download:
-        """Return the download of a source. This reads the whole source for its checksum, and blocks."""
+        """Return the download of a path or of bytes. This method reads the whole file for the checksum."""
         digest, size = hashlib.sha256(), 0
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -121,7 +121,9 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
     """Return a file, or the requested part of it.
 
     Raises:
-        Refused: the address is not genuine or too old, there is no such file, or the range lies outside it.
+        Refused: the method is neither GET nor HEAD, the address is not genuine or too old, there is no such
+            file, or the range lies outside it.
+        StoreError: the checkpoint does not exist.
     """
     if method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
@@ -154,7 +156,7 @@ async def _content(service: Service, path: str) -> Download:
 
 
 def _remembered(service: Service, path: Path) -> Download:
-    """Return the download of a file. Its checksum is computed once, because files never change."""
+    """Return the download of a checkpoint's file, which never changes, so its checksum is kept."""
     known: Download | None = service.downloads.get(path)
     if known is None:
         if len(service.downloads) > _REMEMBERED:

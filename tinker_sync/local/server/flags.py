@@ -31,17 +31,20 @@ class Flags:
         json_only: answer like a server from before `client/config`: JSON bodies and results, a separate call
             for forward passes, no sequence ids, and none of the newer calls.
         hold_s: the longest time for which a poll is held open.
-        metadata_over_bytes: the size of a result above which the server first returns only that size, if the
-            client allows it.
-        max_body_bytes: the most bytes of one request, before and after decompression.
-        gap_patience_s: the time for which requests wait for a missing smaller number. Then the number is
-            skipped.
-        abandoned_after_s: the silence after which a session loses its models and unsaved samplers.
+        metadata_over_bytes: the size of a result above which a poll that allows it gets only the size.
+        max_body_bytes: the most bytes of the body of a call, before and after decompression.
+        gap_patience_s: the time for which requests of a model wait for a missing smaller sequence number.
+            Then the number is skipped. The time begins anew when the model accepts a numbered request, and
+            when another number is the missing one.
+        abandoned_after_s: the time without a heartbeat or a new request after which a session loses its
+            models, unsaved samplers and custom losses.
         token_life_s: the time for which an exchanged token is valid.
         url_life_s: the time for which the address of a file is valid.
         max_rank: the largest rank of an adapter.
-        max_cells: the largest size of each array of scores that one sample request may ask for.
+        max_cells: the largest size of each array of scores that one sample request may ask for, and the
+            largest number of samples, which is limited to `convert.MOST_SAMPLES` as well.
         kept_results_bytes: the most bytes of fetched results to keep, for clients that lost the response.
+            The result fetched last is kept in any case.
         seed: decides ids and the choices that clients leave to the server, such as the seeds of samples;
             None: at random.
 

@@ -2,7 +2,7 @@
 
 A connection is a protocol object of a few hundred bytes and, during a request, one task. A held poll has no
 thread and no buffer, so thousands of them cost little. The application gets a request when it is complete.
-The server refuses a request that is too large as soon as its head states the size.
+The server refuses a request that is too large as soon as it knows the size: at once if the head has it.
 
 One event is not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests
 use it as a fault.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import struct
@@ -39,7 +40,7 @@ HEAD_LIMIT_BYTES = 64 * 1024
 IDLE_S = 120.0
 """The time after which an idle connection is closed. Clients reconnect without an error."""
 STALL_S = 60.0
-"""The longest silence in the middle of a request."""
+"""The longest silence in the middle of a request; after that the connection is cut."""
 
 _CLOSING_ROUNDS = 3
 
@@ -50,7 +51,7 @@ _TLS_GREETING: Final = b"\x16\x03"
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection. It answers each request before it reads the next."""
+    """The connection of one client. It passes the requests to the application one after another."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -94,7 +95,7 @@ class ClientConnection(asyncio.Protocol):
         self._limit(None)
         self.resume_writing()
         if self._exchange is not None:
-            self._exchange.hang_up()
+            self._exchange.leave()
 
     def pause_writing(self) -> None:
         self._writable = self._server.loop.create_future()
@@ -107,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------- requests
 
     def _advance(self) -> None:
-        """Start an exchange if a request is complete; refuse a malformed request."""
+        """Pass the next request to the application if it is complete; refuse one that is malformed."""
         try:
             request = self._parser.take()
         except (MalformedMessage, MessageTooLarge) as problem:
@@ -136,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def _refuse(self, status: int, detail: str) -> None:
-        body = b'{"detail":"%s"}' % detail.encode()
+        body = json.dumps({"detail": detail}).encode()
         head = _status_line(status) + b"content-type: application/json\r\nconnection: close\r\n"
         self._transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self._transport.close()
@@ -180,7 +181,6 @@ class Exchange:
         self._body: bytes | None = body
         self._scope = scope
         self._gone: asyncio.Future[None] | None = None
-        self._hung_up = False
         self._left = False
         self._start: Message | None = None
         self._chunked = False
@@ -188,7 +188,7 @@ class Exchange:
         self._complete = False
 
     async def run(self, app: Asgi) -> None:
-        """Run the application, which answers the request."""
+        """Run the application. If it raises before it has sent the head of the answer, send status 500."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
@@ -203,21 +203,16 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": b'{"detail":"internal error"}'})
 
-    def hang_up(self) -> None:
-        """Note that the connection has ended."""
-        self._hung_up = True
-        self.leave()
-
     def leave(self) -> None:
-        """Note that the client sends no more; most likely it has closed the connection."""
+        """Note that the client sends no more or that the connection has ended, and wake `receive`."""
         self._left = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
     async def receive(self) -> Message:
-        """Return the request at the first call. At later calls, wait until the client disconnects.
+        """Return the request at the first call, and `http.disconnect` at later calls.
 
-        Later calls return `http.disconnect`, at once if the answer is complete.
+        A later call waits until the client disconnects, unless the answer is complete.
         """
         if self._body is not None:
             body, self._body = self._body, None
@@ -228,17 +223,15 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, event: Message) -> None:
-        """Send a part of the answer; for the event `ABORT`, cut the connection."""
+        """Take an event of the application: send a part of the answer, or for `ABORT` cut the connection."""
         if event["type"] == "http.response.start":
             self._start = event
         elif event["type"] == "http.response.body":
             await self._send_body(event.get("body", b""), more=event.get("more_body", False))
         elif event["type"] == ABORT:
             self._complete = False
-            if event.get("reset", True):
+            if event.get("reset", True):  # else it is closed in order, once the application returns
                 self._connection.abort()
-            else:
-                self._hung_up = True  # closed in order, once the application returns
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
         data = b"" if self._sent_head else self._head_bytes(None if more else len(body))
@@ -276,10 +269,10 @@ def _status_line(status: int) -> bytes:
 class HttpServer:
     """A server that accepts connections and passes requests to one application.
 
-    It belongs to the event loop on which `start` is called.
+    It belongs to the event loop on which `start` is called. It refuses bodies over `max_body_bytes`.
     """
 
-    def __init__(self, app: Asgi, *, max_body_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, app: Asgi, *, max_body_bytes: int) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
         self.connections: set[ClientConnection] = set()
@@ -294,6 +287,9 @@ class HttpServer:
             host: the address to listen on.
             port: the port, or 0 for a free one.
             listening: a bound socket, in place of `host` and `port`.
+
+        Raises:
+            OSError: the address cannot be used.
         """
         self.loop = asyncio.get_running_loop()
         # Thousands of clients may connect at once.
@@ -303,7 +299,7 @@ class HttpServer:
         return int(address[1])
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Stop listening, finish the answers under way within `grace_s`, and close all connections."""
+        """Stop listening, wait at most `grace_s` for the answers under way, and close all connections."""
         if self._listening is not None:
             self._listening.close()
         for connection in list(self.connections):

@@ -1,9 +1,10 @@
 """The numbered requests of one model, carried out one after another in the order of their numbers.
 
-Requests arrive in any order, because a client sends several at once, and of a batch the first one last. An
-early request waits. A repeated request gets the promise of the first one. A number that is used for two
-different requests is refused. A number that does not arrive is skipped after a time, because the client may
-have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the rules.
+Requests arrive in any order: a client sends several at once, and sends the first chunk of a pass last. A
+request that arrives before its turn waits. A repeated request gets the promise of the first one. A request
+with the number of another one is refused. A number that does not arrive is skipped after a time, because the
+client may have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the
+rules.
 
 A lane belongs to the thread of the event loop.
 """
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 Work: TypeAlias = Callable[[], Awaitable[Any]]
 
 REMEMBERED = 10_000
-"""The number of promises that are remembered for repeated requests."""
+"""The number of requests that are remembered, to recognise a repeated one."""
 
 
 @attrs.frozen(eq=False)
 class Step:
-    """One numbered request."""
+    """One request in a `Lane`: its promise, and the work whose result settles the promise."""
 
     promise: Promise
     work: Work
@@ -40,7 +41,9 @@ class Step:
 
 
 class Seen:
-    """The used numbers, each with the digest of its request and the answer to it.
+    """The latest numbered requests: for each number, the digest of the request and the answer to it.
+
+    A repeated request gets the same answer again. Any key can stand for the number.
 
     >>> seen = Seen(limit=2)
     >>> seen.add(1, b"a", "first")
@@ -53,7 +56,7 @@ class Seen:
         self._found: OrderedDict[Any, tuple[bytes, Any]] = OrderedDict()
 
     def get(self, number: Any, digest: bytes) -> Any:
-        """Return the earlier answer to this request, or None.
+        """Return the earlier answer to the same request, or None if the number is new.
 
         Raises:
             Refused: the number was used for another request.
@@ -66,18 +69,23 @@ class Seen:
         return found[1]
 
     def add(self, number: Any, digest: bytes, answer: Any) -> None:
-        """Remember an answer. Beyond the limit, the oldest is forgotten."""
+        """Remember the answer to a request; beyond the limit, forget the oldest one."""
         self._found[number] = digest, answer
         if len(self._found) > self._limit:
             self._found.popitem(last=False)
 
+    def forget(self, number: Any) -> None:
+        """Forget a request; its number is new again."""
+        self._found.pop(number, None)
+
 
 class Lane:
-    """The numbered requests of one model, and their order.
+    """The queue of one model, which carries out its requests one at a time, in the order of their numbers.
 
     Args:
-        run: carries out one step and settles its promise; never raises.
-        patience_s: the time to wait for a missing number.
+        run: carries out one step and settles its promise; raises nothing but `CancelledError`.
+        patience_s: the time to wait for a missing number. It begins anew when the lane accepts a numbered
+            request, and when another number is the next one.
     """
 
     def __init__(self, run: Callable[[Step], Awaitable[None]], *, patience_s: float) -> None:
@@ -88,7 +96,7 @@ class Lane:
         self._ready: deque[Step] = deque()
         self._seen = Seen()
         self._refused: OrderedDict[int, None] = OrderedDict()
-        """The numbers of refused requests that no accepted request has used."""
+        """The numbers of refused requests, or of gaps for them, that no accepted request has used."""
         self._lost = 0
         """The number of refused requests whose sequence number could not be read."""
         self._worker: asyncio.Task[None] | None = None
@@ -98,7 +106,7 @@ class Lane:
         """Return the id of the promise that the same request got before, or None for a new request.
 
         Raises:
-            Refused: the number was used for another request, or is too old to be new.
+            Refused: the number was used for another request, or was skipped because it had not arrived.
         """
         if not number:
             return None
@@ -108,7 +116,11 @@ class Lane:
         return request_id
 
     def add(self, number: int | None, digest: bytes, step: Step) -> None:
-        """Add a new request. A request without a number waits only for those that are ready."""
+        """Add a new request, which waits for its turn if its number is not the next.
+
+        If the request has no number, or the lane has passed its number, its turn has come: it is carried out
+        after the others whose turn has come. A passed number is that of a refused request.
+        """
         if not number:
             self._ready.append(step)
         else:
@@ -125,13 +137,14 @@ class Lane:
         """Count the number of a refused request as used.
 
         Args:
-            number: the number; 0 if the request had none, None if it could not be read.
+            number: the number; 0 if the request had none; None if it could not be read: then a missing
+                number may be skipped in its place.
         """
         if number is None:
             self._lost += 1
         elif number >= self._expected and number not in self._early:
             self._mark_refused(number)
-        self._advance()
+        self._advance(refused=True)
         self._work()
 
     def _mark_refused(self, number: int) -> None:
@@ -139,11 +152,17 @@ class Lane:
         if len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
 
-    def _advance(self) -> None:
-        """Move the steps whose turn has come to the ready ones. Set the timer that skips a missing number."""
+    def _advance(self, *, refused: bool = False) -> None:
+        """Make the steps ready whose turn has come. If others wait, set the timer that skips the gap.
+
+        A refused request that leaves the gap as it is also leaves the timer.
+        """
+        expected = self._expected
         self._step_up()
         if self._early and self._lost:
             self._skip_lost()
+        if refused and self._expected == expected:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -162,7 +181,10 @@ class Lane:
             self._expected += 1
 
     def _skip_lost(self) -> None:
-        """Skip a gap of at most as many numbers as there were refused requests without a readable number."""
+        """Skip the missing numbers if all of them may belong to requests that were refused.
+
+        There must be no more missing numbers than refused requests whose numbers could not be read.
+        """
         if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
             return  # more numbers are missing; this test avoids a loop over a large gap
         missing = [
@@ -194,13 +216,18 @@ class Lane:
         finally:
             self._worker = None
 
-    async def close(self) -> list[Promise]:
-        """Cancel the current step and drop the later ones. Return the promises of the dropped steps."""
+    def drop_early(self) -> list[Promise]:
+        """Drop the steps that wait for a missing number, and return their promises."""
         if self._timer is not None:
             self._timer.cancel()
-        undone = [step.promise for step in (*self._ready, *self._early.values())]
-        self._ready.clear()
+        dropped = [step.promise for step in self._early.values()]
         self._early.clear()
+        return dropped
+
+    async def close(self) -> list[Promise]:
+        """Cancel the current step and drop the later ones. Return the promises of the dropped steps."""
+        undone = [*(step.promise for step in self._ready), *self.drop_early()]
+        self._ready.clear()
         if self._worker is not None:
             self._worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,8 +1,7 @@
-"""Calls that make, describe and drop models, new or from a checkpoint."""
+"""Calls that make, describe and drop models."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync.local.engine.lora import LoraSettings
@@ -37,7 +36,7 @@ _DEFAULT_RANK = 32
 
 @calls.of("create_model")
 async def create_model(service: Service, ask: Ask) -> Any:
-    """Make a new adapter for a base model."""
+    """Make a model: a new adapter for a base model."""
     request = ask.read(CreateModelRequest)
     await service.session(request.session_id)
     base = service.base_model(request.base_model)
@@ -70,7 +69,7 @@ def check_optimizer(config: OptimizerConfigBase | None) -> None:
 
 
 def lora_settings(service: Service, config: LoraConfig, model_id: str) -> LoraSettings:
-    """Return the settings of an adapter for the engine. Without a seed of the client, the server draws one.
+    """Return the settings of an adapter in the form of the engine. The server draws a missing seed.
 
     Raises:
         UserFault: the settings are not valid, or the rank is too large.
@@ -101,22 +100,23 @@ def start_model(
     user_metadata: dict[str, Any] | None,
     then: Callable[[], Awaitable[Any]],
 ) -> str:
-    """Make a model, and run `then` when it is in memory. The result of `then` is that of the promise.
+    """Begin to make a model, and run `then` when the model is in memory.
 
     Returns:
-        The id of the promise; for a repeated request, the id of the first one.
+        The id of the promise, which the result of `then` settles; for a repeated request, the id of the first
+        one's promise.
 
     Raises:
-        Refused: the number was used for another request.
+        Refused: `model_seq_id` was used for another request.
+        UserFault: the base model is not offered.
     """
     model_id = f"{session_id}:train:{model_seq_id}"
-    digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
-    known: str | None = service.numbered.get(("model", model_id), digest)
+    known: str | None = service.numbered.get(("model", model_id), ask.digest)
     if known is not None:
         return known
-    promise = service.promises.open(kind, session_id)
-    service.numbered.add(("model", model_id), digest, promise.request_id)
     model = LiveModel(model_id, session_id, service.base_model(base_model), settings, service.make_lane())
+    promise = service.promises.open(kind, session_id)
+    service.numbered.add(("model", model_id), ask.digest, promise.request_id)
     service.models[model_id] = model
 
     async def work() -> Any:
@@ -128,20 +128,14 @@ def start_model(
                 session_id=session_id,
                 model_seq_id=model_seq_id,
                 base_model=base_model,
-                lora=LoraSettings(
-                    rank=settings.rank,
-                    seed=settings.seed,
-                    train_attn=settings.train_attn,
-                    train_mlp=settings.train_mlp,
-                    train_unembed=settings.train_unembed,
-                ),
+                lora=settings,
                 user_metadata=user_metadata,
                 project_id=session.project_id,
             )
             await service.computed(service.host.create(model_id, base_model, settings))
             return await then()
         except BaseException:
-            service.models.pop(model_id, None)  # the model was not made
+            service.drop_model(model)  # it was not made, or its weights were not loaded
             raise
 
     model.lane.add(None, b"", Step(promise, work))
@@ -175,14 +169,16 @@ async def get_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("unload_model")
 async def unload_model(service: Service, ask: Ask) -> Any:
-    """Drop a model from memory after all its requests. Its checkpoints stay."""
+    """Drop a model from memory once its requests whose turn has come are carried out.
+
+    Requests of the model that then wait for a missing sequence number fail. Its checkpoints stay.
+    """
     request = ask.read(UnloadModelRequest)
     model = service.model(request.model_id)
     promise = service.promises.open("UnloadModel", model.session_id)
 
     async def work() -> Any:
-        service.models.pop(model.run_id, None)
-        await service.computed(service.host.unload(model.run_id))
+        await service.computed(service.drop_model(model))
         return UnloadModelResponse(model_id=model.run_id, type="unload_model")
 
     model.lane.add(None, b"", Step(promise, work))

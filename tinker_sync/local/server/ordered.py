@@ -4,10 +4,10 @@ After a refusal, some clients never use the number of the refused call again, an
 call. Both work:
 
 - A refused number counts as used. Calls with higher numbers proceed at once.
-- The first acceptable call with a refused number gets it, also if calls with higher numbers were accepted
-  meanwhile. It is then carried out in order of arrival.
-- If only the model of a refused call can be read, its lane counts a missing number, and skips the next gap
-  that is no larger than this count.
+- The server accepts the next valid call with a refused number, also if it accepted calls with higher numbers
+  meanwhile. It then carries out this call in order of arrival.
+- If only the model of a refused call can be read, the lane (the queue) of the model counts a missing number,
+  and skips the next gap that is no larger than this count.
 - If not even the model can be read, every lane counts a missing number, provided that the call had a valid
   key.
 

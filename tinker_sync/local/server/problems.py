@@ -1,4 +1,7 @@
-"""Failures of requests: a status at once, or a promise that fails."""
+"""Conversion of exceptions to failures: to the status of a response, or to the failure of a promise.
+
+A promise is the answer to a request whose result comes later.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
 
 
 class Refused(Exception):
-    """The refusal of a request, with a status and a `detail`. The request has changed nothing."""
+    """The refusal of a request: the status and the headers of the response, and the `detail` in its body."""
 
     def __init__(self, status: int, detail: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -29,7 +32,7 @@ class Refused(Exception):
 
 
 class UserFault(ValueError):
-    """A fault of the user: the request cannot be carried out, and repeating it does not help."""
+    """An error for a request that cannot be carried out because of a fault of the user."""
 
 
 def refusal_of(problem: BaseException) -> Refused | None:
@@ -52,12 +55,12 @@ def refusal_of(problem: BaseException) -> Refused | None:
 
 
 def unfit(problem: WireError) -> list[dict[str, Any]]:
-    """Return the `detail` for a body that does not fit its type, with the place of the problem."""
+    """Return the `detail` of a refusal for a body that does not fit its type."""
     return [{"loc": ["body", *place(problem.path)], "msg": str(problem), "type": "value_error"}]
 
 
 def place(path: str | None) -> list[str | int]:
-    """Split a path in a body into names and indexes.
+    """Split the path of a field in a body into names and indexes.
 
     >>> place("$.data[3].loss_fn_inputs['weights']"), place("loss_fn_config['']")
     (['data', 3, 'loss_fn_inputs', 'weights'], ['loss_fn_config', ''])
@@ -69,7 +72,7 @@ def place(path: str | None) -> list[str | int]:
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:
-    """Return the text and the category with which an exception makes a promise fail."""
+    """Convert an exception to the text of a promise's failure, and whose fault it is: "user" or "server"."""
     if isinstance(problem, StoreError):
         return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
     if isinstance(problem, UnknownRun):

@@ -25,7 +25,7 @@ _RETRIEVED_LIMIT = 20_000
 
 @attrs.frozen(eq=False)
 class Failure:
-    """The failure of a promise, with its reason."""
+    """The outcome of a promise whose work failed: a message, and whose fault it is."""
 
     error: str
     category: Category
@@ -37,14 +37,17 @@ class Failure:
 
 @attrs.define(eq=False)
 class Result:
-    """A value and its forms on the wire, each made when it is first requested."""
+    """The outcome of a promise whose work succeeded: a value, in JSON or protobuf.
+
+    Each form is encoded when it is first requested.
+    """
 
     value: Any
     to_protobuf: Callable[[Any], bytes] | None = None
     _forms: dict[str, bytes] = attrs.field(factory=dict, init=False)
 
     def form(self, *, protobuf: bool) -> tuple[bytes, str]:
-        """Return the bytes and their content type: protobuf if it is wanted and the value has that form."""
+        """Return the encoded value and its content type: protobuf if wanted and possible, else JSON."""
         kind = PROTOBUF if protobuf and self.to_protobuf is not None else JSON
         if kind not in self._forms:
             made = self.to_protobuf(self.value) if kind == PROTOBUF and self.to_protobuf else None
@@ -53,7 +56,7 @@ class Result:
 
     @property
     def size(self) -> int:
-        """The bytes of the largest form made so far."""
+        """The size in bytes of the largest form that is encoded so far; 0 before the first."""
         return max(map(len, self._forms.values()), default=0)
 
 
@@ -109,9 +112,9 @@ class Promises:
         return self._promises.get(request_id)
 
     def is_gone(self, request_id: str) -> bool:
-        """Return True for an id that this or an earlier start of the server has made.
+        """Return True if the promise of an id that `get` does not find existed once and was dropped.
 
-        If `get` does not find such an id, the promise was dropped.
+        This server has made the id, or the form of the id shows that an earlier start has.
         """
         head, _, number = request_id.rpartition("-")
         if not (head.startswith("req-") and number.isdigit()):
@@ -124,14 +127,14 @@ class Promises:
             return
         promise.outcome = outcome
         promise.cancel = None
+        for waiter in promise.waiters:  # first, because a callback may raise
+            wake(waiter)
         callbacks, promise.on_done = promise.on_done, []
         for callback in callbacks:
             callback(promise)
-        for waiter in promise.waiters:
-            wake(waiter)
 
     async def wait(self, promise: Promise, hold_s: float, gone: asyncio.Future[Any] | None = None) -> bool:
-        """Wait for the outcome until `hold_s` have passed or `gone` is done.
+        """Wait for the outcome until `hold_s` have passed, `gone` is done, or the server closes.
 
         Returns:
             True if the promise has its outcome.
@@ -146,7 +149,10 @@ class Promises:
         return promise.outcome is not None
 
     def mark_retrieved(self, promise: Promise) -> None:
-        """Note that a client has fetched the outcome. Drop the promises fetched longest ago to make room."""
+        """Note that a client has fetched the outcome.
+
+        If the fetched results exceed a limit, drop the promises that were fetched longest ago.
+        """
         name, size = promise.request_id, promise.outcome.size if isinstance(promise.outcome, Result) else 0
         self._retrieved_bytes += size - self._retrieved.pop(name, 0)
         self._retrieved[name] = size
@@ -157,12 +163,18 @@ class Promises:
             self._retrieved_bytes -= freed
             self._promises.pop(oldest, None)
 
-    def drop_session(self, session_id: str) -> None:
-        """Drop the promises of a session that have an outcome. The others stay."""
-        for name in [name for name, one in self._promises.items() if one.session_id == session_id]:
-            if self._promises[name].outcome is not None:
-                del self._promises[name]
-                self._retrieved_bytes -= self._retrieved.pop(name, 0)
+    def drop_session(self, session_id: str) -> list[Promise]:
+        """Drop the promises of a session that have an outcome. Return the others, which stay."""
+        found = [one for one in self._promises.values() if one.session_id == session_id]
+        for promise in found:
+            if promise.outcome is not None:
+                self.drop(promise)
+        return [promise for promise in found if promise.outcome is None]
+
+    def drop(self, promise: Promise) -> None:
+        """Drop a promise."""
+        self._promises.pop(promise.request_id, None)
+        self._retrieved_bytes -= self._retrieved.pop(promise.request_id, 0)
 
     def close(self) -> None:
         """Wake all waiters, whose polls then answer that the result is not ready."""
@@ -176,7 +188,7 @@ class Promises:
 
 
 async def held(waiter: asyncio.Future[None], hold_s: float, gone: asyncio.Future[Any] | None) -> None:
-    """Wait until `waiter` is woken, `hold_s` have passed, or `gone` is done."""
+    """Wait until `wake(waiter)` is called, `hold_s` have passed, or `gone` is done."""
     timer = asyncio.get_running_loop().call_later(hold_s, wake, waiter)
 
     def gone_now(_: Any) -> None:
@@ -193,6 +205,6 @@ async def held(waiter: asyncio.Future[None], hold_s: float, gone: asyncio.Future
 
 
 def wake(waiter: asyncio.Future[None]) -> None:
-    """Wake a waiter."""
+    """End the wait for `waiter`. Idempotent."""
     if not waiter.done():
         waiter.set_result(None)

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.service import adapter_key
-from tinker_sync.local.server.sessions import texts
 from tinker_sync.local.server.signing import USER
 from tinker_sync.local.server.weights import about, checked_ttl
-from tinker_sync.local.store.rows import FOLDERS
+from tinker_sync.local.store.database import texts
+from tinker_sync.local.store.rows import DEFAULT_PROJECT, FOLDERS
 from tinker_sync.types.checkpoint import Checkpoint, CheckpointsListResponse, Cursor
 from tinker_sync.types.described import TrainingRun, TrainingRunsResponse
-from tinker_sync.types.search import (
-    CheckpointSearchCursor,
-    CheckpointSearchRequest,
-    CheckpointSearchResponse,
-)
+from tinker_sync.types.search import CheckpointSearchCursor, CheckpointSearchRequest, CheckpointSearchResponse
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
@@ -93,16 +89,11 @@ def checkpoint_model(row: CheckpointRow) -> Checkpoint:
 
 
 @calls.of("list_checkpoints")
+@calls.of("list_model_checkpoints")  # the call of the oldest clients
 async def list_checkpoints(service: Service, ask: Ask) -> Any:
     """Return all checkpoints of a run on one page, the newest first."""
-    rows = await service.on_disk(service.store.list_checkpoints, ask.ids["run"])
-    return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
-
-
-@calls.of("list_model_checkpoints")
-async def list_model_checkpoints(service: Service, ask: Ask) -> Any:
-    """Return all checkpoints of a run, the newest first. Only the oldest clients use this call."""
-    rows = await service.on_disk(service.store.list_checkpoints, ask.ids["model"])
+    run_id = ask.ids.get("run") or ask.ids["model"]
+    rows = await service.on_disk(service.store.list_checkpoints, run_id)
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
 
@@ -147,7 +138,7 @@ def _after(rows: list[CheckpointRow], cursor: CheckpointSearchCursor | None) -> 
 def _fits(row: CheckpointRow, request: CheckpointSearchRequest) -> bool:
     metadata = texts(row.user_metadata) or {}
     return (
-        (request.project_ids is None or row.project_id in request.project_ids)
+        (request.project_ids is None or (row.project_id or DEFAULT_PROJECT) in request.project_ids)
         and all(metadata.get(name) == value for name, value in request.user_metadata.items())
         and (request.checkpoint_type is None or row.kind == request.checkpoint_type)
         and (request.base_models is None or row.base_model in request.base_models)
@@ -179,7 +170,7 @@ async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
 
 @calls.of("delete_checkpoint")
 async def delete_checkpoint(service: Service, ask: Ask) -> Any:
-    """Delete a checkpoint and its files."""
+    """Delete a checkpoint and its files. Later samples of samplers that use it fail."""
     key = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, *key)
     await service.on_disk(service.store.delete_checkpoint, *key)
@@ -190,13 +181,13 @@ async def delete_checkpoint(service: Service, ask: Ask) -> Any:
 
 @calls.of("publish_checkpoint")
 async def publish_checkpoint(service: Service, ask: Ask) -> Any:
-    """Let every user read a checkpoint."""
+    """Make a checkpoint public."""
     return await _publish(service, ask, published=True)
 
 
 @calls.of("unpublish_checkpoint")
 async def unpublish_checkpoint(service: Service, ask: Ask) -> Any:
-    """Let only its owner read a checkpoint."""
+    """Make a checkpoint private."""
     return await _publish(service, ask, published=False)
 
 
@@ -212,7 +203,7 @@ async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
 
 @calls.of("set_checkpoint_ttl")
 async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
-    """Set the time until a checkpoint expires; null means never."""
+    """Set the time from now until a checkpoint expires; null means never."""
     tree = ask.tree("ttl_seconds")
     if "ttl_seconds" not in tree:
         raise Refused(422, [{"loc": ["body", "ttl_seconds"], "msg": "is missing", "type": "missing"}])

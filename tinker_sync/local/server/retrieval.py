@@ -1,4 +1,7 @@
-"""Calls that poll for one result or for all results of a sampler, and calls that cancel a request."""
+"""The calls that return one result or announce which samples have ended, and the call that cancels a request.
+
+Several processes may share a sampler. Each of them is a *clone*, and asks only for its own samples.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,17 @@ if TYPE_CHECKING:
 calls = Calls()
 
 CLONE = 10**9
-"""The first sequence number of the first clone of a sampler; the second clone begins at twice this number.
-
-A clone is one more process that shares a sampler."""
+"""The sequence numbers of clone 1 of a sampler begin here, and those of clone 2 at twice this number."""
 _LOG = 100_000
-"""The number of ended requests that are remembered for each clone."""
+"""The most ended requests that are remembered for each clone."""
 
 
 @calls.of("retrieve_future")
 async def retrieve_future(service: Service, ask: Ask) -> Any:
-    """Return the result of a request, only its size, its failure, or a 408 if it is not ready."""
+    """Return the outcome of a request: its result, its failure, or only the size of a large result.
+
+    If there is no outcome within `Flags.hold_s` seconds, answer with status 408.
+    """
     request = ask.read(FutureRetrieveRequest)
     promise = find(service, request.request_id)
     gone = ask.gone() if ask.gone is not None and promise.outcome is None else None
@@ -87,7 +91,11 @@ def _outcome(service: Service, ask: Ask, promise: Promise, *, allow_metadata_onl
 
 @calls.of("retrieve_futures")
 async def retrieve_futures(service: Service, ask: Ask) -> Any:
-    """Return the requests of a clone that have ended since a cursor. Wait for the next end if none have."""
+    """Return the sample requests of one process that have ended since a cursor, without their results.
+
+    If none has ended, first wait for one, at most the time that the request and `Flags.hold_s` allow. The
+    request also names the results that the process has fetched; these are not returned again.
+    """
     request = ask.read(FuturesRetrieveRequest)
     sampler = await service.sampler(request.target.sampling_session_id)
     clone = request.target.cloned_sampler_id
@@ -109,7 +117,7 @@ async def retrieve_futures(service: Service, ask: Ask) -> Any:
 async def _news(
     service: Service, sampler: LiveSampler, clone: int, cursor: int, hold_s: float, ask: Ask
 ) -> None:
-    """Wait until a request of this clone ends, at most for `hold_s` or until the client disconnects."""
+    """Wait until a sample request of process `clone` ends, `hold_s` have passed, or the client is gone."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     gone = ask.gone() if ask.gone is not None else None
@@ -133,7 +141,7 @@ def _since(sampler: LiveSampler, clone: int, cursor: int) -> list[tuple[int, Fut
 
 
 def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
-    """Drop the entries of a clone's fetched requests."""
+    """Drop the ended requests of process `clone` whose ids are in `fetched`."""
     log = sampler.finished.get(clone)
     if log and fetched:
         kept = [entry for entry in log if entry[1].request_id not in fetched]
@@ -142,15 +150,15 @@ def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
 
 
 def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: Promise) -> None:
-    """Note that a sample has ended, and wake the `retrieve_futures` requests that wait for such news.
+    """Note that a sample request has ended, and wake the `retrieve_futures` calls that wait for this.
 
     Do nothing if the settings for clients turn `retrieve_futures` off.
 
     Args:
-        service: the server.
-        sampler: the sampler that has made the sample.
-        clone: the number of the process that asked for the sample, among those that share the sampler.
-        promise: the promise of the sample.
+        service: the state of the server.
+        sampler: the sampler of the request.
+        clone: the number of the process that sent the request, among those that share the sampler.
+        promise: the promise of the request.
     """
     if not service.flags.client.sample_use_retrieve_futures:
         return
@@ -168,7 +176,7 @@ def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: P
 
 @calls.of("cancel_future")
 async def cancel_future(service: Service, ask: Ask) -> Any:
-    """Cancel a request. Finished work, and work that cannot be stopped, stays as it is."""
+    """Cancel a request. Finished work and work that cannot be stopped stay as they are."""
     request_id = ask.tree("request_id").get("request_id")
     if not isinstance(request_id, str):
         raise Refused(422, "request_id must be text")

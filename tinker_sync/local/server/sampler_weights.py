@@ -1,7 +1,9 @@
 """The weights of samplers: saving them, and the weights of open samplers when a checkpoint is replaced.
 
-A sampler keeps the weights that it was opened with, also if its checkpoint is replaced. An inflight sampler
-instead changes to the weights of each new inflight save of its model.
+A sampler in memory keeps the weights that it was opened with, also if its checkpoint is replaced. A sample
+request that names a checkpoint instead of a sampler gets the newest weights. An *inflight save* is a request
+with `kind` "inflight": it makes a sampler, and sets the same weights in all samplers that earlier inflight
+saves of the model have made.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ calls = Calls()
 
 @calls.of("save_weights_for_sampler")
 async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
-    """Save weights to sample from: under a name, or in memory for a sampler that this call makes."""
+    """Save weights to sample from: in a checkpoint, or in memory for a sampler that this call makes."""
     request = ask.read(SaveWeightsForSamplerRequest)
     model = service.model(request.model_id)
     if request.path is not None and request.sampling_session_seq_id is not None:
@@ -65,9 +67,9 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             base_model=model.base.name,
             model_path=f"{UNSAVED}{model.run_id}",
         )
-        await service.adapters.put(sampler_id, params)
         sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
-        service.samplers[sampler_id] = sampler
+        service.samplers[sampler_id] = sampler  # first, so that the weights always leave memory with it
+        await service.adapters.put(sampler_id, params)
         if request.kind == "inflight":
             _move(service, model.run_id, sampler)
         return SaveWeightsForSamplerResponseInternal(
@@ -128,7 +130,7 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
 
 
 def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
-    """Set the newest weights in all inflight samplers of a model, from their next request on."""
+    """Set the weights of `newest` in all samplers that inflight saves of the model have made."""
     newest.follows = run_id
     for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
         older, sampler.adapter = sampler.adapter, newest.adapter

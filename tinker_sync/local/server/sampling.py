@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.server import convert
 from tinker_sync.local.server.calls import Calls
-from tinker_sync.local.server.problems import UserFault
+from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
@@ -43,35 +41,47 @@ calls = Calls()
 
 @calls.of("create_sampling_session")
 async def create_sampling_session(service: Service, ask: Ask) -> Any:
-    """Make a sampler of a base model or a checkpoint."""
+    """Make a sampler of a base model or a checkpoint. A repeated request gets the same sampler."""
     request = ask.read(CreateSamplingSessionRequest)
     await service.session(request.session_id)
     sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
-    number, digest = ("sampler", sampler_id), hashlib.sha256(ask.body).digest()
-    if service.numbered.get(number, digest) is None:
-        base, path, save = await _source(service, request.base_model, request.model_path)
-        key = None if path is None else adapter_key(path, save)
-        sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
-        if service.numbered.get(number, digest) is None:  # no other request has made it meanwhile
-            service.numbered.add(number, digest, sampler_id)
-            service.samplers[sampler_id] = sampler
-            await service.on_disk(
-                service.store.add_sampler,
-                sampler_id,
-                session_id=request.session_id,
-                base_model=base,
-                model_path=path,
-                checkpoint=save,
-            )
+    await service.once(("sampler", sampler_id), ask.digest, lambda: _make(service, sampler_id, request))
     return CreateSamplingSessionResponse(sampling_session_id=sampler_id)
+
+
+async def _make(service: Service, sampler_id: str, request: CreateSamplingSessionRequest) -> None:
+    base, path, save = await _source(service, request.base_model, request.model_path)
+    key = None if path is None else adapter_key(path, save)
+    sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
+    # Add it now, so that a save that replaces its checkpoint finds it.
+    if service.samplers.setdefault(sampler_id, sampler) is not sampler:
+        raise Refused(409, f"there is a sampler {sampler_id} already; use another sampling_session_seq_id")
+    try:
+        await service.on_disk(
+            service.store.add_sampler,
+            sampler_id,
+            session_id=request.session_id,
+            base_model=base,
+            model_path=path,
+            checkpoint=save,
+        )
+    except BaseException:
+        service.samplers.pop(sampler_id, None)
+        service.drop_unused(sampler.adapter)
+        raise
 
 
 async def _source(
     service: Service, base_model: str | None, path: str | None
 ) -> tuple[str, str | None, int | None]:
-    """Return the base model, the path of the checkpoint and the number of its save.
+    """Return the name of the base model, the path of the checkpoint and the number of its save.
 
     For a request that names only a base model, the path and the number are both None.
+
+    Raises:
+        UserFault: the request names neither a base model nor a checkpoint, the base model is not offered or
+            is not that of the checkpoint, or the path is malformed or names a checkpoint for training.
+        StoreError: the checkpoint does not exist.
     """
     if path is None:
         if base_model is None:
@@ -86,7 +96,7 @@ async def _source(
 
 @calls.of("join_sampling_session")
 async def join_sampling_session(service: Service, ask: Ask) -> Any:
-    """Count one more process that shares a sampler, and return the number of that process."""
+    """Return a number for one more process that shares a sampler."""
     sampler = await service.sampler(ask.read(JoinSamplingSessionRequest).sampling_session_id)
     sampler.clones += 1
     return JoinSamplingSessionResponse(client_counter=sampler.clones)
@@ -108,17 +118,19 @@ async def get_sampler(service: Service, ask: Ask) -> Any:
 
 @calls.of("asample")
 async def asample(service: Service, ask: Ask) -> Any:
-    """Take samples of one prompt. A repeated request gets the promise of the first one."""
+    """Begin to take samples of one prompt, and return the promise of the result.
+
+    A repeated request gets the promise of the first one if it has a sequence number.
+    """
     request = ask.read(SampleRequest)
     sampler = await _sampler(service, request)
-    digest = hashlib.sha256(ask.body).digest()
     number = request.seq_id
-    request_id: str | None = None if number is None else sampler.seen.get(number, digest)
+    request_id: str | None = None if number is None else sampler.seen.get(number, ask.digest)
     if request_id is None:
         promise = service.promises.open("Sample", sampler.session_id)
         request_id = promise.request_id
         if number is not None:
-            sampler.seen.add(number, digest, request_id)
+            sampler.seen.add(number, ask.digest, request_id)
         _Sampling(service, sampler, request, promise).start()
     if service.flags.json_only:
         return UntypedAPIFuture(request_id=request_id)
@@ -128,12 +140,8 @@ async def asample(service: Service, ask: Ask) -> Any:
 
 
 def sequence_ids(request_id: str, count: int) -> list[str]:
-    """Return an id for each sequence of a request's future result, in the order of the sequences."""
-    return [f"{request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
-
-
-_MOST_IDS = 65_536
-"""The most ids in an answer. Requests for more samples are refused later."""
+    """Return an id for each sequence of a request's future result, in order; at most `MOST_SAMPLES` ids."""
+    return [f"{request_id}:{index}" for index in range(max(0, min(count, convert.MOST_SAMPLES)))]
 
 
 async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
@@ -201,10 +209,10 @@ class _Sampling:
         try:
             request.validate()
             spec = convert.sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
-        except (ValueError, InvalidInputError) as problem:
+            order = service.host.sample(self._sampler.base.name, spec)
+        except Exception as problem:  # noqa: BLE001  # it is the outcome
             self._settle(problem)
             return
-        order = service.host.sample(self._sampler.base.name, spec)
 
         def give_up() -> None:
             self._give_up()

@@ -1,7 +1,7 @@
 """The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
 The state belongs to the thread of the event loop. Work that blocks (files, the database, large bodies) runs
-in a small executor, and computations run in the host. Handlers await both.
+in a small executor, which also fills `downloads`. Computations run in the host. Handlers await both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.lora import LoraSettings
     from tinker_sync.local.host.base_model import BaseModel
     from tinker_sync.local.host.host import Host
-    from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store
     from tinker_sync.types.completion import FutureCompletion
@@ -42,9 +41,10 @@ T = TypeVar("T")
 
 SWEEP_S = 30.0
 RELEASE_S = 60.0
-"""The time for which models stay after the end of their session, for processes that still fetch results."""
+"""The time for which models stay after the end of their session, for processes that still fetch results. The
+outcome of a request that was under way at a release stays for the same time."""
 UNSAVED = "unsaved:"
-"""The beginning of the path that the store has for a sampler whose weights are only in memory."""
+"""The beginning of the path that the store has for a sampler whose weights no checkpoint contains."""
 _DISK_THREADS = 2
 _TRACED = 10_000
 _MOST_IGNORED = 1000
@@ -54,7 +54,7 @@ logger = logging.getLogger("tinker_sync.local")
 
 @attrs.frozen(eq=False)
 class LiveModel:
-    """A model in memory."""
+    """A model in memory: its base model, the settings of its adapter, and its lane, the queue of requests."""
 
     run_id: str
     session_id: str
@@ -65,17 +65,18 @@ class LiveModel:
 
 @attrs.define(eq=False)
 class LiveSampler:
-    """A sampler in memory.
+    """A sampler in memory: its base model, the key of its adapter, and its requests.
 
     Attributes:
         adapter: the key of the adapter in `Service.adapters`; None for the base model itself.
         model_path: the path of the adapter's checkpoint; None for the base model and for unsaved weights.
         follows: the id of the model whose inflight saves replace `adapter`; None if none do.
-        clones: the number of processes that joined.
+        clones: the number of processes that joined, beside the first one.
         seen: the request ids by sequence number, for repeated requests.
-        finished: for each clone, its ended requests, each with its cursor.
-        cursor: the number of ended requests of all clones.
-        news: the long polls that wait for the end of a request.
+        finished: by the number of a process, its requests that have ended and that it has not fetched yet,
+            each with its cursor.
+        cursor: the number of requests of all processes that were added to `finished`.
+        news: a future for each long poll that waits for the end of a request.
         unnumbered: the number of requests without a sequence number.
     """
 
@@ -100,17 +101,22 @@ def adapter_key(path: str, save: int | None) -> str:
 
 @attrs.define(eq=False)
 class LiveSession:
-    """A session in memory. It is open unless `finished` is set."""
+    """A session in memory.
+
+    Attributes:
+        seen_at_s: the moment of its last use.
+        finished: True once it has ended.
+        spans: its trace, the times of its latest work, as trace viewers read them.
+    """
 
     session_id: str
     seen_at_s: float
     finished: bool = False
-    samplers: int = 0
     spans: deque[dict[str, Any]] = attrs.Factory(lambda: deque(maxlen=_TRACED))
 
 
 class Service:
-    """The shared state of all handlers; see the module. `start` and `close` run on the event loop."""
+    """The state of a server, which all handlers share. It belongs to the thread of the event loop."""
 
     def __init__(
         self, store: Store, host: Host, *, flags: Flags, key: str, clock: Clock = SYSTEM_CLOCK
@@ -209,24 +215,32 @@ class Service:
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def chance(self, *names: object) -> int:
-        """Return a pseudo-random number that depends only on the server's seed and these names."""
+        """Return a pseudo-random number that depends only on these names and the seed of this server.
+
+        The seed is random unless the flags have one.
+        """
         text = "/".join(map(str, (self._seed, *names))).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
-    async def once(self, ask: Ask, work: Callable[[], Awaitable[str]]) -> str:
-        """Run a function that makes an object, and return the id or path of the object.
+    async def once(self, name: Any, digest: bytes, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`, and return its result.
 
-        A repeated request, recognised by its idempotency key, gets the object of the first one.
+        A repeated request, recognised by its name and digest, gets the result of the first one, also while
+        that is under way. If the first one failed, `work` runs again.
+
+        Raises:
+            Refused: the name was used for another request.
         """
-        name = ask.endpoint.name, ask.headers.get("x-idempotency-key")
-        if name[1] is None:
-            return await work()
-        digest = hashlib.sha256(ask.body).digest()
-        under_way: asyncio.Future[str] | None = self.numbered.get(name, digest)
-        if under_way is None or (under_way.done() and under_way.exception() is not None):
+        under_way: asyncio.Future[T] | None = self.numbered.get(name, digest)
+        if under_way is None:
             under_way = asyncio.ensure_future(work())
             self.numbered.add(name, digest, under_way)
+            under_way.add_done_callback(lambda done: self._forget_failed(name, done))
         return await asyncio.shield(under_way)
+
+    def _forget_failed(self, name: Any, done: asyncio.Future[Any]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self.numbered.forget(name)
 
     # ------------------------------------------------------------------------------------ promises
 
@@ -254,7 +268,7 @@ class Service:
         return Failure(text, category)
 
     def trace(self, promise: Promise, started_s: float) -> None:
-        """Add the work of a promise, from `started_s` until now, to the trace of its session."""
+        """Add the work of a promise, from `started_s` until now, to the trace of its session in memory."""
         session = self.sessions.get(promise.session_id or "")
         if session is not None:
             span = {
@@ -269,14 +283,14 @@ class Service:
             session.spans.append(span)
 
     def note_ignored(self, names: Iterable[str]) -> None:
-        """Log each unknown field once, and list it in `ignored`."""
+        """Log each unknown field of requests once, and list it in `ignored`, which has a limited size."""
         for name in sorted(names):
             if name not in self.ignored and len(self.ignored) < _MOST_IGNORED:
                 self.ignored.add(name)
                 logger.warning("ignored %s: this server does not know the field", name)
 
     def make_lane(self) -> Lane:
-        """Make the lane of a new model."""
+        """Make the lane of a new model, the queue of its requests."""
 
         async def run(step: Step) -> None:
             await self.keep(step.promise, step.work(), step.to_protobuf)
@@ -292,13 +306,18 @@ class Service:
             Refused: the session has ended.
             StoreError: the session does not exist.
         """
+        live = await self._session(session_id)
+        if live.finished:
+            raise Refused(410, f"session {session_id} is over")
+        return live
+
+    async def _session(self, session_id: str) -> LiveSession:
+        """Return a session by its id, also an ended one, and note that it is in use."""
         live = self.sessions.get(session_id)
         if live is None:
             row = await self.on_disk(self.store.session, session_id)
             over = row.status.get("type") != "active"
             live = self.sessions.setdefault(session_id, LiveSession(session_id, self.clock.now(), over))
-        if live.finished:
-            raise Refused(410, f"session {session_id} is over")
         live.seen_at_s = self.clock.now()
         return live
 
@@ -319,11 +338,13 @@ class Service:
         return model
 
     async def sampler(self, sampler_id: str) -> LiveSampler:
-        """Return a sampler by its id. After a restart of the server, make it again from the store.
+        """Return a sampler by its id. If it is not in memory, make it again from its record in the store.
 
         Raises:
             StoreError: the sampler does not exist.
-            Refused: its weights were never saved, or its checkpoint was deleted or replaced.
+            Refused: it is not in memory, and its weights were never saved, or its checkpoint was deleted or
+                replaced.
+            UserFault: it is not in memory, and its base model is not offered.
         """
         live = self.samplers.get(sampler_id)
         if live is not None:
@@ -342,6 +363,7 @@ class Service:
                 raise Refused(410, text)
             adapter = adapter_key(path, newest)
         made = LiveSampler(sampler_id, row.session_id, self.base_model(row.base_model), adapter, path)
+        await self._session(row.session_id)  # with which the sampler leaves memory
         return self.samplers.setdefault(sampler_id, made)
 
     async def _newest_save(self, path: str) -> int | None:
@@ -362,7 +384,10 @@ class Service:
         return found
 
     def release(self, session_id: str) -> None:
-        """Drop the models, samplers and results of an ended session from memory. Its checkpoints stay."""
+        """Drop the models, samplers, custom losses and results of an ended or abandoned session.
+
+        Its checkpoints stay. The outcome of a request under way stays for `RELEASE_S` seconds.
+        """
         self.sessions.pop(session_id, None)
         for model in [each for each in self.models.values() if each.session_id == session_id]:
             del self.models[model.run_id]
@@ -370,16 +395,34 @@ class Service:
         for sampler in [each for each in self.samplers.values() if each.session_id == session_id]:
             del self.samplers[sampler.sampler_id]
             self.drop_unused(sampler.adapter)
-        self.promises.drop_session(session_id)
+        for loss in [each for each in self.losses.values() if each.session_id == session_id]:
+            del self.losses[loss.loss_id]
+        for promise in self.promises.drop_session(session_id):
+            promise.on_done.append(self._drop_later)
+
+    def _drop_later(self, promise: Promise) -> None:
+        self.later(RELEASE_S, lambda: self.promises.drop(promise))
 
     def drop_unused(self, key: str | None) -> None:
-        """Drop the adapter with this key unless a sampler uses it."""
+        """Drop the adapter with this key unless a sampler uses it. For None, do nothing."""
         if key is not None and all(sampler.adapter != key for sampler in self.samplers.values()):
             self.adapters.drop(key)
 
-    async def _unload(self, model: LiveModel) -> None:
-        for promise in await model.lane.close():
+    def drop_model(self, model: LiveModel) -> Future[bool]:
+        """Drop a model, also from the host, and fail its requests that wait for a missing number.
+
+        The future of the result ends when the model has left the host.
+        """
+        self.models.pop(model.run_id, None)
+        self._fail(model, model.lane.drop_early())
+        return self.host.unload(model.run_id)
+
+    def _fail(self, model: LiveModel, undone: Iterable[Promise]) -> None:
+        for promise in undone:
             self.promises.settle(promise, Failure(f"model {model.run_id} was let go", "user"))
+
+    async def _unload(self, model: LiveModel) -> None:
+        self._fail(model, await model.lane.close())
         await self.computed(self.host.unload(model.run_id))
 
     def _sweep(self) -> None:
@@ -388,6 +431,8 @@ class Service:
         oldest = self.clock.now() - self.flags.abandoned_after_s
         for session in [each for each in self.sessions.values() if each.seen_at_s < oldest]:
             self.release(session.session_id)
+        for upload in [each for each in self.uploads.values() if each.expires_s < self.clock.time()]:
+            del self.uploads[upload.upload_id]
 
     async def _sweep_disk(self) -> None:
         try:

@@ -16,17 +16,30 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync.local.server.http1 import HttpServer
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http1 import Asgi, Message
+    from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
 
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
 STOP_S = 30.0
+BODY_LIMIT = "max_body_bytes"
+"""Key of the lifespan's state under which an application puts the limit that it sets for bodies."""
+_SPARE_BYTES = 256 * 1024 * 1024
+"""The most bytes by which the bodies that the server receives exceed the application's limit. The application
+refuses these bodies, and reads the numbers of the refused calls in them."""
+
+
+async def complete_lifespan(receive: Receive, send: Send) -> None:
+    """Answer the lifespan events of ASGI for an application that does nothing at start-up and shutdown."""
+    for kind in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{kind}.complete"})
 
 
 class _Lifespan:
     """The start-up and shutdown of the application, by the lifespan protocol of ASGI."""
 
     def __init__(self, app: Asgi) -> None:
+        self.state: dict[str, Any] = {}
         self._app = app
         self._asked: asyncio.Queue[Message] = asyncio.Queue()
         self._told: asyncio.Queue[Message] = asyncio.Queue()
@@ -49,7 +62,7 @@ class _Lifespan:
             raise RuntimeError(f"the application's {kind} failed: {event.get('message', '')}")
 
     async def startup(self) -> None:
-        scope: Message = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+        scope: Message = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self.state}
         self._task = asyncio.ensure_future(self._run(scope))
         await self._ask("startup")
 
@@ -66,10 +79,9 @@ async def serve(
     host: str = LOOPBACK,
     port: int = 0,
     ready: Callable[[int], None] | None = None,
-    max_body_bytes: int | None = None,
     listening: socket.socket | None = None,
 ) -> None:
-    """Serve until `stopped` is set, then end in order: held polls are answered, then connections close.
+    """Serve an application until `stopped` is set. Then let it answer held polls, and close the connections.
 
     Args:
         app: the application.
@@ -77,13 +89,15 @@ async def serve(
         host: the address to listen on.
         port: the port, or 0 for a free one.
         ready: receives the port when the server accepts requests.
-        max_body_bytes: the most bytes of one request; None: the default of `HttpServer`.
         listening: a bound socket, in place of `host` and `port`.
+
+    Raises:
+        OSError: the address cannot be used.
+        Exception: what the application raises at its start-up or shutdown.
     """
     lifespan = _Lifespan(app)
     await lifespan.startup()
-    limits = {} if max_body_bytes is None else {"max_body_bytes": max_body_bytes}
-    server = HttpServer(app, **limits)
+    server = HttpServer(app, max_body_bytes=lifespan.state.get(BODY_LIMIT, 0) + _SPARE_BYTES)
     try:
         actual = await server.start(host, port, listening)
         if ready is not None:
@@ -126,10 +140,12 @@ class ServerThread:
         return f"http://{self._host}:{self.port}"
 
     def start(self) -> ServerThread:
-        """Start the server, and return when it accepts requests.
+        """Start the server, and return when it accepts requests. Call this once.
 
         Raises:
             OSError: the port is taken.
+            Exception: what the application raises at its start-up.
+            TimeoutError: the server does not listen within `START_S`.
         """
         self._thread.start()
         if not self._ready.wait(START_S):
@@ -140,7 +156,7 @@ class ServerThread:
         return self
 
     def stop(self) -> None:
-        """Stop the server, and return when its connections are closed and its thread has ended."""
+        """Stop the server: close its connections and end its thread. Wait for this at most `STOP_S`."""
         if self._loop is not None and self._stopped is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._loop.call_soon_threadsafe(self._stopped.set)

@@ -8,6 +8,8 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.service import RELEASE_S, LiveSession
 from tinker_sync.local.server.signing import USER
+from tinker_sync.local.store.database import texts
+from tinker_sync.local.store.rows import DEFAULT_PROJECT
 from tinker_sync.types.described import GetSessionResponse, ListSessionsResponse
 from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse, SessionSummary
 from tinker_sync.types.session import (
@@ -26,35 +28,28 @@ if TYPE_CHECKING:
 calls = Calls()
 
 _REASONS: Final = ("success", "errored", "interrupted")
-DEFAULT_PROJECT: Final = "default"
-"""The project of sessions for which the client names none."""
 
 
 @calls.of("create_session")
 async def create_session(service: Service, ask: Ask) -> Any:
     """Open a session. A repeated request, recognised by its idempotency key, gets the same session."""
-    request = ask.read(CreateSessionRequest)
-
-    async def create() -> str:
-        session_id = service.new_id()
-        await service.on_disk(
-            service.store.add_session,
-            session_id,
-            tags=request.tags,
-            user_metadata=request.user_metadata,
-            sdk_version=request.sdk_version,
-            project_id=request.project_id,
-            display_name=request.display_name,
-        )
-        service.sessions[session_id] = LiveSession(session_id, service.clock.now())
-        return session_id
-
-    return CreateSessionResponse(session_id=await service.once(ask, create))
+    request, session_id = ask.read(CreateSessionRequest), service.new_id()
+    await service.on_disk(
+        service.store.add_session,
+        session_id,
+        tags=request.tags,
+        user_metadata=request.user_metadata,
+        sdk_version=request.sdk_version,
+        project_id=request.project_id,
+        display_name=request.display_name,
+    )
+    service.sessions[session_id] = LiveSession(session_id, service.clock.now())
+    return CreateSessionResponse(session_id=session_id)
 
 
 @calls.of("session_heartbeat")
 async def session_heartbeat(service: Service, ask: Ask) -> Any:
-    """Note that a session is still in use."""
+    """Note that a session is still in use. Refuse if it has ended."""
     request = ask.read(SessionHeartbeatRequest)
     await service.session(request.session_id)
     service.store.touch_session(request.session_id)
@@ -63,7 +58,10 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
 
 @calls.of("finish_session")
 async def finish_session(service: Service, ask: Ask) -> Any:
-    """End a session. A session that has already ended keeps its status."""
+    """End a session. A session that has already ended keeps its status.
+
+    The models and samplers of the session leave memory `RELEASE_S` seconds after its end.
+    """
     tree, session_id = ask.tree("reason", "detail"), ask.ids["session"]
     reason, detail = tree.get("reason"), tree.get("detail")
     kind = reason.get("type") if isinstance(reason, dict) else None
@@ -130,14 +128,3 @@ async def assign_session_project(service: Service, ask: Ask) -> Any:
     await service.on_disk(service.store.set_session_project, session_id, project_id)
     service.store.audit("session_project_assigned", {"session_id": session_id, "project_id": project_id})
     return {}
-
-
-def texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return metadata in the form of responses: a value that is not text becomes JSON."""
-    if metadata is None:
-        return None
-    return {name: value if isinstance(value, str) else _text(value) for name, value in metadata.items()}
-
-
-def _text(value: Any) -> str:
-    return json_codec.dumps(value).decode()

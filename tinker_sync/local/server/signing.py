@@ -17,12 +17,13 @@ _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 
 
 class Signer:
-    """A checker of keys, and a maker and checker of tokens and signatures. Immutable; any thread may use it.
+    """The key of a server: it checks keys, and makes and checks tokens and signatures. Thread-safe.
 
     Args:
         key: the key of the clients.
         clock: decides what has expired.
-        seed: makes signatures repeatable, for tests; None takes a secret of this process.
+        seed: makes signatures repeatable, for tests; None: each `Signer` draws a secret, so its tokens and
+            signatures end with it.
     """
 
     def __init__(self, key: str, clock: Clock, *, seed: int | None = None) -> None:
@@ -32,7 +33,7 @@ class Signer:
         self._secret = hmac.new(self._key, salt, hashlib.sha256).digest()
 
     def knows(self, credential: str) -> bool:
-        """Return True for the key, and for a valid token that was made for it."""
+        """Return True for the key, and for a token made by `token` that has not expired."""
         if hmac.compare_digest(credential.encode("utf-8", "replace"), self._key):
             return True
         claims = self._claims(credential)
@@ -70,7 +71,7 @@ class Signer:
         return f"expires={expires}&signature={self._mac(f'{path} {expires}')}", expires
 
     def allows(self, path: str, expires: str, signature: str) -> bool:
-        """Return True if the signature belongs to this path and expiry, and has not expired."""
+        """Return True if the signature is that of `query` for this path and expiry, and has not expired."""
         genuine = hmac.compare_digest(
             signature.encode("utf-8", "replace"), self._mac(f"{path} {expires}").encode()
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 calls = Calls()
 
-_LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 256 * 1024
 """The size from which bodies are decoded on another thread."""
 
 
@@ -42,18 +41,17 @@ def submit(
     work: Work,
     to_protobuf: Callable[[Any], bytes] | None = None,
 ) -> UntypedAPIFuture:
-    """Add a request to the lane of its model, and return its promise.
+    """Add a request to the lane (the queue) of its model, and return its promise.
 
-    A repeated request gets the promise of the first one.
+    A repeated request with a sequence number gets the promise of the first one.
 
     Raises:
-        Refused: the number was used for another request, or comes too late.
+        Refused: `seq_id` was used for another request, or was skipped because it had not arrived.
     """
-    digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
-    request_id = model.lane.known(seq_id, digest)
+    request_id = model.lane.known(seq_id, ask.digest)
     if request_id is None:
         promise = service.promises.open(kind, model.session_id)
-        model.lane.add(seq_id, digest, Step(promise, work, to_protobuf))
+        model.lane.add(seq_id, ask.digest, Step(promise, work, to_protobuf))
         service.store.touch_run(model.run_id)
         request_id = promise.request_id
     return UntypedAPIFuture(request_id=request_id, model_id=model.run_id)
@@ -61,7 +59,7 @@ def submit(
 
 @calls.of("forward_backward")
 async def forward_backward(service: Service, ask: Ask) -> Any:
-    """Run a pass, with gradients unless the request turns them off."""
+    """Run a pass over data, with gradients unless the request turns them off."""
     if ask.sends_protobuf:
         if service.flags.json_only:
             raise Refused(
@@ -92,7 +90,7 @@ async def forward(service: Service, ask: Ask) -> Any:
 
 
 async def _read(service: Service, ask: Ask, decode: Callable[[bytes], Any]) -> Any:
-    if len(ask.body) < _LARGE_BYTES:
+    if len(ask.body) < LARGE_BYTES:
         return decode(ask.body)
     return await service.on_disk(decode, ask.body)
 
@@ -121,7 +119,11 @@ def _pass(
 def compute(
     service: Service, run: AdapterTrainer, model: LiveModel, given: ForwardBackwardInput, *, backward: bool
 ) -> ForwardBackwardOutput:
-    """Compute a pass, on the training thread. For a wrong input, raise `ValueError` and change nothing."""
+    """Compute a pass, and record its tokens as usage. This function runs on the training thread.
+
+    Raises:
+        ValueError: an input is wrong; the gradients stay unchanged.
+    """
     if not given.data:
         raise UserFault("data: is empty; give at least one datum")
     data = convert.examples(given.data)
@@ -143,7 +145,7 @@ def _to_protobuf(output: ForwardBackwardOutput) -> bytes:
 
 @calls.of("optim_step")
 async def optim_step(service: Service, ask: Ask) -> Any:
-    """Run one step of AdamW."""
+    """Change the adapter of a model by one step of AdamW."""
     request = ask.read(OptimStepRequest)
     model = service.model(request.model_id)
 

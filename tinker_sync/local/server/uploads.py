@@ -1,20 +1,20 @@
 """Uploads of weights: a client sends files to signed addresses, and the files become a checkpoint.
 
-These calls are experimental. An upload under way is in memory, until it expires or the server ends.
+These calls are experimental. The files of an upload are in memory until the upload is finished or expires.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.files import PREFIX, check_address, signed_url
 from tinker_sync.local.server.models import lora_settings
@@ -47,7 +47,7 @@ MOST_UNDER_WAY: Final = 16
 
 @attrs.define(eq=False)
 class Upload:
-    """An upload, with the files received so far. When it is finished, `path` is that of its checkpoint."""
+    """An upload, with the files received so far. A finished one has the `path` of its checkpoint."""
 
     upload_id: str
     base: BaseModel
@@ -60,12 +60,10 @@ class Upload:
 
 @calls.of("external_weights_upload_start")
 async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
-    """Begin an upload, and return the signed address to which the client sends each file."""
+    """Begin an upload, and return for each file the signed address to which the client sends it."""
     request = ask.read(ExternalWeightsUploadStartRequest)
     uploads = service.uploads
-    for old in [each for each in uploads.values() if each.expires_s < service.clock.time()]:
-        del uploads[old.upload_id]
-    if len(uploads) >= MOST_UNDER_WAY:
+    if sum(each.path is None for each in uploads.values()) >= MOST_UNDER_WAY:
         raise Refused(429, f"{MOST_UNDER_WAY} uploads are under way; finish some of them")
     upload_id = f"up-{service.new_id()}"
     base = service.base_model(request.base_model)
@@ -81,7 +79,7 @@ async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
 
 
 async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
-    """Keep a file of an upload in memory.
+    """Receive a file of an upload, and keep it in memory.
 
     Raises:
         Refused: the address is not valid, or the upload has ended.
@@ -97,7 +95,7 @@ async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
 
 @calls.of("external_weights_upload_finish")
 async def external_weights_upload_finish(service: Service, ask: Ask) -> Any:
-    """Make a checkpoint of the files of an upload. A repeated request gets the same checkpoint."""
+    """Make a checkpoint of the files of an upload. Later requests for the upload get the same checkpoint."""
     upload_id = ask.read(ExternalWeightsUploadFinishRequest).upload_id
     upload: Upload | None = service.uploads.get(upload_id)
     if upload is None:
@@ -106,35 +104,40 @@ async def external_weights_upload_finish(service: Service, ask: Ask) -> Any:
     if upload.path is None:
         if missing:
             raise Refused(409, f"{', '.join(missing)} has not been put yet")
-        upload.path = await service.on_disk(_save, service, upload)
+        name = "upload", upload_id
+        upload.path = await service.once(name, b"", lambda: service.on_disk(_save, service, upload))
         upload.files.clear()
     return ExternalWeightsUploadFinishResult(tinker_path=upload.path)
 
 
 def _save(service: Service, upload: Upload) -> str:
     arrays = checked_arrays(upload)
-    store, lora = service.store, upload.lora
-    with suppress(StoreError):  # the session exists from the second upload on
+    store, info = service.store, info_of(upload.base.name, upload.lora)
+    with _existing():  # from the second upload on
         store.add_session(SESSION, display_name=SESSION)
     run_id = f"{SESSION}:{upload.upload_id}"
-    store.add_run(
-        run_id,
-        session_id=SESSION,
-        model_seq_id=-1,
-        base_model=upload.base.name,
-        lora=LoraSettings(
-            rank=lora.rank,
-            train_attn=lora.train_attn,
-            train_mlp=lora.train_mlp,
-            train_unembed=lora.train_unembed,
-        ),
-        project_id=upload.project_id,
-    )
-    row = store.save_checkpoint(
-        run_id, "external", upload.upload_id, arrays, info_of(upload.base.name, upload.lora)
-    )
+    with _existing():  # after a request that failed
+        store.add_run(
+            run_id,
+            session_id=SESSION,
+            model_seq_id=-1,
+            base_model=upload.base.name,
+            lora=upload.lora,
+            project_id=upload.project_id,
+        )
+    row = store.save_checkpoint(run_id, "external", upload.upload_id, arrays, info, overwrite=True)
     store.audit("checkpoint_created", about(row))
     return row.tinker_path
+
+
+@contextmanager
+def _existing() -> Iterator[None]:
+    """Ignore that what the block adds to the store exists already."""
+    try:
+        yield
+    except StoreError as problem:
+        if problem.kind != "exists":
+            raise
 
 
 def checked_arrays(upload: Upload) -> Mapping[str, Array]:

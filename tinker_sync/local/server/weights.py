@@ -1,4 +1,4 @@
-"""Calls that save, load and copy the checkpoints of training."""
+"""Calls that save, export, load, describe and copy checkpoints; `sampler_weights` saves those of samplers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import numpy as np
 
 from tinker_sync.errors import InvalidInputError
@@ -49,7 +50,7 @@ _FIRST, _SECOND, _STEPS = "optimizer.first", "optimizer.second", "optimizer.step
 
 
 def checked_ttl(ttl_s: object) -> int | None:
-    """Return a time to live unchanged; None means no limit.
+    """Check a time to live, and return it unchanged; None means no limit.
 
     Raises:
         UserFault: the time is too short, too long or no whole number.
@@ -106,19 +107,12 @@ def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
-    """Return the facts that a checkpoint keeps about its run, so that it can be loaded."""
-    return {
-        "base_model": base_model,
-        "rank": lora.rank,
-        "seed": lora.seed,
-        "train_attn": lora.train_attn,
-        "train_mlp": lora.train_mlp,
-        "train_unembed": lora.train_unembed,
-    }
+    """Return the `info` of a checkpoint: the base model, and the settings of the adapter."""
+    return {"base_model": base_model, **attrs.asdict(lora)}
 
 
 def _snapshot(run: AdapterTrainer, *, optimizer: bool) -> dict[str, Array]:
-    """Copy the arrays of a run, by name, on the training thread."""
+    """Copy the arrays of a run for a checkpoint, by name. Runs on the training thread."""
     arrays: dict[str, Array] = dict(run.params.snapshot().named())
     if optimizer:
         arrays[_FIRST] = run.optimizer.first.copy()
@@ -148,15 +142,11 @@ async def save(
 
 def about(row: CheckpointRow) -> dict[str, Any]:
     """Return the fields that identify a checkpoint in the audit log."""
-    return {
-        "training_run_id": row.run_id,
-        "checkpoint_id": row.checkpoint_id,
-        "tinker_path": row.tinker_path,
-    }
+    return {"training_run_id": row.run_id, "checkpoint_id": row.checkpoint_id, "tinker_path": row.tinker_path}
 
 
 def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
-    """Return the name that a request gives a checkpoint, or else a name made of the request's number."""
+    """Return the name for a new checkpoint: that of the request, or else a generated one."""
     return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
 
 
@@ -206,7 +196,7 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
 async def read_checkpoint(
     service: Service, path: str, purpose: str
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the facts and the arrays of a checkpoint, and note the purpose in the audit log.
+    """Return the `info` and the arrays of a checkpoint, and note the read and its purpose in the audit log.
 
     Raises:
         UserFault: the path is malformed.
@@ -220,18 +210,12 @@ async def read_checkpoint(
 
 
 def settings_of(info: Mapping[str, Any]) -> LoraSettings:
-    """Return the settings of the adapter in a checkpoint."""
-    return LoraSettings(
-        rank=info["rank"],
-        seed=info["seed"],
-        train_attn=info["train_attn"],
-        train_mlp=info["train_mlp"],
-        train_unembed=info["train_unembed"],
-    )
+    """Return the settings of the adapter from the `info` of its checkpoint."""
+    return LoraSettings(**{field.name: info[field.name] for field in attrs.fields(LoraSettings)})
 
 
 def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: ModelConfig) -> LoraParams:
-    """Return the adapter in a checkpoint, read-only."""
+    """Return the adapter of a checkpoint, read-only, from its `info` and arrays."""
     params = LoraParams.zeros(config, settings_of(info))
     for name, into in params.named().items():
         into[...] = arrays[name]
@@ -242,7 +226,11 @@ def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: Mode
 def _restore(
     run: AdapterTrainer, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
 ) -> None:
-    """Load a checkpoint into a run, on the training thread. Raises `UserFault` if their adapters differ."""
+    """Load a checkpoint into a run. Runs on the training thread.
+
+    Raises:
+        UserFault: the adapters of the checkpoint and of the run differ in a setting other than the seed.
+    """
     saved, mine = settings_of(info), run.params.settings
     for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
         if getattr(saved, name) != getattr(mine, name):
@@ -318,7 +306,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
 
 @calls.of("get_weights_info")
 async def get_weights_info(service: Service, ask: Ask) -> Any:
-    """Return the base model and the adapter settings that a model needs to load a checkpoint."""
+    """Return the base model and the adapter's settings of a checkpoint. A model that loads it needs both."""
     path = ask.tree("tinker_path").get("tinker_path")
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")
@@ -339,7 +327,7 @@ async def get_weights_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("copy_weights")
 async def copy_weights(service: Service, ask: Ask) -> Any:
-    """Copy a checkpoint to a new run, in another project or with a chosen model number in a session.
+    """Copy a checkpoint to a new run, in the project or under the model number that the request names.
 
     A repeated request, recognised by its idempotency key, gets the same copy.
     """
@@ -349,11 +337,7 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
         raise Refused(400, "give destination_project_id, or session_id and model_seq_id")
     check_access(service, request.weights_access_token or ask.headers.get("x-tinker-weights-access-token"))
     ttl_s = checked_ttl(request.ttl_seconds)
-
-    async def copy() -> str:
-        return await service.on_disk(_copy, service, request, ttl_s)
-
-    return CopyWeightsResponse(tinker_path=await service.once(ask, copy))
+    return CopyWeightsResponse(tinker_path=await service.on_disk(_copy, service, request, ttl_s))
 
 
 def _copy(service: Service, request: CopyWeightsRequest, ttl_s: int | None) -> str:
