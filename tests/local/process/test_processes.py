@@ -203,7 +203,6 @@ except KeyboardInterrupt:
     client.close("interrupted").result()
 """
     with program(tmp_path, code, TINKER_LOCAL_DATA_DIR=str(tmp_path / "data")) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         assert finish(process) == []

@@ -26,8 +26,6 @@ from tinker_sync.local.process import command, key_files
 
 def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
     process.send_signal(how)
-    assert process.stdout is not None
-    assert process.stderr is not None
     # `communicate` would miss output that `readline` has buffered.
     output, errors = process.stdout.read(), process.stderr.read()
     return process.wait(PATIENCE_S), output, errors
@@ -51,7 +49,6 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
         found = _embedded.find_key(url)
-        assert found is not None
         key = found.reveal()
         code, output, errors = ended(process, signal.SIGTERM)
         assert (code, output) == (0, "")
@@ -97,9 +94,7 @@ def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert _embedded.find_key(url) is None
 
 
-def test_an_unusable_directory_is_refused_with_advice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_directory_is_refused_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
     for place, why in ((file, "it is not a directory"), (file / "below", "Not a directory")):
@@ -147,7 +142,7 @@ def test_allow_remote_and_stop_from_a_thread(tmp_path: Path) -> None:
         address = url.replace("0.0.0.0", "127.0.0.1")
         with ServiceClient(base_url=address, api_key=key.reveal()) as client:
             assert client.get_server_capabilities().supported_models
-            assert not client.holder.start().facts.dialect.protobuf
+            assert not client.holder.server.start().facts.dialect.protobuf
         assert _embedded.find_key(address) is None  # a remote server publishes no key file
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)

@@ -139,9 +139,7 @@ def test_the_key_stays_secret() -> None:
         other.close().result(PATIENCE_S)
 
 
-def test_a_script_for_the_hosted_service_runs_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_for_the_hosted_service_runs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "local")
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-hosted-service")
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "exit 3")
@@ -167,7 +165,6 @@ def test_a_killed_server_is_reported_and_replaced() -> None:
     server = current()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
-    assert server._process is not None
     server._process._process.wait(PATIENCE_S)
     with pytest.raises(
         APIConnectionError, match=r"embedded server has ended \(signal 9\); make a new client"
@@ -221,11 +218,21 @@ def test_a_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not server.running
 
 
+def test_a_server_that_could_not_be_started_leaves_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    server = EmbeddedServer()
+    with pytest.raises(ConfigurationError, match=r"could not be started: .*no-python"):
+        server.start()
+    assert key_files.find(server.base_url) is None
+    assert list(key_files.open_root().iterdir()) == []
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
 @pytest.mark.parametrize("what", ["link", "open", "file"])
-def test_a_key_directory_open_to_others_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_an_open_key_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = tmp_path / f"tinker-sync-{os.getuid()}"
     if what == "link":
@@ -259,7 +266,6 @@ def test_another_program_may_have_the_port_of_a_stopped_server() -> None:
         url = client.holder.settings.base_url
     assert not current().in_use
     settings = Settings.resolve(base_url=url, api_key="tml-other")
-    assert settings.api_key is not None
     assert settings.api_key.reveal() == "tml-other"
     assert _embedded.hold_server(url, settings.api_key) is None
 

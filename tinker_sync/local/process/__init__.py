@@ -1,4 +1,4 @@
-"""The process of an embedded server: the code of its owner, which starts it, and the code that runs in it.
+"""The process of an embedded server, and the code of its owner, which is the process that starts it.
 
 The code of the owner, which imports no computing code:
 
@@ -12,7 +12,7 @@ The code that serves:
     serving          `serve`: a server that a user starts, in this process
     command          `python -m tinker_sync.local`, which calls `serve`
     running          the event loop of a child or of `serve`, from its start to its end
-    assembly         a store, a host and the application over them
+    assembly         a store, a host and the application that uses them
     models           base models by name
 
 The servers of `tinker_sync.testing`:
@@ -21,8 +21,9 @@ The servers of `tinker_sync.testing`:
     forward          the application that forwards requests to the child process
 
 Clients with `base_url="local"` and pickled clients use this package by way of `tinker_sync._embedded`. Any
-thread may call the functions of the owner. The serving code runs in the thread that calls it, except that the
-child watches its owner from a thread of its own.
+thread may call `server` and `key_files`; one thread at a time may use a `ServerProcess`. The event loop of a
+server runs in the thread that calls `serve` or the `main` of a child; a child also has a thread that watches
+its owner.
 """
 
 from __future__ import annotations

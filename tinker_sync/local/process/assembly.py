@@ -1,4 +1,4 @@
-"""`assemble`: the parts of an embedded server, put together for the length of a block."""
+"""`assemble`: the application of an embedded server, with its store (the state) and host (the threads)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _ADVICE: Final = "; name another directory (--data-dir, or TINKER_LOCAL_DATA_DIR
 def assemble(
     data_dir: Path, *, key: str, models: Sequence[str], flags: Mapping[str, Any] | None = None
 ) -> Iterator[Asgi]:
-    """Open a store and a host, and yield the application over them.
+    """Open a store, make a host, yield the application that uses both, and close the store after the block.
+
+    The store keeps the state of the server on disk; the host has the computing threads. The application
+    closes the host when it shuts down.
 
     Args:
         data_dir: the directory for the state of the server.
         key: the key that clients send.
         models: the base models to offer, see `load_base_model`.
-        flags: settings of the server, by name.
+        flags: settings of the server, by name, see `tinker_sync.local.server.flags`.
 
     Raises:
         ConfigurationError: the directory, a model or a setting cannot be used.

@@ -1,4 +1,4 @@
-"""The two kinds of servers behind `LocalServer`: one in this process, and one in a child process.
+"""The two kinds of servers of `tinker_sync.testing.LocalServer`: in this process, and in a child process.
 
 Each has an ASGI application `app`, which `LocalServer` wraps to apply faults and record calls.
 """
@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 
 class ThreadBackend:
-    """A store, a host and the application over them, in this process. Not thread-safe.
+    """A server in this process: its application, with the store that it uses. Not thread-safe.
 
     Args:
         model: the base model, see `tinker_sync.local.process.models`.
         key: the key that clients send.
         data_dir: the directory for the state.
-        settings: settings of the server, by name.
+        settings: settings of the server, by name, see `tinker_sync.local.server.flags`.
+
+    Raises:
+        InvalidInputError: there is no such model.
+        ConfigurationError: the directory or a setting cannot be used.
     """
 
     def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
@@ -35,12 +39,17 @@ class ThreadBackend:
         )
 
     def close(self) -> None:
-        """Close the files. The server that runs `app` must have stopped."""
+        """Close the store. The server that runs `app` must have stopped."""
         self._parts.close()
 
 
 class ProcessBackend:
-    """A server in a child process; `app` forwards requests to it. Arguments as for `ThreadBackend`."""
+    """A server in a child process; `app` forwards requests to it. Arguments as for `ThreadBackend`.
+
+    Raises:
+        ConfigurationError: the child process cannot be started, or an argument cannot be used.
+        MissingExtraError: a package that the server needs is not installed.
+    """
 
     def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
         from tinker_sync.local.process.forward import Forward
@@ -62,11 +71,11 @@ class ProcessBackend:
         self.app: Asgi = Forward(port)
 
     def kill(self) -> None:
-        """Kill the process, as a crash does."""
+        """Kill the process at once, as a crash does."""
         self._process.kill()
 
     def close(self) -> None:
-        """End the process in order."""
+        """End the process; kill it only if it still runs after `STOP_LIMIT_S` seconds."""
         from tinker_sync.local.process.server import STOP_LIMIT_S
 
         self._process.end(STOP_LIMIT_S)

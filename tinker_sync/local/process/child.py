@@ -26,11 +26,14 @@ _GRACE_S: Final = 5.0
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Serve until the owner ends. Report on standard output, once, that the server listens or cannot start.
+    """Serve until the owner closes the pipe or ends, or until SIGTERM or SIGINT.
+
+    Report on standard output, once, that the server listens or cannot start.
 
     Args:
-        orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket, or None),
-            "port", "key", "models", "data_dir" (None: a directory in "place") and "flags" (settings).
+        orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket; None:
+            bind "port"), "port", "key", "models", "data_dir" (None: a directory in "place") and, if wanted,
+            "flags" (settings).
     """
     place = Path(orders["place"])
     report = _StartReport()
@@ -66,9 +69,9 @@ def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _Ow
 
 
 class _StartReport:
-    """A writer of the report, which is the only line on standard output.
+    """A writer of the one line on standard output, which reports the start to the owner.
 
-    Once it is created, everything else that the process prints goes to standard error.
+    From the creation of the writer on, all other output of the process goes to standard error.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,7 @@ class _StartReport:
         os.dup2(2, 1)
 
     def send(self, state: str, message: str) -> None:
-        """Write the report. Later calls do nothing."""
+        """Write the report; `state` is "ready", "missing" (a package) or "failed". Later calls do nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):  # the owner has closed the pipe
@@ -85,10 +88,11 @@ class _StartReport:
 
 
 class _OwnerWatch:
-    """A thread that waits for the end of the owner. Thread-safe.
+    """A thread that waits until the owner closes the pipe or ends, and then stops the server. Thread-safe.
 
     Args:
-        abort: called if this process still runs `_GRACE_S` after the end of the owner.
+        abort: called five seconds after the end of the owner or of the pipe, unless `mark_expected_exit` is
+            called before.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
@@ -103,14 +107,14 @@ class _OwnerWatch:
         threading.Thread(target=self._wait, name="tinker-owner", daemon=True).start()
 
     def on_end(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at the end of the owner, or now if the owner has ended already."""
+        """Call `stop` when the owner closes the pipe or ends, or now if that has happened."""
         with self._lock:
             self._stop, gone = stop, self._gone
         if gone:
             stop()
 
     def mark_expected_exit(self) -> None:
-        """Record that this process ends by itself, so that it is not aborted."""
+        """Record that the main thread has finished, so that `abort` is not called."""
         self._exiting.set()
 
     def _wait(self) -> None:
@@ -133,7 +137,10 @@ def _remove_place(place: Path) -> None:
 
 
 def _abort(place: Path) -> None:
-    """Exit without waiting for work in progress. Acknowledged state is on the disk at any moment."""
+    """Remove the directory of this process, and exit at once.
+
+    Saved state in a "data_dir" stays whole, because every save is on the disk when it returns.
+    """
     _remove_place(place)
     sys.stderr.flush()
     os._exit(1)

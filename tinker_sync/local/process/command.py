@@ -19,10 +19,12 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run a server until a signal ends it. Return 0, or 1 if the server cannot run; the problem is printed.
 
     Args:
         arguments: the command line; None: the command line of this process.
+
+    An address that other machines can reach needs `--allow-remote`:
 
     >>> main(["--host", "0.0.0.0"])
     1
@@ -82,7 +84,11 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _read_key(path: str | None) -> Secret | None:
-    """Read the key from a file, or else from the environment."""
+    """Return the key in a file; without a path, the key in `TINKER_LOCAL_KEY`, or None if that is not set.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is empty.
+    """
     if path is None:
         text = os.environ.get(KEY_VARIABLE, "").strip()
         return Secret(text) if text else None

@@ -1,8 +1,9 @@
-"""Key files: one directory for each running server, named by its port.
+"""Key files: the address and the key of a running server, in a directory that is named by its port.
 
-A process that knows only the address of a server, from a pickled client or from its user, reads the key from
-a key file. A user who may read the file may use the server. Each user has one directory that holds all these
-directories. It is in the temporary directory of the machine, and only its user can open it.
+`EmbeddedServer` and `serve` publish them. A process that knows only the address of a server, from a pickled
+client or from its user, reads the key from a key file. A user who may read the file may use the server. Each
+user has one directory that holds all these directories. It is in the temporary directory of the machine, and
+only its user can open it.
 
 Any thread and any process of the user may call these functions. They start and stop no server.
 """
@@ -48,12 +49,19 @@ def open_root() -> Path:
 
 
 def locate(port: int) -> Path:
-    """Return the path of the directory of the server on a port. The directory need not exist."""
+    """Return the path of the directory of the server on a port. The directory need not exist.
+
+    Raises:
+        ConfigurationError: see `open_root`.
+    """
     return open_root() / str(port)
 
 
 def publish(server: ServerRecord) -> Path:
     """Create the directory of a server with its key file, and return the directory.
+
+    The directory of an earlier server at the same port is replaced. The directories of servers that were
+    killed together with their owners are removed, except on Windows.
 
     Raises:
         ConfigurationError: the directory or the file cannot be created.
@@ -63,13 +71,7 @@ def publish(server: ServerRecord) -> Path:
     try:
         shutil.rmtree(place, ignore_errors=True)  # an earlier server had the same port
         place.mkdir(mode=0o700)
-        tree = {
-            "base_url": server.base_url,
-            "key": server.key.reveal(),
-            "owner": server.owner,
-            "data_dir": server.data_dir,
-            "model": server.model,
-        }
+        tree = {**server._asdict(), "key": server.key.reveal()}
         descriptor = os.open(place / _FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(tree, file)
@@ -91,13 +93,13 @@ def find(base_url: str) -> ServerRecord | None:
 
 
 def find_owned_by(pid: int) -> ServerRecord | None:
-    """Return the record of the server that belongs to a process; None if no key file names the process."""
+    """Return the record of a server that belongs to a process; None if no key file names the process."""
     records = (_read(place) for place in _list_places())
     return next((record for record in records if record is not None and record.owner == pid), None)
 
 
 def is_listening(base_url: str) -> bool:
-    """Return True if a connection to an address of this machine succeeds."""
+    """Return True if a connection to the server at this address succeeds within a second."""
     parts = urlsplit(base_url)
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1).close()
@@ -124,7 +126,7 @@ def _read(place: Path) -> ServerRecord | None:
 
 
 def _sweep() -> None:
-    """Remove the directories of servers that were killed together with their owners."""
+    """Remove the directories of servers that were killed together with their owners; not on Windows."""
     if os.name == "nt":  # os.kill(pid, 0) would end the process there
         return
     for place in _list_places():

@@ -1,6 +1,6 @@
 """Base models by name: the built-in one, a random one for tests, and Hugging Face directories.
 
-A process reads the weights of a model once; all its servers share them. Any thread may call this module.
+The servers of a process share the weights of a model. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ RANDOM: Final = "tinker-sync/random"
 
 @lru_cache(maxsize=8)
 def load_base_model(name: str) -> BaseModel:
-    """Return the base model with a name. Every call with this name returns the same object.
+    """Return the base model with a name. Later calls return the same object for the eight names used last.
 
     Args:
-        name: "tinker-sync/tiny", "tinker-sync/random" (a few thousand random weights, which compute nonsense
-            quickly), or a Hugging Face directory, which is served under its own name.
+        name: "tinker-sync/tiny", "tinker-sync/random" (some 27,000 random weights, which compute nonsense
+            quickly), or a Hugging Face directory; the model then has the name of the directory.
 
     Raises:
-        InvalidInputError: there is no such model, or its files cannot be used.
+        InvalidInputError: there is no such model, or its configuration cannot be used. Its weights are read
+            later, on first use.
 
     >>> load_base_model("tinker-sync/random").config.vocab_size
     256

@@ -1,4 +1,4 @@
-"""`run`: serve an application until a signal or another thread stops it.
+"""`run`: serve an ASGI application until a signal or another thread stops it.
 
 The event loop runs in the thread that calls `run`.
 """
@@ -27,7 +27,9 @@ def run(
     ready: Callable[[int], None],
     begun: Callable[[Stop], object] | None = None,
 ) -> None:
-    """Serve until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
+    """Serve an application until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
+
+    Signals stop the application only if the main thread calls this function.
 
     Args:
         app: the application.
@@ -36,6 +38,9 @@ def run(
         ready: called with the port when the server accepts requests.
         begun: called before the server listens, with a function that stops the server. Any thread may call
             that function at any time.
+
+    Raises:
+        OSError: the address cannot be used.
     """
     from tinker_sync.local.server.serving import serve
 

@@ -3,8 +3,9 @@
 Guarantees: if many threads call `start` at once, one server process is started. The key never appears in a
 command line. The server process ends when this process ends, because the pipe between them closes.
 
-States: *idle* (the port is chosen, and no process listens on it), *running*, and *gone* (the process ended by
-itself; final). `start` leads from idle to running and `stop` back. A start that fails leaves the server idle.
+States of a server of this process: *idle* (its port is chosen, and its process does not run), *running*, and
+*gone* (its process ended by itself; final). `start` leads from idle to running and `stop` back. A start that
+fails leaves the server idle.
 
 Any thread may call this module.
 """
@@ -35,11 +36,12 @@ STOP_LIMIT_S: Final = 3.0
 
 
 class ServerRecord(NamedTuple):
-    """The facts about a server that other processes need. The server may be idle.
+    """The record of a server, by which other processes find and use it: its address, key and options.
 
     Attributes:
         owner: the id of the process that the server belongs to.
-        data_dir, model: the options that the owner gave to `EmbeddedServer`.
+        data_dir, model: the options of the owner's `EmbeddedServer`, as absolute paths. A server of `serve`
+            has None for both.
     """
 
     base_url: str
@@ -50,12 +52,16 @@ class ServerRecord(NamedTuple):
 
 
 class EmbeddedServer:
-    """An embedded server that starts with the first request. Thread-safe.
+    """An embedded server: its address and key, and the child process that `start` launches. Thread-safe.
 
     Args:
-        data_dir: the directory for its state; None: a directory that is removed with the server.
+        data_dir: the directory for its state; None: a directory that is removed when the child process ends.
         model: a Hugging Face directory to serve beside the built-in model.
-        record: the server of another process, which is used instead of a new one.
+        record: the record of another process's server, to use instead of a new one. There is then no child
+            process here, and the other arguments have no effect.
+
+    Raises:
+        ConfigurationError: no port is free.
 
     >>> server = EmbeddedServer()
     >>> server.running
@@ -85,7 +91,7 @@ class EmbeddedServer:
 
     @property
     def base_url(self) -> str:
-        """The address, which stays the same through `stop` and `start`."""
+        """The URL of the server, which stays the same through `stop` and `start`."""
         return self.record.base_url
 
     @property
@@ -98,13 +104,15 @@ class EmbeddedServer:
         return self.record.owner == os.getpid()
 
     def serves(self, data_dir: str | None, model: str | None) -> bool:
-        """Return True if this server fits these options, and False if it must be replaced.
+        """Return True if a client with these options can use this server, and False if it needs a new one.
 
-        A stopped server that fits reserves its port again. If another program has taken the port, the server
-        must be replaced.
+        If the options are the same and `stop` has ended this server, this call reserves its port again and
+        returns True, or False if another program has the port. It also returns False if this server has ended
+        without `stop`, if it belongs to another process and does not listen, or if it has other options and
+        neither a child process nor clients.
 
         Raises:
-            ConfigurationError: the server is in use with another directory or model.
+            ConfigurationError: the server has other options, and is in use or belongs to another process.
         """
         with self._lock:
             if self._has_failed_locked() or not (self._is_own or _is_listening(self.base_url)):
@@ -132,14 +140,14 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The id of the child process, or None."""
+        """The id of the child process; None while this process has no child."""
         with self._lock:
             return None if self._process is None else self._process.pid
 
     # -------------------------------------------------------------------------------------- holders
 
     def hold(self) -> ServerHold:
-        """Return a `ServerHold`, which keeps the server for a client."""
+        """Return a new claim of a client on this server. The release of the last claim stops the server."""
         with self._lock:
             self._holders += 1
         return ServerHold(self)
@@ -156,12 +164,14 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server if it is not running, and return when it listens.
 
-        A start takes a fraction of a second. Threads that call this meanwhile wait for it.
+        A start takes a fraction of a second. Threads that call this meanwhile wait for it. A server of
+        another process is not started; the first call checks that it listens.
 
         Raises:
             MissingExtraError: a package that the server needs is not installed.
-            ConfigurationError: the data directory or the model cannot be used. The next call tries again.
-            APIConnectionError: the server has ended by itself, and its state in memory is lost.
+            ConfigurationError: the server cannot be started, for example because of its data directory or
+                its model. The next call tries again.
+            APIConnectionError: the server has ended by itself, or that of another process does not listen.
         """
         with self._lock:  # held during the start, so that one thread starts the server and the others wait
             if not self._is_own:
@@ -172,7 +182,10 @@ class EmbeddedServer:
                 self._process = self._launch_locked()
 
     def stop(self) -> None:
-        """End the child process, if this process has one. A later `start` launches a new one. Idempotent."""
+        """End the child process, if this process has one, and free the port. Idempotent.
+
+        A later `start` launches a new child at the same port. A server of another process runs on.
+        """
         with self._lock:
             process, self._process = self._process, None
             if self._socket is not None:
@@ -222,9 +235,9 @@ class EmbeddedServer:
     # -------------------------------------------------------------------------------------- other processes
 
     def prepare_fork(self) -> None:
-        """Start the server before a fork, because the forked process can share only a running server.
+        """Start the server before a fork if a client holds it.
 
-        Do nothing if no client holds the server.
+        The forked process can share only a running server.
         """
         with self._lock:
             wanted = self._holders > 0 and self._process is None and self._failure is None
@@ -233,7 +246,7 @@ class EmbeddedServer:
                 self.start()
 
     def renew_after_fork(self) -> None:
-        """Drop the server process in a forked process, because it belongs to the parent."""
+        """In a forked process: renew the lock, and drop the port and the child process of the parent."""
         self._lock = threading.Lock()
         if self._socket is not None:
             self._socket.close()
@@ -256,7 +269,7 @@ class EmbeddedServer:
 
 
 class ServerHold:
-    """The claim of one client on a server. Releasing the last claim stops the server. Thread-safe."""
+    """The claim of one client on a server, which `EmbeddedServer.hold` returns. Thread-safe."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server: EmbeddedServer | None = server
@@ -268,16 +281,17 @@ class ServerHold:
             server.start()
 
     def release(self) -> None:
-        """End the claim. Idempotent."""
+        """Give up the claim. The last release stops a server of this process. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server._let_go()
 
 
 def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
-    """Return the server of the process that spawned this one by `multiprocessing`.
+    """Return the server of the process that started this one by `multiprocessing`.
 
-    Return None if no process spawned this one, or if its server is idle or has other options.
+    Return None if `multiprocessing` did not start this process, or if the process that started it has no
+    running server with these options.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
@@ -292,9 +306,9 @@ def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServe
 
 
 def bind_port(port: int = 0) -> socket.socket:
-    """Return a socket that is bound to a loopback port, or to a free one for 0.
+    """Return a socket that is bound to a port of the loopback address; 0 means a free port.
 
-    It does not listen, so the system refuses connections to the port.
+    The socket does not listen, so the system refuses connections to the port.
 
     Raises:
         ConfigurationError: the port cannot be bound.

@@ -1,9 +1,9 @@
 """`ServerProcess`: the child process of an embedded server, started and ended.
 
 The child reads its orders from standard input: one line of JSON, so that no key appears in a command line.
-The owner then keeps the pipe open. When it closes, the server ends, so the server also ends if its owner is
-killed. The child writes one line to standard output: the report that the server listens, or the reason why it
-does not.
+The owner then keeps the pipe open. When the pipe closes, the server ends, so it also ends if its owner is
+killed. The child writes at most one line to standard output: the report that the server listens, or the
+reason why it does not.
 
 One thread at a time may use a `ServerProcess`.
 """
@@ -45,7 +45,9 @@ def interpreter_command(module: str) -> list[str]:
 
 
 def encode_orders(orders: dict[str, Any]) -> bytes:
-    """Return the line that `interpreter_command` expects.
+    """Return the line of standard input for a command of `interpreter_command`.
+
+    It has the orders and the places from which this process imports modules, as JSON.
 
     >>> encode_orders({"port": 1}).endswith(b"\\n")
     True
@@ -55,7 +57,7 @@ def encode_orders(orders: dict[str, Any]) -> bytes:
 
 
 class ServerProcess:
-    """A running child process of an embedded server. Not thread-safe."""
+    """The child process in which an embedded server runs. Not thread-safe."""
 
     def __init__(self, process: subprocess.Popen[bytes], place: Path) -> None:
         self._process = process
@@ -68,18 +70,24 @@ class ServerProcess:
         """Start a child process and return when it listens.
 
         Args:
-            place: the directory of the child, for its log; `end` removes it.
+            place: an existing directory for the child's log, and for its state if the orders name no
+                "data_dir"; `end` removes it, and so does a start that fails.
             listening: the bound socket that the child takes over. This method closes it.
             orders: the arguments of `tinker_sync.local.process.child.main`, without "place" and "fd".
             limit_s: the longest time for the start.
 
         Raises:
             MissingExtraError: a package that the server needs is not installed.
-            ConfigurationError: the child cannot serve; the text has its reason.
+            ConfigurationError: the child cannot be started, cannot serve, or does not listen within
+                `limit_s`; the text has the reason.
         """
         # Close the socket here: otherwise connections would still be accepted after the end of the child.
         with listening:
-            child = cls(_spawn(place, listening), place)
+            try:
+                child = cls(_spawn(place, listening), place)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
             try:
                 child._hand_over({**orders, "place": str(place)}, listening)
                 child._await_ready(limit_s)
@@ -99,7 +107,10 @@ class ServerProcess:
         return self._process.pid
 
     def end(self, limit_s: float) -> None:
-        """Close the pipe, kill the child if it runs longer than `limit_s`, and remove its directory."""
+        """Close the pipe, which ends the server, and remove the child's directory.
+
+        A child that still runs after `limit_s` seconds is killed.
+        """
         _close_pipes(self._process)
         try:
             self._process.wait(limit_s)

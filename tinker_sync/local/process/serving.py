@@ -1,6 +1,7 @@
-"""`serve`: an embedded server that a user starts, in this process, until a signal ends it.
+"""`serve`: an embedded server that a user starts, in this process, until a signal or another thread ends it.
 
-`serve` blocks the thread that calls it. It publishes a key file, so that clients need only the address.
+`serve` blocks the thread that calls it. On the loopback address it publishes its key in a file, from which
+clients of the same user read it.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ def serve(
     ready: Callable[[str, Secret], object] | None = None,
     begun: Callable[[Stop], object] | None = None,
 ) -> None:
-    """Run an embedded server until SIGTERM or Ctrl-C.
+    """Run an embedded server until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
 
-    Processes of the same user on this machine find the key by the address, so that they need only
+    Signals end the server only if the main thread calls this function. With the default `host`, processes of
+    the same user on this machine find the key by the address, so that they need only
     `ServiceClient(base_url="http://127.0.0.1:PORT")`.
 
     Args:
         port: the port to listen on; 0: a free one.
         data_dir: the directory for sessions and checkpoints, for one server at a time; None:
             `~/.tinker/local`.
-        model: a Hugging Face directory to serve, under its own name, beside the built-in model.
-        key: the key that clients send; None: a random one.
-        json_only: accept and send JSON only, as older servers do.
+        model: a Hugging Face directory to serve, under the name of the directory, beside the built-in model.
+        key: the key that clients send; None or empty: a random one.
+        json_only: behave like an older server: accept and send JSON only, and lack the newer calls.
         host: the address to listen on.
         allow_remote: allow a `host` that other machines can reach.
         ready: called with the address and the key once the server accepts requests.
@@ -57,7 +59,6 @@ def serve(
 
     Raises:
         ConfigurationError: the directory, the model, the host or the port cannot be used.
-        MissingExtraError: a package that the server needs is not installed.
 
     >>> serve(host="0.0.0.0")
     Traceback (most recent call last):
@@ -84,7 +85,10 @@ def serve(
 
 
 def _publish_key(url: str, key: Secret, cleanup: ExitStack) -> None:
-    """Write the key file of a loopback server. If that fails, users must pass the key to their clients."""
+    """Write the key file of a server on the loopback address, and remove it at the cleanup.
+
+    Without the file, users must pass the key to their clients.
+    """
     if url.startswith(f"http://{LOOPBACK}:"):
         with suppress(ConfigurationError):
             place = key_files.publish(ServerRecord(url, key, os.getpid()))

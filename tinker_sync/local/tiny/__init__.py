@@ -1,6 +1,7 @@
 """The built-in base model: a decoder of under a million parameters that knows simple English and arithmetic.
 
-A Hugging Face directory of the Qwen3 family that ships with the package; see the README beside it.
+It is a Hugging Face directory of the Qwen3 family, which comes with the package. The README beside this file
+describes it.
 """
 
 from __future__ import annotations
