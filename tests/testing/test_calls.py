@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tinker_sync
+from tinker_sync.errors import WireError
 from tinker_sync.testing import RecordedCall, faults
 from tinker_sync.testing._scene import Scene
 from tinker_sync.testing.plan import FaultPlan
@@ -80,6 +81,17 @@ def test_a_compressed_body_is_decompressed() -> None:
     assert call.body == {"a": [1]}
 
 
+@pytest.mark.parametrize("content", [b"not gzip", gzip.compress(b"{}" * 1000)], ids=["damaged", "too large"])
+def test_a_body_that_cannot_be_decompressed_does_not_fit_its_call(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_sync.testing.calls._LARGEST_BODY", 100)
+    call = record(content, path="/optim_step", content_encoding="gzip")
+    for name in ("body", "request", "unknown_fields"):
+        with pytest.raises(WireError, match="the body cannot be decoded as 'gzip'"):
+            getattr(call, name)
+
+
 def test_credentials_are_masked() -> None:
     call = record(
         b'{"path": "tinker://r/weights/a", "weights_access_token": "hidden-token", "optimizer": true,'
@@ -106,6 +118,15 @@ def test_an_unreadable_body_raises_when_it_is_read() -> None:
     assert call.endpoint == "asample"
     with pytest.raises(ValueError, match=r"decode|Expecting"):
         call.body  # noqa: B018  # the access is the test
+
+
+@pytest.mark.parametrize("body", [b"\xff{", b'{"note": "key is %b"' % KEY.encode(), b"[" * 100_000])
+def test_a_body_that_is_no_json_does_not_fit_its_call(body: bytes) -> None:
+    call = record(body, path="/optim_step")
+    for name in ("request", "unknown_fields"):
+        with pytest.raises(WireError, match="the body cannot be read as JSON") as refused:
+            getattr(call, name)
+        assert "user" not in str(refused.value)
 
 
 def test_repr_shows_the_outcome() -> None:

@@ -121,10 +121,7 @@ def test_a_new_plan_counts_from_one() -> None:
     ],
 )
 def test_a_mistyped_endpoint_gets_a_suggestion(name: str, near: str) -> None:
-    for refused in (
-        lambda: FaultPlan().on(name, faults.reset()),
-        lambda: FaultPlan().latency(name, 1.0),
-    ):
+    for refused in (lambda: FaultPlan().on(name, faults.reset()), lambda: FaultPlan().latency(name, 1.0)):
         with pytest.raises(InvalidInputError, match="no call is named") as caught:
             refused()
         assert near in str(caught.value)
@@ -195,8 +192,6 @@ def test_repr_shows_values_that_differ_from_the_default() -> None:
 
 
 # ------------------------------------------------------------------------------------------ latency
-
-
 def test_latencies_depend_on_seed_endpoint_and_number_only() -> None:
     one = FaultPlan(seed=5).latency("asample", latency.exponential(1.0))
     other = FaultPlan(seed=5).latency("optim_step", 1.0).latency("asample", latency.exponential(1.0))

@@ -34,8 +34,6 @@ def models(client: tinker_sync.ServiceClient) -> list[str | None]:
 
 
 # ------------------------------------------------------------------------------------------ start and end
-
-
 def test_the_default_model_is_the_built_in_one() -> None:
     with LocalServer() as server, server.service() as service:
         assert models(service) == ["tinker-sync/tiny"]
@@ -153,8 +151,6 @@ def test_a_process_that_cannot_start_gives_the_reason() -> None:
 
 
 # ------------------------------------------------------------------------------------------ recorded calls
-
-
 def test_calls_are_recorded_in_order() -> None:
     with local() as server, server.service() as service:
         train(service, steps=1)
@@ -220,8 +216,6 @@ def test_close_raises_the_exception_of_a_predicate() -> None:
 
 
 # ------------------------------------------------------------------------------------------ the same numbers
-
-
 def test_numbers_depend_on_the_seed() -> None:
     outcomes = []
     for seed in (7, 7, 8):

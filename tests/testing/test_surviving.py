@@ -125,8 +125,6 @@ def test_the_json_protocol_survives_faults() -> None:
 
 
 # ------------------------------------------------------------------------------------------ the loss curve
-
-
 def random_plan(seed: int) -> FaultPlan:
     """Return a plan of faults, which the client survives, for nearly half of the calls of a training."""
     chance = random.Random(seed)
@@ -186,8 +184,6 @@ def test_a_step_with_a_lost_answer_is_done_once() -> None:
 
 
 # ------------------------------------------------------------------------------------------ fatal faults
-
-
 @pytest.mark.parametrize(
     ("call", "fault", "error"),
     [

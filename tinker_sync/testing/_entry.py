@@ -1,4 +1,4 @@
-"""The pytest entry point. It names the module of the fixtures, so that pytest registers it only once."""
+"""The pytest entry point. It only names the module of the fixtures, which pytest then registers once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`FaultMiddleware`: an ASGI application around another one, which makes calls fail as a test plans.
+"""`FaultMiddleware`: an ASGI application that passes calls to another one, with the faults of a test's plan.
 
-It runs on the event loop of the server. A `Scene` decides on the fault of a call, and this module carries it
-out. To cut a connection it sends the server an event, so a reset is a real TCP reset.
+It runs on the event loop of the server. A `Scene` chooses the fault of a call, and the middleware carries the
+fault out. To cut a connection, it sends the server an event, so a reset is a real TCP reset.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from tinker_sync._policy import Stage, rule_for
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.ordered import ORDERED
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from tinker_sync.testing._scene import Decision, Scene
     from tinker_sync.testing.calls import RecordedCall
     from tinker_sync.testing.faults import Fault
-
-_COME_AGAIN: Final = frozenset({402, 408, 409, 425, 429})
-"""The statuses of refusals after which a client sends the same call again."""
 
 
 @define
@@ -44,18 +42,18 @@ class _CapturedReply:
             self.body += event.get("body", b"")
 
     def full_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the length of the whole body."""
+        """Return the headers of the reply, with the length of the whole body as `content-length`."""
         others = [(name, value) for name, value in self.headers if name.lower() != b"content-length"]
         return [*others, (b"content-length", b"%d" % len(self.body))]
 
 
 class FaultMiddleware:
-    """An application that carries out the faults of a scene around an inner application.
+    """An ASGI application that passes calls to an inner application, and carries out the faults of a plan.
 
     Args:
         app: the inner application.
-        scene: decides on the fault of each call and records the call.
-        pace: the factor for the times of the plan.
+        scene: chooses the fault of each call, and records the call.
+        pace: the factor by which the delays of the plan are multiplied.
     """
 
     def __init__(self, app: Asgi, scene: Scene, *, pace: float = 1.0) -> None:
@@ -110,7 +108,7 @@ class FaultMiddleware:
 
 
 class _CallInProgress:
-    """One call, with a method for each step of a fault."""
+    """One call to the server, with a method for each step of a fault. For the event loop only."""
 
     def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send, call: RecordedCall) -> None:
         self._app = app
@@ -130,7 +128,7 @@ class _CallInProgress:
         await self._app(self._scope, self._receive, self._captured.take)
 
     async def refuse(self) -> None:
-        """Run the inner application without the key, so that it refuses the call too.
+        """Pass the call without its API key to the inner application, which refuses it, and drop this reply.
 
         The server then counts the sequence number of the call as used.
         """
@@ -138,7 +136,6 @@ class _CallInProgress:
         await self._app({**self._scope, "headers": headers}, self._receive, _CapturedReply().take)
 
     async def send_fixed(self, fault: FixedReply) -> None:
-        """Send the reply of a fault."""
         headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in fault.headers_at(time.time())
@@ -147,18 +144,16 @@ class _CallInProgress:
         await self._body(fault.body)
 
     async def cut(self, *, reset: bool) -> None:
-        """Cut the connection."""
         self._call.over.set()
         await self._send({"type": ABORT, "reset": reset})
 
     async def send_own(self) -> None:
-        """Send the captured reply."""
         captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         await self._body(bytes(captured.body))
 
     async def send_part(self, keep: float) -> None:
-        """Send the head of the captured reply and the beginning of its body, then cut the connection."""
+        """Send the head of the captured reply and the share `keep` of its body, then cut the connection."""
         captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         await self._body(bytes(captured.body[: int(len(captured.body) * keep)]), more=True)
@@ -195,13 +190,16 @@ class _CallInProgress:
 
 
 def _needs_work(fault: Fault) -> bool:
-    """Return True if the server does the work before the fault."""
+    """Return True if the inner application must do the work of the call before the fault."""
     return isinstance(fault, (Truncated, Slow)) or (isinstance(fault, (FixedReply, Cut)) and fault.after_work)
 
 
 def _uses_up_number(call: RecordedCall, fault: FixedReply) -> bool:
-    """Return True for a refusal after which the server does not wait for a call with this sequence number."""
-    refusal = 400 <= fault.status < 500 and fault.status not in _COME_AGAIN
+    """Return True if the fault is a final refusal of a training call.
+
+    Clients may never use the sequence number of such a call again, so the server must not wait for it.
+    """
+    refusal = 400 <= fault.status < 500 and not rule_for(fault.status, Stage.CALL).passes
     return refusal and not fault.after_work and call.endpoint in ORDERED
 
 
@@ -215,7 +213,10 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replay(content: bytes, receive: Receive) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return a function that returns `content` at the first call, and then the later events of `receive`."""
+    """Return a function in place of `receive`, whose body was read already.
+
+    Its first call returns the body, `content`, again; later calls return the events of `receive`.
+    """
     replayed = False
 
     async def receive_again() -> Any:

@@ -1,6 +1,7 @@
-"""`Scene`: counts the calls to a server, chooses their faults by a plan, and records them.
+"""`Scene`: counts the calls to a test server, chooses their faults by a plan, and records the calls.
 
-The event loop of the server and the threads of a test call it. The lock is held only to count and to copy.
+The event loop of the server and the threads of a test use it. The lock is held only to count, to copy, and to
+check the condition of `wait_until`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _GONE: Final = FixedReply(410, b'{"detail": "the session has expired"}')
 
 @frozen
 class Decision:
-    """A recorded call with its latency and its fault."""
+    """A recorded call, with the latency and the fault that `Scene.enter` has chosen for it."""
 
     call: RecordedCall
     latency_s: float
@@ -35,7 +36,7 @@ class Decision:
 
 
 class Scene:
-    """The state of a server under test. Thread-safe.
+    """The plan of a test server, the calls it has received, and the sessions that have expired. Thread-safe.
 
     Args:
         plan: the faults and latencies.
@@ -88,7 +89,7 @@ class Scene:
 
     @property
     def pending(self) -> tuple[FaultRule, ...]:
-        """The rules of the plan that have not decided on any call yet."""
+        """The rules of the plan whose fault has not happened to any call yet."""
         with self._changed:
             pairs = zip(self._plan.rules, self._used, strict=True)
             return tuple(rule for rule, used in pairs if not used)
@@ -100,7 +101,7 @@ class Scene:
             return list(self._failures)
 
     def wait_until(self, condition: Callable[[list[RecordedCall]], bool], timeout_s: float) -> bool:
-        """Wait until a condition on the calls is true; return False after the timeout."""
+        """Wait until a condition on the calls is true, and return True; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._calls), timeout_s)
 
@@ -109,7 +110,7 @@ class Scene:
     def enter(
         self, *, method: str, path: str, query: str, headers: Iterable[tuple[str, str]], content: bytes
     ) -> Decision:
-        """Record a request that has arrived, and decide on its latency and fault."""
+        """Record a request that has arrived, and choose its latency and its fault."""
         found = find(method, path)
         name, ids = (found[0].name, found[1]) if found else ("", {})
         with self._changed:
@@ -180,7 +181,7 @@ def _find_owners(call: RecordedCall) -> list[str]:
     found = [call.ids.get(name, "") for name in _OWNERS_IN_PATHS]
     try:
         body: Any = call.body
-    except (ValueError, TinkerError):  # the server refuses such a body itself
+    except (ValueError, RecursionError, TinkerError):  # the server refuses such a body itself
         return found
     for part in (body, body.get("target") if isinstance(body, Mapping) else None):
         if isinstance(part, Mapping):

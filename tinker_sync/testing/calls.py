@@ -1,4 +1,4 @@
-"""`RecordedCall`: one request of a client, for asserts. Credentials are masked: test logs are shared."""
+"""`RecordedCall`: one request of a client, for asserts. It masks credentials, as test logs are shared."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from tinker_sync._secret import HeaderMap, mask_headers, mask_json, mask_text
+from tinker_sync.errors import WireError
 from tinker_sync.testing.faults import Fault
 
 _PROTOBUF: Final = "application/x-protobuf"
@@ -69,9 +70,14 @@ class RecordedCall:
 
     @cached_property
     def body(self) -> Any:
-        """The body as plain JSON data, also if it came as protobuf; None if it is empty.
+        """The body as JSON data, also if it came as protobuf; None if it is empty.
 
-        Tokens and tensors of a protobuf body are arrays. Secret fields are masked.
+        Tokens and tensors of a protobuf body are arrays. In other bodies, secret fields are masked.
+
+        Raises:
+            WireError: the body cannot be decompressed, or is no protobuf request.
+            ValueError: the body is not JSON.
+            RecursionError: the JSON is nested too deeply.
         """
         content = self._plain_content()
         if not content:
@@ -85,7 +91,11 @@ class RecordedCall:
 
     @property
     def request(self) -> Any:
-        """The body as a value of `tinker_sync.types`; None for a call whose body has no type."""
+        """The body as a value of `tinker_sync.types`; None if it is empty or its call has no such type.
+
+        Raises:
+            WireError: the body does not fit the type of its call; the server refused it, too.
+        """
         return self._decoded[0]
 
     @property
@@ -95,7 +105,7 @@ class RecordedCall:
         Fields of a protobuf body have a number in place of a name, such as `Datum.17`.
 
         Raises:
-            WireError: the body does not fit, and the server refused it.
+            WireError: the body does not fit the type of its call; the server refused it, too.
         """
         return tuple(sorted(self._decoded[1]))
 
@@ -112,7 +122,11 @@ class RecordedCall:
             return None, set()
         from tinker_sync.wire.json import read_leniently
 
-        return read_leniently(self.body, kind)
+        try:
+            tree = self.body
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"the body cannot be read as JSON: {error}") from None
+        return read_leniently(tree, kind)
 
     def _decode_protobuf(self, content: bytes) -> tuple[Any, bool, set[str]]:
         from tinker_sync.wire.proto.requests import decode_forward_backward_request
@@ -122,8 +136,13 @@ class RecordedCall:
 
     def _plain_content(self) -> bytes:
         from tinker_sync.transport.content import decode
+        from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
-        return decode(self._content, self.headers.get("content-encoding"), limit=_LARGEST_BODY)
+        encoding = self.headers.get("content-encoding")
+        try:
+            return decode(self._content, encoding, limit=_LARGEST_BODY)
+        except (MalformedMessage, MessageTooLarge) as error:
+            raise WireError(f"the body cannot be decoded as {encoding!r}, its content-encoding") from error
 
     def __repr__(self) -> str:
         outcome = self.status if self.status is not None else "cut off" if self.over.is_set() else "under way"

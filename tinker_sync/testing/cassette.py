@@ -1,8 +1,9 @@
 """`Cassette`: the requests and answers of a run, as a file of JSON lines without secrets.
 
-A replay finds the answer to a request by a key made of the request's content. The key leaves out facts about
-the process, and the sequence numbers of samples, which depend on the order in which threads submit samples.
-Pure, except that `save` and `load` write and read the file.
+A replay finds the answer to a request by a key, which consists of the request's method, address and content.
+The key leaves out what differs from run to run: bodies that depend on the process, and the sequence numbers
+of samples, which depend on the order in which threads submit samples. Pure, except that `save` and `load`
+write and read the file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class RecordedExchange:
 
     @property
     def key(self) -> str:
-        """The key by which a replay finds this exchange."""
+        """The key by which a replay finds the answer; equal requests share it."""
         return key_of(self.method, self.target, self.request)
 
 
@@ -85,7 +86,9 @@ def key_of(method: str, target: str, request: Any) -> str:
 
 
 def comparable(content_type: str, body: bytes, secrets: Iterable[Secret] = ()) -> Any:
-    """Return the form in which a replay compares a body: JSON without secrets, or a checksum of other bodies.
+    """Return the form in which a replay compares a body: JSON without secrets, or a checksum of another body.
+
+    An empty body becomes None.
 
     >>> comparable("application/json", b'{"api_key": "tml-12345678"}')
     {'api_key': '***'}
@@ -101,7 +104,7 @@ def comparable(content_type: str, body: bytes, secrets: Iterable[Secret] = ()) -
 
 
 def without_secrets(tree: Any, secrets: Iterable[Secret] = ()) -> Any:
-    """Return JSON with keys, tokens and the queries of addresses masked.
+    """Return JSON data with masks for API keys, access tokens and the queries of URLs.
 
     >>> without_secrets({"url": "https://host/a?sig=b", "note": "tml-abcdefgh", "seed": 3})
     {'url': 'https://host/a?***', 'note': '***', 'seed': 3}
@@ -156,9 +159,9 @@ class Cassette:
 def kept_reply(
     target: str, status: int, headers: dict[str, str], content: bytes, secrets: Iterable[Secret]
 ) -> RecordedReply:
-    """Return an answer as a cassette keeps it, without secrets.
+    """Return an answer as a `Cassette` keeps it: without secrets, and with the headers that a replay needs.
 
-    An answer with the settings of the server turns off the features that a replay lacks.
+    If the answer holds the settings of the server, the features that a replay lacks are turned off in them.
     """
     kept: dict[str, str] = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
     if "location" in kept:
@@ -173,7 +176,7 @@ def kept_reply(
 
 
 def difference(wanted: Any, recorded: Any) -> str:
-    """Describe how two requests to one address differ.
+    """Describe up to three differences between the bodies of two requests to one address.
 
     >>> difference({"a": 1, "b": 2}, {"a": 1, "b": 3})
     'b: 2, recorded 3'

@@ -1,4 +1,4 @@
-"""The faults of one call, as values: an unexpected reply, part of a reply, or no reply.
+"""The faults of one call, as values: an unexpected or slow reply, part of a reply, or no reply.
 
 Pure, immutable data that any thread may use; `_middleware` carries a fault out. A function of this module
 creates each kind of fault.
@@ -28,7 +28,7 @@ _GARBAGE: Final = b"<html><body><h1>It works!</h1></body></html>"
 
 @frozen(repr=False)
 class Fault:
-    """A fault of one call. Use the functions of this module to create one."""
+    """The base class of the faults. The functions of this module create them."""
 
     def __repr__(self) -> str:
         values = ((a.name, getattr(self, a.name), a.default) for a in fields(type(self)))
@@ -38,7 +38,7 @@ class Fault:
 
 @frozen(repr=False)
 class FixedReply(Fault):
-    """A fixed reply in place of the server's own."""
+    """A fault that replies with given values in place of the server's own reply."""
 
     status: int
     body: bytes = b""
@@ -63,7 +63,7 @@ class FixedReply(Fault):
 
 @frozen(repr=False)
 class Cut(Fault):
-    """A connection that ends without a reply."""
+    """A fault that ends the connection without a reply."""
 
     after_work: bool
     """True: the server does the work first."""
@@ -73,7 +73,7 @@ class Cut(Fault):
 
 @frozen(repr=False)
 class Truncated(Fault):
-    """The server's reply with only a part of its body; the header has the length of the whole body."""
+    """A fault that sends only the beginning of the server's reply; its header has the length of the whole."""
 
     keep: float
     """The share of the body that arrives."""
@@ -81,7 +81,7 @@ class Truncated(Fault):
 
 @frozen(repr=False)
 class Slow(Fault):
-    """The server's reply, sent in pieces over some time."""
+    """A fault that sends the server's reply slowly, in pieces."""
 
     seconds: float
     pieces: int
@@ -89,7 +89,7 @@ class Slow(Fault):
 
 @frozen(repr=False)
 class SessionExpired(Fault):
-    """A fault that expires all present sessions: their calls and heartbeats get a 410 from then on."""
+    """A fault that replies 410 and expires all present sessions: their further calls also get a 410."""
 
 
 def status(
@@ -105,11 +105,14 @@ def status(
 
     Args:
         code: the HTTP status.
-        detail: the error text in the body.
+        detail: the error text in the body; None: the text "status" with the code.
         headers: additional headers.
         retry_after: the retry delay in seconds; None: no such header.
         form: the form of that header: "seconds", "date" or "milliseconds".
         after_work: let the server do the work first, so that a retry finds it done.
+
+    Raises:
+        InvalidInputError: `code` is not an HTTP status, or `retry_after` or `form` is not valid.
 
     >>> status(503, retry_after=2)
     FixedReply(status=503, body=b'{"detail": "status 503"}', retry_after_s=2)
@@ -132,6 +135,9 @@ def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm 
     Args:
         retry_after: the retry delay in seconds; None: no such header.
         form: the form of that header: "seconds", "date" or "milliseconds".
+
+    Raises:
+        InvalidInputError: `retry_after` or `form` is not valid.
 
     >>> too_many_requests(0.2, form="milliseconds").headers_at(0.0)[-1]
     ('retry-after-ms', '200')
@@ -158,7 +164,7 @@ def promise_failed(message: str, category: Literal["user", "server", "unknown"] 
 
     Args:
         message: the error text.
-        category: the side that caused it.
+        category: the side that caused the failure.
 
     >>> promise_failed("out of memory").body
     b'{"error": "out of memory", "category": "server"}'
@@ -176,7 +182,7 @@ def empty_bad_request() -> Fault:
 
 
 def garbage(body: bytes = _GARBAGE, content_type: str = "text/html") -> Fault:
-    """Return a fault that replies 200 with an unreadable body.
+    """Return a fault that replies 200 with a body that clients cannot read.
 
     Args:
         body: the bytes.
@@ -194,6 +200,9 @@ def truncated(keep: float = 0.5) -> Fault:
     Args:
         keep: the share that arrives, at least 0 and less than 1.
 
+    Raises:
+        InvalidInputError: `keep` is outside this range.
+
     >>> truncated()
     Truncated(keep=0.5)
     """
@@ -207,7 +216,10 @@ def slow(seconds: float, pieces: int = 5) -> Fault:
 
     Args:
         seconds: the time from the first piece to the last.
-        pieces: the number of pieces.
+        pieces: the number of pieces, at least 2.
+
+    Raises:
+        InvalidInputError: the time is negative or infinite, or there are fewer pieces.
 
     >>> slow(2)
     Slow(seconds=2, pieces=5)
@@ -252,7 +264,9 @@ def lost_answer() -> Fault:
 
 
 def session_expired() -> Fault:
-    """Return a fault that expires all present sessions: their calls and heartbeats get a 410 from then on.
+    """Return a fault that replies 410 and expires all present sessions.
+
+    The further calls and heartbeats of these sessions also get a 410.
 
     >>> session_expired()
     SessionExpired()

@@ -1,6 +1,7 @@
 """The time that a call takes: a constant, or a distribution to draw from.
 
-Everything is immutable and pure. The caller passes the random generator, so equal seeds give equal times.
+Everything is immutable and pure. The functions that make a distribution raise InvalidInputError for times
+that are not valid. The caller passes the random generator, so equal seeds give equal times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Latency = float | Callable[[random.Random], float]
 
 @frozen
 class Uniform:
-    """A uniform distribution."""
+    """A uniform distribution: any time from `low_s` to `high_s`."""
 
     low_s: float
     high_s: float
@@ -49,7 +50,7 @@ class LogNormal:
 
 
 def uniform(low_s: float, high_s: float) -> Uniform:
-    """Return a uniform distribution.
+    """Return a uniform distribution: any time from `low_s` to `high_s`.
 
     >>> 0.1 <= uniform(0.1, 0.3)(random.Random(7)) <= 0.3
     True

@@ -16,13 +16,13 @@ from attrs import evolve, field, frozen
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.testing.faults import Fault
 from tinker_sync.testing.latency import Latency, draw_latency
-from tinker_sync.wire.endpoints import ENDPOINTS
+from tinker_sync.wire.endpoints import ENDPOINTS, NEWER
 
 if TYPE_CHECKING:
     from tinker_sync.testing.calls import RecordedCall
 
 EVERY: Final = "*"
-"""The name that matches every call of the protocol."""
+"""The name that matches every call, also one to an unknown path."""
 
 Nth = int | Container[int] | None
 When = Callable[["RecordedCall"], object]
@@ -30,7 +30,7 @@ When = Callable[["RecordedCall"], object]
 
 @frozen
 class FaultRule:
-    """A fault, and the calls of one endpoint to which it happens."""
+    """A part of a `FaultPlan`: a fault, and the calls of one endpoint, or of all, to which it happens."""
 
     endpoint: str
     fault: Fault
@@ -40,11 +40,11 @@ class FaultRule:
     """A predicate on calls; the rule counts only calls for which it is true."""
 
     def matches(self, call: RecordedCall) -> bool:
-        """Return True if this rule counts the call."""
+        """Return True if the call is of the rule's endpoint and `when` is true for it."""
         return self.endpoint in (EVERY, call.endpoint) and (self.when is None or bool(self.when(call)))
 
     def strikes(self, number: int) -> bool:
-        """Return True if the fault happens to the n-th matching call.
+        """Return True if the rule applies to the n-th matching call.
 
         >>> from tinker_sync.testing import faults
         >>> rule = FaultRule("asample", faults.reset(), nth=range(2, 4))
@@ -58,7 +58,7 @@ class FaultRule:
 
 @frozen
 class EndpointLatency:
-    """The delay before the server begins with a call of one endpoint."""
+    """A part of a `FaultPlan`: the delay before the server begins with a call of one endpoint, or of all."""
 
     endpoint: str
     seconds: Latency
@@ -66,9 +66,9 @@ class EndpointLatency:
 
 @frozen
 class FaultPlan:
-    """The faults and latencies of one test. Immutable: each method returns a longer plan.
+    """The faults and latencies of one test. Immutable: `on` and `latency` return a longer plan.
 
-    Endpoints have the names of `tinker_sync.wire.endpoints`; "*" is every call. If several rules match a
+    Endpoints have the names of `tinker_sync.wire.endpoints`; "*" is every call. If several rules apply to a
     call, the first one decides.
 
     Args:
@@ -98,12 +98,12 @@ class FaultPlan:
         Args:
             endpoint: the endpoint whose calls go wrong.
             fault: a value of `tinker_sync.testing.faults`.
-            nth: numbers of these calls, from 1: a number, or a range or collection of numbers. None: every
-                call.
+            nth: which of these calls, counted from 1: a number, or a range or collection of numbers. None:
+                every call.
             when: a predicate on the recorded call; `nth` then counts only calls for which it is true.
 
         Raises:
-            InvalidInputError: the endpoint or the number does not exist, or `fault` is not a fault.
+            InvalidInputError: the endpoint does not exist, `nth` is not valid, or `fault` is not a fault.
         """
         if not isinstance(fault, Fault):
             raise InvalidInputError(
@@ -113,11 +113,16 @@ class FaultPlan:
         return evolve(self, rules=(*self.rules, rule))
 
     def latency(self, endpoint: str, seconds: Latency) -> FaultPlan:
-        """Return this plan with a delay before the server begins with each call of an endpoint.
+        """Return this plan with one more delay, before the server begins with a call of an endpoint.
+
+        If several delays match a call, the first one counts.
 
         Args:
             endpoint: the endpoint.
-            seconds: a number, or a distribution of `tinker_sync.testing.latency`.
+            seconds: the delay as a number, or a distribution of `tinker_sync.testing.latency`.
+
+        Raises:
+            InvalidInputError: the endpoint does not exist, or the number is negative.
         """
         if not callable(seconds) and not seconds >= 0:
             raise InvalidInputError(f"a latency must be a number of seconds from 0, not {seconds!r}")
@@ -138,16 +143,17 @@ class FaultPlan:
 
 
 def check_endpoint(name: str) -> str:
-    """Return the name of an endpoint unchanged.
+    """Check the name of an endpoint and return it unchanged. "*" stands for every endpoint.
 
     Raises:
-        InvalidInputError: there is no such endpoint; the text lists similar names.
+        InvalidInputError: there is no such endpoint; the text lists similar names, or else all.
     """
-    if name == EVERY or name in ENDPOINTS:
+    known = (*ENDPOINTS, *NEWER)
+    if name == EVERY or name in known:
         return name
     written = str(name).lower().rpartition("/")[2]  # the last part, in case it is a path
-    close = difflib.get_close_matches(written, ENDPOINTS, n=3, cutoff=0.7)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(ENDPOINTS)}"
+    close = difflib.get_close_matches(written, known, n=3, cutoff=0.7)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known)}"
     raise InvalidInputError(f"no call is named {name!r}; {hint}")
 
 

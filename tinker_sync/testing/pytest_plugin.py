@@ -1,7 +1,7 @@
 """Fixtures for pytest: a new server for each test, and a client of it.
 
-Importing this module loads only the standard library; the first test that uses a fixture loads the server.
-The entry point, `-p` and `pytest_plugins` all register this module under its own name, so only once.
+Importing this module does not load the server; the first test that uses a fixture loads it.
+The entry point, `-p` and `pytest_plugins` name this same module, so pytest registers it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tinker_server_options() -> dict[str, Any]:
-    """Return the arguments of the `LocalServer` that `tinker_server` yields.
+    """Return the arguments of the `LocalServer` that `tinker_server` yields; by default, no arguments.
 
     A `conftest.py` may override this fixture.
 
@@ -44,6 +44,6 @@ def tinker_server(tinker_server_options: dict[str, Any]) -> Iterator[LocalServer
 
 @pytest.fixture
 def tinker_service(tinker_server: LocalServer) -> Iterator[ServiceClient]:
-    """Yield a `ServiceClient` of `tinker_server`."""
+    """Yield a `ServiceClient` of `tinker_server`, which is closed after the test."""
     with tinker_server.service() as service:
         yield service

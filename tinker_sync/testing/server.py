@@ -35,16 +35,17 @@ class LocalServer:
 
     Use it in a `with` block, or call `start` and `close`. Thread-safe once it is started.
 
-    With equal seeds, equal calls give equal numbers in every run: the choices that clients leave to the
-    server, such as the first weights of an adapter or the seed of a sample, follow from its seed.
+    With equal seeds, equal calls give equal numbers in every run, apart from rounding in samples that are
+    computed together: the choices that clients leave to the server, such as the first weights of an adapter
+    or the seed of a sample, follow from the server's `seed`.
 
     Args:
         plan: the faults and latencies; None: none.
         model: the base model: "tinker-sync/tiny", "tinker-sync/random" (nonsense, computed quickly), or a
             directory in the format of Hugging Face.
         seed: decides the choices that clients leave to the server.
-        pace: the factor for pauses of the clients that `service` creates and for times of the plan. 1 is
-            real time.
+        pace: the factor that multiplies the pauses of the clients from `service`, and the delays of the plan.
+            1 is real time; the default shortens each pause and delay to a hundredth.
         key: the key that clients send; None: a new one.
         data_dir: the directory for checkpoints and other state; None: one that is removed at the end.
         process: run the server in a child process, which starts more slowly and can be killed.
@@ -92,7 +93,12 @@ class LocalServer:
     # -------------------------------------------------------------------------------------- start and end
 
     def start(self) -> Self:
-        """Start the server and return when it accepts requests."""
+        """Start the server and return when it accepts requests.
+
+        Raises:
+            ConfigurationError: the server is running already, or cannot use the directory or a setting.
+            InvalidInputError: there is no such model.
+        """
         if self._thread is not None:
             raise ConfigurationError("this server is running already")
         if self._data_dir is None:
@@ -107,7 +113,11 @@ class LocalServer:
     def restart(self) -> None:
         """End the server and start it again at the same address, as after a crash.
 
-        Models and sessions are lost; checkpoints are not. A child process is killed.
+        Models, results and unsaved samplers are lost; sessions and checkpoints are not. A child process is
+        killed.
+
+        Raises:
+            ConfigurationError: the server is not running.
         """
         if self._thread is None:
             raise ConfigurationError("this server is not running")
@@ -177,7 +187,11 @@ class LocalServer:
 
     @property
     def url(self) -> str:
-        """The base URL of the server."""
+        """The base URL of the server.
+
+        Raises:
+            ConfigurationError: the server is not running.
+        """
         if self._thread is None:
             raise ConfigurationError("this server is not running: use it in a `with` block")
         return self._thread.url
@@ -187,6 +201,9 @@ class LocalServer:
 
         Args:
             options: arguments of `ServiceClient`.
+
+        Raises:
+            ConfigurationError: the server is not running.
         """
         from tinker_sync.clients.service import ServiceClient
 
@@ -229,7 +246,10 @@ class LocalServer:
         """Return the recorded calls of one endpoint, in order of arrival.
 
         Args:
-            endpoint: the name in `tinker_sync.wire.endpoints`.
+            endpoint: the name in `tinker_sync.wire.endpoints`, or "*" for all calls.
+
+        Raises:
+            InvalidInputError: there is no such endpoint.
         """
         check_endpoint(endpoint)
         return [call for call in self.calls if endpoint in (EVERY, call.endpoint)]
@@ -246,6 +266,7 @@ class LocalServer:
 
         Raises:
             TimeoutError: fewer calls have arrived within `timeout`.
+            InvalidInputError: there is no such endpoint.
         """
         check_endpoint(endpoint)
 
@@ -259,11 +280,11 @@ class LocalServer:
 
     @property
     def pending_faults(self) -> tuple[FaultRule, ...]:
-        """The rules of the plan that have caused no fault yet. At the end of a test it should be empty."""
+        """The rules of the plan that have caused no fault yet; normally none at the end of a test."""
         return self._scene.pending
 
     def forget(self) -> None:
-        """Drop the plan and the recorded calls, and let expired sessions work again.
+        """Drop the plan, the recorded calls and the errors of predicates; let expired sessions work again.
 
         Models and checkpoints stay.
         """

@@ -1,8 +1,8 @@
 """`record` and `replay`: record a run against any server, and replay it in a test without the server.
 
-Both start a server on this machine that clients use. That of `record` forwards requests and keeps the
-answers; that of `replay` answers from a `Cassette`. Requests arrive on the thread of this server; a pool of
-workers forwards them.
+Both start a server on this machine that clients use. The server of `record` forwards requests and keeps the
+answers; the server of `replay` answers from a `Cassette`, the recorded requests and answers. Requests arrive
+on the server's own thread. For `record`, a pool of workers forwards them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import requests
 from tinker_sync import _embedded
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.serving import ServerThread
+from tinker_sync.local.server.serving import ServerThread, complete_lifespan
 from tinker_sync.testing.cassette import (
     PLAIN_SETTINGS,
     Cassette,
@@ -54,16 +54,19 @@ _OF_THE_CONNECTION: Final = frozenset(
 def record(
     path: str | os.PathLike[str], *, base_url: str | None = None, api_key: str | None = None
 ) -> RecordingProxy:
-    """Record a run into a file for `replay`.
+    """Return a server for a `with` block, which records a run into a file for `replay`.
 
-    The `with` block records all clients that are made without a `base_url`, also those of the reference
-    package; `service()` makes a client too. Keys, tokens and signatures of addresses are masked in the file.
-    Prompts and answers are in it. Downloads of files are not recorded.
+    The block records all clients that are made in it without a `base_url`, also those of `tinker`, the
+    vendor's package. The server's `service()` makes a client, too. The file holds prompts and answers; keys,
+    tokens and signatures of addresses are masked. Downloads of files are not recorded.
 
     Args:
         path: the file; it is replaced when the block ends without an exception.
         base_url: the server; "local" is the embedded one; None: `TINKER_BASE_URL`, else the hosted service.
         api_key: the key; None: as a new client finds one.
+
+    Raises:
+        ConfigurationError: the address, the key or a setting in the environment cannot be used.
 
     >>> import pathlib, tempfile, tinker_sync
     >>> file = pathlib.Path(tempfile.mkdtemp(), "capabilities.cassette")
@@ -84,18 +87,27 @@ def record(
 
 
 def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer:
-    """Answer the requests of a run from a file that `record` has made.
+    """Return a server for a `with` block, which answers requests from a file that `record` has made.
+
+    Clients that are made in the block without a `base_url` use this server. Heartbeats, telemetry, cancels
+    and the end of a session need no recorded answer.
 
     Args:
         path: the file.
-        strict: raise at the end of the block if a request had no answer in the file, even if the program has
-            caught the error of that request.
+        strict: raise `InvalidInputError` at the end of the block if a request had no answer in the file, even
+            if the program has caught the error of that request.
+
+    Raises:
+        ConfigurationError: the file does not exist, or is not a cassette.
     """
     return ReplayServer(Cassette.load(path), str(path), strict=strict)
 
 
 class CassetteServer:
-    """A server that new clients of this process use by default inside a `with` block."""
+    """The base class of the servers of `record` and `replay`.
+
+    In its `with` block, environment variables of this process make new clients use the server by default.
+    """
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -130,7 +142,11 @@ class CassetteServer:
 
     @property
     def url(self) -> str:
-        """The base URL of the server."""
+        """The base URL of the server.
+
+        Raises:
+            ConfigurationError: the server is not running: its `with` block has not begun, or has ended.
+        """
         if self._thread is None:
             raise ConfigurationError("this server is not running: use it in a `with` block")
         return self._thread.url
@@ -152,23 +168,25 @@ class CassetteServer:
         return service
 
     def _begin(self) -> None:
-        """Prepare the server before it listens."""
+        """Prepare the server before it listens. Subclasses override this method."""
 
     def _end(self, *, failed: bool) -> None:
-        """Clean up after the last request. `failed` is True if the block ended with an exception."""
+        """Clean up after the last request. Subclasses override this method.
+
+        Args:
+            failed: True if the block ended with an exception.
+        """
 
     async def _answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> RecordedReply | None:
-        """Return the answer to a request; None drops the connection."""
+        """Return the answer to a request, or None to drop the connection. Subclasses implement this."""
         raise NotImplementedError
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, as an ASGI application does."""
         if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
+            await complete_lifespan(receive, send)
             return
         body = (await receive()).get("body", b"")
         query = scope["query_string"].decode("ascii")
@@ -223,7 +241,11 @@ class RecordingProxy(CassetteServer):
     def _pass_on(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> RecordedReply | None:
-        """Forward the request of a client to the recorded server. Runs on a worker."""
+        """Forward the request of a client to the recorded server, and record its answer. Runs on a worker.
+
+        Returns:
+            The answer, or None if none came.
+        """
         sent = {name: value for name, value in headers.items() if name not in _OF_THE_CONNECTION}
         sent["accept-encoding"] = "identity"
         try:
@@ -253,7 +275,6 @@ class RecordingProxy(CassetteServer):
         return RecordedReply(got.status_code, passed, content)
 
     def _session(self) -> requests.Session:
-        """Return the session of this thread."""
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = requests.Session()
@@ -264,7 +285,10 @@ class RecordingProxy(CassetteServer):
 
 
 class ReplayServer(CassetteServer):
-    """A server that answers from a cassette. `replay` makes it. Its one thread owns the answers."""
+    """A server that answers from a `Cassette`. `replay` makes it. Its one thread chooses the answers.
+
+    Equal requests get their recorded answers in order, and then the last one again.
+    """
 
     def __init__(self, cassette: Cassette, name: str, *, strict: bool = True) -> None:
         super().__init__(_REPLAY_KEY)
@@ -280,7 +304,7 @@ class ReplayServer(CassetteServer):
 
     @property
     def unused(self) -> list[str]:
-        """The keys of the recorded requests that the run did not make."""
+        """The keys of the recorded requests that the run has not made."""
         return [key for key in self._answers if key not in self._asked]
 
     def _end(self, *, failed: bool) -> None:
@@ -316,7 +340,11 @@ class ReplayServer(CassetteServer):
 
 
 def _plain(content: bytes) -> bytes:
-    """Return the settings of a server as JSON, without the features that a recording cannot hold."""
+    """Return the settings of a server with the features turned off that a cassette cannot record.
+
+    Args:
+        content: the settings as JSON; other content is returned unchanged.
+    """
     tree = None
     with suppress(ValueError):
         tree = json.loads(content)
@@ -327,5 +355,5 @@ def _plain(content: bytes) -> bytes:
 
 
 def _leave_headers_alone(request: Any) -> Any:
-    """Return a request unchanged. As an `auth`, this keeps `requests` from adding a password of netrc."""
+    """Return a request unchanged. With this `auth`, `requests` adds no password from the netrc file."""
     return request
