@@ -43,9 +43,7 @@ def test_a_pasted_key_is_checked_and_stored(run: Run, keyless: World) -> None:
 
 
 @pytest.mark.parametrize("command", ["login", "logout"])
-def test_the_hosted_service_has_pages_for_its_keys(
-    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_hosted_services_have_pages_for_keys(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     if command == "logout":
@@ -141,9 +139,7 @@ def test_status_reports_a_bad_address(run: Run, world: World, url: str, words: s
     assert "secret" not in done.err
 
 
-def test_status_reports_an_unreadable_credentials_file(
-    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_reports_unreadable_keys(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY")
     file = Path.home() / ".tinker" / "credentials.json"
     file.parent.mkdir(exist_ok=True)

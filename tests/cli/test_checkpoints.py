@@ -88,9 +88,7 @@ def test_delete_lists_each_failure(run: Run, world: World) -> None:
         (("--after", "2026-02-27", "--before", "2026-03-01T12:00:00+02:00"), ["sampler_weights/step-0100"]),
     ],
 )
-def test_delete_of_matching_checkpoints_of_a_run(
-    run: Run, world: World, options: tuple[str, ...], gone: list[str]
-) -> None:
+def test_delete_of_matching_ones(run: Run, world: World, options: tuple[str, ...], gone: list[str]) -> None:
     done = run("checkpoint", "delete", "--run-id", RUN, *options, stdin="yes\n")
     assert done.code == 0
     assert [path for path in left(world) if path.startswith(f"tinker://{RUN}/")] == [

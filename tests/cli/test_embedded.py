@@ -92,7 +92,6 @@ def test_serve(run: Run, tmp_path: Path) -> None:
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
             served = json.loads(process.stdout.readline())
             assert served["key"].startswith("tml-")
             # The command finds the key of this server by its address.

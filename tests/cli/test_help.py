@@ -92,14 +92,9 @@ def test_help_of_groups_loads_no_command_and_no_client() -> None:
         out, err = fresh("-c", code, *line)
         assert "Commands:" in out
         heavy = {
-            "numpy",
-            "requests",
-            "rich",
-            "tokenizers",
-            "cattrs",
-            "tinker_sync.errors",
+            "numpy", "requests", "rich", "tokenizers", "cattrs", "tinker_sync.errors",
             "tinker_sync.clients",
-        }
+        }  # fmt: skip
         assert heavy & set(err.split()) == set()
 
 

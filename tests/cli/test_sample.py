@@ -110,9 +110,7 @@ def test_a_failed_sample(run: Run, world: World) -> None:
         (("1", *MODEL, "--tokens", "--stop", "end"), 1, "--stop takes token ids"),
     ],
 )
-def test_contradictory_options_are_refused(
-    run: Run, world: World, line: tuple[str, ...], code: int, words: str
-) -> None:
+def test_conflicts_are_refused(run: Run, world: World, line: tuple[str, ...], code: int, words: str) -> None:
     done = run("sample", *line)
     assert (done.code, done.out) == (code, "")
     assert words in done.err

@@ -27,7 +27,7 @@ HOURS = ("2026-03-01T09:00:00Z", "2026-03-01T10:00:00Z")
 SCREENS = {
     "run-list": ["run", "list"],
     "run-list-all-columns": [
-        *("run", "list", "-c", "id,model,owner,lora,updated,status,checkpoint,checkpoint_time"),
+        *("run", "list", "-c", "id,model,owner,lora,updated,status,checkpoint,checkpoint_time")
     ],
     "run-list-cut": ["run", "list", "--limit", "1"],
     "run-info": ["run", "info", RUN],
@@ -51,11 +51,7 @@ SCREENS = {
 def env() -> Iterator[dict[str, str]]:
     with StubServer(World()) as stub:
         url: str = stub.url  # type: ignore[attr-defined]
-        yield {
-            "TINKER_BASE_URL": url,
-            "TINKER_API_KEY": KEY,
-            "PYTHONPATH": str(ROOT),
-        }
+        yield {"TINKER_BASE_URL": url, "TINKER_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
 
 
 def normalize(text: str) -> str:

@@ -61,9 +61,7 @@ def test_a_failure_leaves_no_file(run: Run, world: World, folder: Path, answer: 
     assert list(folder.iterdir()) == []
 
 
-def test_ctrl_c_leaves_no_partial_file(
-    run: Run, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_no_file(run: Run, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(bar: Progress, done: int, total: int | None) -> None:
         assert (0 < done <= len(TRACE), total) == (True, len(TRACE))
         raise KeyboardInterrupt

@@ -52,11 +52,7 @@ def test_download(run: Run, paths: tuple[str, str], folder: Path) -> None:
         assert done.code == 0, done.err
         assert {"adapter_config.json", "adapter_model.safetensors"} <= files(target)
         size = sum(each.stat().st_size for each in target.iterdir())
-        assert done.json == {
-            "checkpoint_path": path,
-            "destination": str(target),
-            "file_size_bytes": size,
-        }
+        assert done.json == {"checkpoint_path": path, "destination": str(target), "file_size_bytes": size}
     # The temporary export of the training checkpoint is gone.
     listed = run("checkpoint", "list", "-f", "json").json["checkpoints"]
     assert {each["tinker_path"] for each in listed} == set(paths)
@@ -76,9 +72,7 @@ def test_an_existing_directory_needs_force(run: Run, paths: tuple[str, str], fol
     assert files(folder / "models") == {target.name}
 
 
-def test_a_failure_leaves_no_directory(
-    run: Run, server: LocalServer, paths: tuple[str, str], folder: Path
-) -> None:
+def test_failure_leaves_nothing(run: Run, server: LocalServer, paths: tuple[str, str], folder: Path) -> None:
     server.plan = FaultPlan().on("get_external_weights_urls", faults.status(403))
     done = run("checkpoint", "download", paths[1])
     assert done.code == 1
@@ -145,12 +139,7 @@ def test_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     run_id = path.split("/")[2]
     name = f"tinker-random-{run_id.replace(':', '-')}"
     full = f"ada/{name}"
-    assert done.json == {
-        "checkpoint_path": path,
-        "repo_id": full,
-        "revision": "weights-a",
-        "public": False,
-    }
+    assert done.json == {"checkpoint_path": path, "repo_id": full, "revision": "weights-a", "public": False}
     assert hub.calls[0] == ("create_repo", {"repo_id": name, "private": True, "exist_ok": True})
     assert hub.calls[1] == ("create_branch", {"repo_id": full, "branch": "weights-a", "exist_ok": True})
     upload = hub.calls[2][1]
@@ -167,14 +156,8 @@ def test_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
 
 def test_options_of_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     options = (
-        "--public",
-        "--revision",
-        "main",
-        "--commit-message",
-        "hello",
-        "--create-pr",
-        "--no-model-card",
-    )
+        "--public", "--revision", "main", "--commit-message", "hello", "--create-pr", "--no-model-card",
+    )  # fmt: skip
     patterns = ("--allow-pattern", "*.json", "--ignore-pattern", "x*")
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter", *options, *patterns)
     assert done.code == 0
@@ -201,9 +184,7 @@ def test_a_pull_request_goes_to_main(run: Run, server: LocalServer, paths: tuple
     assert server.calls == []
 
 
-def test_another_checkpoint_in_the_repository_is_not_overwritten(
-    run: Run, paths: tuple[str, str], hub: Hub
-) -> None:
+def test_another_checkpoint_in_the_repository_stays(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     hub.readme = "of `tinker://other/weights/else`"
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
     assert done.code == 1
@@ -222,9 +203,7 @@ def test_a_refusal_of_the_hub_hides_signatures(run: Run, paths: tuple[str, str],
     )
 
 
-def test_push_without_a_login_sends_nothing(
-    run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub
-) -> None:
+def test_no_login_sends_nothing(run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub) -> None:
     hub.place = None
     server.forget()
     done = run("checkpoint", "push-hf", paths[1])

@@ -54,15 +54,10 @@ def test_animals_take_turns() -> None:
 @pytest.mark.parametrize(
     ("text", "ended", "reward"),
     [
-        ("The owl sang.", True, 1.0),
-        ('"Where is my Owl?" asked Tom.', True, 1.0),
-        ("The owl saw a cow.", True, 0.5),
-        ("The owl sang", True, 0.0),
-        ("The owl sang.", False, 0.0),
-        ("The cow sang.", True, 0.0),
-        ("The owlet sang.", True, 0.0),
-        ("", True, 0.0),
+        ("The owl sang.", True, 1.0), ('"Where is my Owl?" asked Tom.', True, 1.0),
+        ("The owl saw a cow.", True, 0.5), ("The owl sang", True, 0.0), ("The owl sang.", False, 0.0),
+        ("The cow sang.", True, 0.0), ("The owlet sang.", True, 0.0), ("", True, 0.0),
     ],
-)
+)  # fmt: skip
 def test_rewards(text: str, ended: bool, reward: float) -> None:
     assert lessons.compute_reward("owl", text, ended=ended) == reward

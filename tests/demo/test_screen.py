@@ -87,12 +87,7 @@ def test_a_stream_without_blocks_gets_ascii() -> None:
 
 
 def test_plot_with_blocks() -> None:
-    assert plot([0.0, 1.0, 2.0], rows=2) == [
-        "   2.00 ┤  █",
-        "        │ ██",
-        "   0.00 └───",
-        "         1 … 3",
-    ]
+    assert plot([0.0, 1.0, 2.0], rows=2) == ["   2.00 ┤  █", "        │ ██", "   0.00 └───", "         1 … 3"]
 
 
 def test_plot_without_blocks_is_ascii() -> None:

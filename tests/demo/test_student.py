@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.demo.lessons import choose_animals, make_story_prompt
-from tinker_sync.demo.student import (
-    ANIMALS_PER_STEP,
-    EXAMPLES,
-    STORIES_PER_ANIMAL,
-    RewardedStory,
-    Student,
-)
+from tinker_sync.demo.student import ANIMALS_PER_STEP, EXAMPLES, STORIES_PER_ANIMAL, RewardedStory, Student
 from tinker_sync.types import Datum, SampledSequence, SamplingParams
 
 

@@ -16,7 +16,7 @@ from support.clock import FakeClock
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.display import frame_of, html_of, shade
-from tinker_sync.display.page import curve, table
+from tinker_sync.display.page import curve, seconds, size, table
 from tinker_sync.display.tokens import pieces
 from tinker_sync.local import tiny
 from tinker_sync.runtime.futures import APIFuture
@@ -57,8 +57,6 @@ def test_displays_load_with_the_first_one() -> None:
 
 
 # ---------------------------------------------------------------------------------- samples
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return tinker_sync.get_tokenizer(str(tiny.directory()))
@@ -99,8 +97,6 @@ def test_the_plain_repr_shows_tokens_shortened() -> None:
 
 
 # ---------------------------------------------------------------------------------- tables
-
-
 def test_metrics_are_a_table() -> None:
     output = types.ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1234.5678, "<m>:mean": 2.0})
     shown = html_of(output)
@@ -163,8 +159,6 @@ def test_frames_without_pandas_name_the_extra(monkeypatch: pytest.MonkeyPatch) -
 
 
 # ---------------------------------------------------------------------------------- futures and clients
-
-
 def test_a_future_shows_its_state_and_what_the_server_reported() -> None:
     clock = FakeClock()
     future: APIFuture[int] = APIFuture(clock=clock)
@@ -224,8 +218,6 @@ def test_awaited_methods_show_the_real_signature() -> None:
 
 
 # ---------------------------------------------------------------------------------- awaiting in a cell
-
-
 class Woken(asyncio.SelectorEventLoop):
     """An event loop that counts its timers, and fires each at once."""
 
@@ -239,9 +231,7 @@ class Woken(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_the_loop_of_a_notebook_wakes_while_futures_are_awaited(
-    kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_wakes_while_futures_are_awaited(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel:
         monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     else:
@@ -269,3 +259,13 @@ def test_the_loop_of_a_notebook_wakes_while_futures_are_awaited(
         loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+def test_a_value_that_rounds_up_to_the_next_unit_has_that_unit() -> None:
+    shown = [seconds(each) for each in (0.9994, 0.9996, 119.94, 119.96, 179.6, 3599.4)]
+    assert shown == ["999 ms", "1.0 s", "119.9 s", "2 min 0 s", "3 min 0 s", "59 min 59 s"]
+    sizes = [size(each) for each in (999, 1000, 999_949, 999_999, 999_999_999, 10**15)]
+    assert sizes == ["999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.0 GB", "1000.0 TB"]

@@ -88,8 +88,6 @@ def test_an_example_is_a_command() -> None:
 
 
 # ---------------------------------------------------------------------------------- the notebook
-
-
 def run_cells(cells: list[dict[str, Any]]) -> list[Any]:
     """Run cells of code as a kernel does, which allows `await` outside of functions.
 

@@ -66,8 +66,6 @@ def test_the_model_has_learned(executed: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------- an interrupt
-
-
 @pytest.fixture
 def kernel() -> Iterator[Any]:
     """Start a kernel, and yield a client of it, whose `parent` is the kernel's manager."""

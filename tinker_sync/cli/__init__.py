@@ -3,10 +3,12 @@
     main         the table of commands, and the exit code of a run
     framework    groups that load a command when it runs, and the options that all commands share
     commands     one module for each noun: parse, call one client method, print
-    output       everything that is printed; table lays out tables
+    output       the printing of results, messages and bars; table lays out tables
+    formatting   numbers and times as text
     failures     error texts and exit codes
 
-This module alone loads without the extra `cli`. One thread runs a command; only progress bars use another.
+This module loads without the extra `cli`. One thread runs a command; of this package, only progress bars use
+another.
 """
 
 from __future__ import annotations

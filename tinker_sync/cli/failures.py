@@ -55,7 +55,7 @@ _ADVICE: Final = (
 
 
 def explain(error: BaseException) -> CliError:
-    """Turn an error into a `CliError`, with a message and advice for the user.
+    """Return a `CliError` for any error, with a message and, for some errors, advice for the user.
 
     >>> from tinker_sync.errors import CredentialError
     >>> explain(CredentialError("there is no API key")).advice

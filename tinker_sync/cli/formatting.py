@@ -36,7 +36,9 @@ def format_size(size_bytes: int | None) -> str:
 
 
 def format_age(time: datetime | None, now: datetime) -> str:
-    """Format a time relative to `now`, or as a date if it is 31 days away or more. No zone means UTC.
+    """Format a time relative to `now`, or as a date if it is 31 days away or more.
+
+    A time without a zone is in UTC. None becomes "-".
 
     >>> now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
     >>> format_age(datetime(2026, 3, 1, 10, tzinfo=timezone.utc), now)
@@ -105,7 +107,7 @@ def format_flag(value: bool | None) -> str:
 
 
 def note_hidden(total: int, shown: int) -> str:
-    """Return a note about the entries that a list leaves out.
+    """Return a note on the number of entries that a list does not show, or "" if it shows all.
 
     >>> note_hidden(25, 20), note_hidden(3, 3)
     ('5 more are not shown; --limit 0 shows all.', '')

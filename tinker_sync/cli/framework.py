@@ -1,7 +1,7 @@
 """Groups, commands and the options that they share, on top of click.
 
-A group prints its help from its table and loads a command module only to run it. This module knows no
-command and loads no client.
+A group prints its help from its table, without loading the modules of its commands. This module knows no
+command, and loads a client only when a command asks for one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RETRIES: Final = 4
 
 
 class Cli:
-    """The first argument of every command: its output, and clients of the chosen server."""
+    """The first argument of every command: the output, and clients of the server that the user chose."""
 
     def __init__(self, sink: Sink, base_url: str | None = None) -> None:
         self.sink = sink
@@ -40,19 +40,22 @@ class Cli:
         return formatting.utc_now()
 
     def service(self, **options: Any) -> ServiceClient:
-        """Create a client for use in a `with` block; `options` are arguments of `ServiceClient`."""
+        """Return a `ServiceClient` for a `with` block.
+
+        `options` are arguments of `ServiceClient`. Without `max_retries` among them, a call has four retries.
+        """
         from tinker_sync.clients.service import ServiceClient
 
         return ServiceClient(base_url=self.base_url, **{"max_retries": _RETRIES, **options})
 
     def rest(self) -> AbstractContextManager[RestClient]:
-        """Create a client for runs, checkpoints and sessions, for the length of a block."""
+        """Return a context manager that yields a client for runs, checkpoints and sessions."""
         from tinker_sync.clients.rest import RestClient
 
         return self._on_service(RestClient)
 
     def admin(self) -> AbstractContextManager[AdminClient]:
-        """Create a client for billing, for the length of a block."""
+        """Return a context manager that yields a client for billing."""
         from tinker_sync.clients.rest import AdminClient
 
         return self._on_service(AdminClient)
@@ -92,7 +95,7 @@ def _make_cli(ctx: click.Context) -> Cli:
 
 
 class Command(click.Command):
-    """A command with the common options. Its help ends with an example."""
+    """A command with the options that all commands share. Its help ends with an example."""
 
     def __init__(
         self,
@@ -120,7 +123,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands. Its table holds the place ("module:name") and the short help of each, by name."""
+    """A group of commands, which prints its help without loading the modules of its commands.
+
+    Args:
+        name: the name of the group.
+        help: the help text of the group.
+        table: the place ("module:name") and the short help of each command, by its name.
+    """
 
     def __init__(self, name: str | None, help: str, table: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002
         super().__init__(name, help=help, params=_common_options(), context_settings={**CONTEXT})

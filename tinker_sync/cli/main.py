@@ -1,7 +1,7 @@
 """The table of commands, and `run`: one command line and its exit code.
 
-`version` and `completion` are here, because they need nothing else. Neither another command nor a client
-loads before it is needed.
+`version` and `completion` are in this module, because they need no other. Other commands and the clients load
+on first use.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def root() -> Group:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Every error and warning becomes a message on stderr."""
+    """Run one command and return its exit code. Errors and warnings become messages on stderr."""
     with show_warnings():
         return _run(arguments)
 
@@ -100,7 +100,7 @@ def _report(error: Exception) -> int:
 
 
 def _wrap(text: str) -> str:
-    """Break lines at blanks to the width of the terminal; leave them as they are for a pipe."""
+    """Return a text with its lines broken at blanks, to fit the terminal. For a pipe, return it unchanged."""
     if not sys.stderr.isatty():
         return text
     import shutil

@@ -1,7 +1,7 @@
 """`Sink`: the output of commands. Data goes to stdout as a table, JSON or JSON lines; messages go to stderr.
 
-Only terminals get colour, fitted tables and progress bars, and NO_COLOR turns colour off there too. A `Sink`
-belongs to one thread; the timer thread of a `Progress` shows its bar.
+Only terminals get colour, tables that fit their width, and progress bars. NO_COLOR turns colour off there,
+too. A `Sink` belongs to one thread; the timer thread of a `Progress` shows its bar.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sink:
 
     Args:
         form: the format of results.
-        quiet: print data, questions and errors, but no messages and no bars.
+        quiet: print data, questions and errors, but no messages, no warnings and no bars.
         bar_after_s: the delay before a bar shows.
     """
 
@@ -61,7 +61,7 @@ class Sink:
     # -------------------------------------------------------------------------------------- data
 
     def show(self, data: Mapping[str, Any], table: Table, *, items: str | None = None) -> None:
-        """Print a result.
+        """Print a result in the format of this sink.
 
         Args:
             data: the result for JSON; values without a JSON form become text.
@@ -117,13 +117,13 @@ class Sink:
         more: Mapping[str, Any] | None = None,
         data: Callable[[T], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Print a list: JSON lines as the entries arrive, or a table or JSON after a progress bar.
+        """Print a list: each entry as a JSON line when it arrives, or all as a table or JSON after the last.
 
         Args:
-            entries: models of the API, or values for `data`, which are fetched as this method takes them.
+            entries: values of the API, or values that `data` converts; iteration may fetch them.
             name: the name of the list in JSON, such as "runs".
-            table: makes a table from all entries and a note.
-            limit: the largest number of entries; 0: no limit.
+            table: makes a table from all entries and a note on the number of entries that are not shown.
+            limit: the most entries that `entries` yields, for the progress bar; 0: no limit.
             more: fields before the list in JSON.
             data: turns an entry into JSON data; None: `dump`.
         """
@@ -145,12 +145,12 @@ class Sink:
     # -------------------------------------------------------------------------------------- messages
 
     def say(self, text: str) -> None:
-        """Print a message about what happens, unless `quiet` is set."""
+        """Print a message on stderr, unless `quiet` is set."""
         if not self.quiet:
             self.complain(text)
 
     def complain(self, text: str) -> None:
-        """Print a message about a failure, also with `quiet`."""
+        """Print a message on stderr, also if `quiet` is set: about a failure, or before a question."""
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
@@ -172,7 +172,10 @@ class Sink:
 
     @contextmanager
     def progress(self, label: str, total: int | None = None, *, unit: str = "") -> Iterator[Progress]:
-        """Show a bar on stderr if that is a terminal and the block takes long enough.
+        """Yield a `Progress`, and show its bar on stderr while the block runs.
+
+        The bar appears only on a terminal, for results as tables, without `quiet`, and only if the block
+        takes long enough.
 
         Args:
             label: the name of the work.
@@ -188,7 +191,9 @@ class Sink:
 
 
 class Progress:
-    """A progress bar that appears after `after_s` seconds; None shows no bar. Thread-safe.
+    """A progress bar that appears after `after_s` seconds; None shows no bar.
+
+    Thread-safe, except that only one thread may call `advance`.
 
     >>> bar = Progress("Deleting", 3, "checkpoints", None)
     >>> bar.advance()
@@ -213,11 +218,11 @@ class Progress:
             self._timer.start()
 
     def advance(self, amount: int = 1) -> None:
-        """Add to the amount that is done."""
+        """Add to the amount of work that is done."""
         self.update(self.done + amount)
 
     def update(self, done: int, total: int | None = None) -> None:
-        """Set the amount that is done, and the total if it is known."""
+        """Set the amount of work that is done, and the total unless it is None."""
         with self._lock:
             self.done = done
             self.total = total if total is not None else self.total
@@ -227,7 +232,7 @@ class Progress:
                 )
 
     def aside(self, show: Callable[[], object]) -> None:
-        """Hide the bar while `show` prints."""
+        """Call `show`, which prints, and hide the bar meanwhile."""
         with self._lock:
             bar = self._bar
             if bar is not None:
@@ -268,9 +273,9 @@ class Progress:
 
 
 def dump(model: Any) -> dict[str, Any]:
-    """Return those fields of a value of the API that the reference client prints.
+    """Return the fields of a value of the API as the command line of the reference client prints them.
 
-    It prints all but the base model of a checkpoint, which newer servers send.
+    That command line leaves out one field, the base model of a checkpoint, which newer servers send.
 
     >>> from tinker_sync.types import Checkpoint
     >>> fields = {"checkpoint_id": "weights/a", "tinker_path": "tinker://run/weights/a"}
@@ -300,7 +305,7 @@ def _make_bar() -> Any:
 
 
 class _WarningLines(logging.Handler):
-    """A log handler that prints each warning of this package once, as a message for people."""
+    """A log handler that prints the warnings and errors in this package's log, each text once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -308,12 +313,11 @@ class _WarningLines(logging.Handler):
         self._shown: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the text of a record, unless a log of the program or of `TINKER_LOG` prints it."""
+        """Print the text of a record, unless a handler of the program or of `TINKER_LOG` also gets it."""
         if not logging.getLogger().handlers and logging.getLogger("tinker_sync").handlers == [self]:
             self.show(record.getMessage())
 
     def show(self, text: str) -> None:
-        """Print a warning."""
         if not self.quiet and text not in self._shown:
             self._shown.add(text)
             sys.stderr.write(f"Warning: {text}\n")
@@ -325,7 +329,10 @@ _warning_lines: _WarningLines | None = None
 
 @contextmanager
 def show_warnings() -> Iterator[None]:
-    """Print warnings of Python and of the log as plain lines on stderr, while the block runs."""
+    """Print Python warnings, and warnings in this package's log, as plain lines while the block runs.
+
+    Each text is printed once. `silence_warnings` ends the printing.
+    """
     global _warning_lines  # noqa: PLW0603  # commands find it through `silence_warnings`
     log, lines = logging.getLogger("tinker_sync"), _WarningLines()
     before, _warning_lines = _warning_lines, lines
@@ -353,7 +360,10 @@ def _make_console(stream: IO[str]) -> Console:
 
 
 def _read_line() -> str:
-    """Return a line of stdin, or "" at its end. At a terminal, wait in slices, and so notice every Ctrl-C."""
+    """Return a line of stdin, or "" at its end.
+
+    At a terminal, wait in short slices, because one long wait can miss a Ctrl-C.
+    """
     if sys.stdin.isatty() and os.name != "nt":
         while not select.select([sys.stdin], [], [], slice_of(math.inf))[0]:
             pass
@@ -362,7 +372,9 @@ def _read_line() -> str:
 
 @contextmanager
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when the block ends without an error.
+    """Yield a new file for writing. It appears at `path` when the block ends without an error.
+
+    It then replaces an earlier file. A missing directory is created.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.csv"
@@ -397,7 +409,7 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _set_default_mode(draft: str) -> None:
-    """Give a draft, which mkstemp made private, the mode of any new file."""
+    """Give a file that mkstemp made private the permissions of an ordinary new file."""
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(draft, 0o666 & ~mask)

@@ -1,7 +1,8 @@
-"""Tables of text for `rich.table`, with columns that can move below their row.
+"""Tables of text for `rich.table`, with columns that can move below the rows.
 
-A row stays on one line while it fits. If it does not fit, columns with `below` move to a line under the row,
-the widest first and unbroken, so that a path can still be copied; after that rich folds the widest cells.
+If the widest cells of a table do not fit on one line, columns with `below` move to a line under each row, the
+widest first and unbroken, so that a path can still be copied. A too wide cell of a column with `whole` moves
+alone. After that rich folds the widest cells.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ _KEY: Final = "cyan"
 
 
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Replace control characters: text of other users must not move the cursor or change colours."""
+    """Return the rows with control characters replaced.
+
+    Text of other users must not move the cursor or change colours.
+    """
     return [["".join(each if each.isprintable() else "�" for each in cell) for cell in row] for row in rows]
 
 
 @frozen
 class Column:
-    """A column of a table.
+    """The title and the layout of one column of a `Table`.
 
     >>> Column("Size", right=True)
     Column(title='Size', right=True, below=False, whole=False)
@@ -42,14 +46,14 @@ class Column:
     right: bool = False
     """Align right, so that numbers can be compared by their last digits."""
     below: bool = False
-    """Move to a line below the row if the row does not fit."""
+    """Move to a line below each row if the widest cells of the table do not fit on one line."""
     whole: bool = False
     """Move a cell that does not fit to a line below the row, instead of folding it."""
 
 
 @frozen
 class Table:
-    """Rows of text under columns."""
+    """A table to print: columns, rows of text, a title above and a note below."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]] = field(converter=_clean)
@@ -59,7 +63,7 @@ class Table:
 
 
 def record(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    """Make a table of the properties of one thing.
+    """Return a table of the properties of one thing, as rows of name and value.
 
     >>> record("Run", [("Id", "run-1")]).rows
     [['Id', 'run-1']]
@@ -122,7 +126,7 @@ def _lay_out_rows(table: Table, console: Console, width: int | None) -> Iterator
 
 
 def _choose_columns(table: Table, width: int | None) -> list[int]:
-    """Return the places of the columns that stay in the row."""
+    """Return the indexes of the columns that stay in the row; the others move below it."""
     kept = list(range(len(table.columns)))
     for place in sorted(kept, key=lambda place: -_measure_column(table, place)):
         fits = width is None or _measure_row(table, kept) <= width
@@ -144,5 +148,5 @@ def _is_too_wide(text: str, width: int | None) -> bool:
 
 
 def _find_row(line: Sequence[Segment]) -> int | None:
-    """Return the number of the row that a rendered line belongs to; the line of titles has none."""
+    """Return the number of the row that a rendered line belongs to, or None for the line of titles."""
     return next((segment.style.meta["row"] for segment in line if segment.style and segment.style.meta), None)

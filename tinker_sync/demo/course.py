@@ -1,6 +1,6 @@
-"""`run`: both lessons from beginning to end, on the embedded server or another; `main` is its command.
+"""`run`: both lessons from beginning to end, on the embedded server or another; `main` calls it as a command.
 
-One thread runs a demo. The curves go to the terminal, and to a file if matplotlib is installed.
+One thread runs a demo. It draws the curves as text, and on demand also into a file, with matplotlib.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def run(
 ) -> DemoResult:
     """Fine-tune a model by examples and by reward, show every step, and check that it learned.
 
-    On the embedded server this takes less than a minute, and equal seeds give equal curves.
+    The result lists the failed checks in `problems`; they raise no error. On the embedded server this takes
+    less than a minute, and equal seeds give equal curves.
 
     Args:
-        base_url: another server, whose key is found as for any client; None: a new embedded server.
+        base_url: another server, whose key is found as for any client; None: the embedded server.
         seed: decides the lessons, the first weights of adapters and all samples.
         png: also draw the curves into this file, with matplotlib.
         steps: the number of steps of each lesson.
@@ -70,7 +71,8 @@ def run(
         out: the stream to write to; None: stdout.
 
     Raises:
-        InvalidInputError: there are too few steps, or the server or the directory of `png` does not exist.
+        InvalidInputError: there are too few steps, the server does not have the model, or the directory of
+            `png` does not exist.
         ConfigurationError: `png` is given and matplotlib is not installed.
         TinkerError: a call failed.
     """
@@ -107,7 +109,7 @@ def run(
 
 
 class _Course:
-    """One run of the demo. Not thread-safe."""
+    """The two lessons of one demo: it teaches them with one client and shows them. Not thread-safe."""
 
     def __init__(
         self, service: ServiceClient, screen: Screen, seed: int, steps: Steps, model: str, *, embedded: bool
@@ -175,7 +177,7 @@ class _Course:
             return train_and_kill(orders, lambda loss: advance(f"loss {loss:.3f}"))
 
     def _choose_rate(self, step: int) -> float:
-        """Return the learning rate of a step: constant for half of the steps, then falling to zero."""
+        """Return the learning rate of a step: constant for half of the steps, then falling towards zero."""
         total = self._steps.supervised
         return self._rates[0] * min(1.0, 2 * (total - step) / total)
 

@@ -1,8 +1,8 @@
 """A training process that is killed some steps after its checkpoint.
 
 A client that is only dropped would still close its session and finish its queue. A killed process does
-neither, so only the state that the server has acknowledged remains. `main` runs in the child process and
-reports losses and the checkpoint as lines of JSON; `train_and_kill` reads them in the parent.
+neither: only the state that the server has saved remains. `main` runs in the child process and reports losses
+and the checkpoint as lines of JSON; `train_and_kill` reads them in the parent.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ In the first, the model learns from examples to sort digits: it continues ``sort
 the second, it learns from rewards alone to write a story about the animal that the prompt names. An untrained
 model writes stories about any animal.
 
-The functions are pure, and their random choices depend on seeds. `RECIPE` has the same lessons as a program
-for users.
+The functions are pure, and their random choices depend on seeds. `RECIPE` is a program for users with the
+first task and a simpler second one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def make_batch(seed: int, step: int, size: int) -> list[SortingProblem]:
 
 
 def make_exam(size: int = 40) -> list[SortingProblem]:
-    """Return the problems of the test before and after training: of five digits, the same in every run."""
+    """Return the problems of the test before and after training: five digits each, the same in every run."""
     rng = make_generator(0, _EXAM)
     found: list[SortingProblem] = []
     while len(found) < size:
@@ -78,7 +78,7 @@ def make_story_prompt(animal: str) -> str:
 
 
 def choose_animals(seed: int, step: int, size: int) -> list[str]:
-    """Return the animals of one step. The steps go through all animals, in an order that the seed decides."""
+    """Return the animals of one step. The seed decides on an order, in which the steps take the animals."""
     order = make_generator(seed, "animals").sample(ANIMALS, len(ANIMALS))
     return [order[(step * size + number) % len(order)] for number in range(size)]
 

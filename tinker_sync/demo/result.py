@@ -11,7 +11,7 @@ import attrs
 from tinker_sync.demo.student import RewardedStory
 
 LOSS_SHARE: Final = 1 / 3
-"""The loss must fall below this share of its first value."""
+"""The mean of the last losses must be below this share of the mean of the first."""
 SORTED_SHARE: Final = 0.5
 """The share of right answers must rise by this much, or reach `NEARLY_ALL`."""
 NEARLY_ALL: Final = 0.9
@@ -33,7 +33,9 @@ class Steps:
 
 
 def measure_ends(curve: Sequence[float]) -> tuple[float, float]:
-    """Return two means: of the first values of a curve and of its last ones, at most five each.
+    """Return the mean of the first values of a curve, and the mean of its last values.
+
+    Each mean covers five values, or half of a curve of fewer than ten, but at least one value.
 
     >>> measure_ends([4.0, 2.0])
     (4.0, 2.0)

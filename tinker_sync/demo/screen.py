@@ -35,7 +35,7 @@ class Screen:
         self._width = min(max(columns, _NARROW), _WIDE)
 
     def write(self, text: str = "") -> None:
-        """Write one or more lines as they are."""
+        """Write one or more lines, not folded. A stream that lacks block characters gets only ASCII."""
         if not self._blocks:
             text = text.encode("ascii", "replace").decode()
         self._out.write(text + "\n")
@@ -59,7 +59,7 @@ class Screen:
         self.write("\n".join(plot(values, width=min(60, self._width - 12), blocks=self._blocks)))
 
     def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]], first: int) -> None:
-        """Write a table with folded cells.
+        """Write a table, and fold the text of cells that are too long.
 
         Args:
             heads: the titles of the columns.
@@ -82,7 +82,7 @@ class Screen:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
-        """Show a bar, and yield a function to call with a short text after each step."""
+        """Show a bar in a terminal, and yield a function to call with a short text after each step."""
         if not self._is_terminal:
             yield lambda _: None
         elif (rich_bar := _make_rich_progress(self._out)) is not None:
@@ -111,7 +111,7 @@ class Screen:
 
 
 def _make_rich_progress(out: TextIO) -> Any:
-    """Return a bar of rich, or None if rich is not installed."""
+    """Return a progress bar of the package rich, or None if rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -152,7 +152,7 @@ def average_columns(values: Sequence[float], width: int) -> list[float]:
 
 
 def plot(values: Sequence[float], *, width: int = _WIDEST, rows: int = 6, blocks: bool = True) -> list[str]:
-    """Draw values as columns from left to right, and return the lines.
+    """Draw values as columns from left to right, and return the lines. Infinity and NaN count as 0.
 
     >>> for line in plot([1.0, 2.0, 3.0, 4.0], rows=2, blocks=True):
     ...     print(line)

@@ -1,6 +1,6 @@
-"""`Student`: a model in training, with one step of either lesson and its answers.
+"""`Student`: a model in training, with methods for a step of each lesson and for the answers of the model.
 
-It uses the clients only, from one thread.
+The module uses the public clients only, from one thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Student:
         training: the client of the model.
         seed: decides the lessons and all samples.
         examples: the number of problems in a step of supervised learning.
-        in_turn: submit one sample request at a time. Rounding depends on the requests that the server
+        in_turn: submit one request for stories at a time. Rounding depends on the requests that the server
             computes together, so equal seeds give equal curves only this way.
     """
 
@@ -81,9 +81,10 @@ class Student:
     # ------------------------------------------------------------------------------------- by reward
 
     def rehearse_stories(self, step: int, rate: float) -> list[RewardedStory]:
-        """Take one step of reinforcement learning, and return the stories that it used.
+        """Take one step of reinforcement learning, and return its stories.
 
-        The advantage of a story is its reward minus the mean reward of all stories about the same animal.
+        The advantage of a story is its reward minus the mean reward of all stories about the same animal. If
+        all advantages are 0, the weights stay as they are.
         """
         sampling = self.training.save_weights_and_get_sampling_client()
         data, stories = [], []

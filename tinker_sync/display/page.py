@@ -14,7 +14,7 @@ MOST_ROWS: Final = 60
 
 
 def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
-    """Return rows as a table, with the keys of the first row as its head.
+    """Return at most 60 rows as an HTML table, with the keys of the first row as its head.
 
     >>> table([{"name": "<a>", "count": 1200}]).count("<td")
     2
@@ -33,7 +33,7 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> str:
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """Return names and values as a table of two columns."""
+    """Return names and values as an HTML table of two columns."""
     body = "".join(
         f'<tr><th style="{CELL}">{escape(name)}</th>{_cell(value)}</tr>' for name, value in values.items()
     )
@@ -41,12 +41,12 @@ def pairs(values: Mapping[str, object]) -> str:
 
 
 def note(text: str) -> str:
-    """Return a line in small print."""
+    """Return a text as a line of HTML in small print."""
     return f'<div style="{FAINT};font-size:smaller;margin:2px 0">{escape(text)}</div>'
 
 
 def number(value: float) -> str:
-    """Return a number as people read it.
+    """Return a number with a few digits and separators of thousands.
 
     >>> number(1234567), number(0.000123456), number(12.5), number(3.0)
     ('1,234,567', '0.0001235', '12.5', '3')
@@ -63,7 +63,7 @@ def size(size_bytes: float) -> str:
     ('512 B', '505.9 kB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
+        if size_bytes < 999.95:  # a value that rounds to 1000.0 belongs to the next unit
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.1f} TB"
@@ -75,11 +75,12 @@ def seconds(duration_s: float) -> str:
     >>> seconds(0.0123), seconds(2.5), seconds(200)
     ('12 ms', '2.5 s', '3 min 20 s')
     """
-    if duration_s < 1:
+    if duration_s < 0.9995:  # as in `size`
         return f"{duration_s * 1000:.0f} ms"
-    return (
-        f"{duration_s:.1f} s" if duration_s < 120 else f"{duration_s // 60:.0f} min {duration_s % 60:.0f} s"
-    )
+    if duration_s < 119.95:
+        return f"{duration_s:.1f} s"
+    minutes, rest = divmod(round(duration_s), 60)
+    return f"{minutes} min {rest} s"
 
 
 def curve(values: Sequence[float], label: str) -> str:

@@ -27,7 +27,7 @@ _WORDS: Final = {
 
 
 def future_html(future: APIFuture[Any]) -> str:
-    """Return the state of a call, the server's last report, and the result if it has arrived, as HTML."""
+    """Return the state of a call with the reason and the times, and the result if it has arrived, as HTML."""
     from tinker_sync.display import html_of
 
     parts = [_state(future)]

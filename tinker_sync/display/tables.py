@@ -31,7 +31,11 @@ def rows_of(value: Any) -> list[dict[str, Any]]:
 
 
 def frame_of(value: Any) -> Any:
-    """Return the entries that `rows_of` finds as a `pandas.DataFrame`."""
+    """Return the entries that `rows_of` finds as a `pandas.DataFrame`.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:
@@ -98,7 +102,7 @@ def _words(metadata: dict[str, str] | None) -> str:
 
 
 def entry_html(entry: Any) -> str:
-    """Return one run or checkpoint as an HTML table."""
+    """Return one run or checkpoint as an HTML table with a row for each property."""
     return page.pairs({name.replace("_", " "): value for name, value in _shown(entry).items()})
 
 
@@ -122,7 +126,7 @@ def _metrics(metrics: dict[str, Any], caption: str) -> str:
 
 
 def usage_html(usage: Usage) -> str:
-    """Return the tokens used, by model, as an HTML table."""
+    """Return the tokens used and their cost, by base model, as an HTML table."""
     rows = [
         {
             "base_model": row.base_model or "unknown",

@@ -32,7 +32,8 @@ class Shaded:
 def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
     """Return a value that a notebook displays as the text of a sample, decoded with the given tokenizer.
 
-    A notebook displays a sample itself as text if the process has loaded exactly one tokenizer, else as ids.
+    Without `shade`, a notebook displays a sample as text if the process has loaded exactly one tokenizer,
+    else as token ids.
 
     >>> from tinker_sync import SampledSequence, get_tokenizer
     >>> from tinker_sync.local import tiny
@@ -60,7 +61,7 @@ def response_html(response: SampleResponse) -> str:
 
 
 def pieces(tokens: Sequence[int], tokenizer: Any) -> list[str]:
-    """Return the text that each token adds to the tokens before it.
+    """Return the text that each token adds to the tokens before it; without a tokenizer, its id as text.
 
     >>> pieces([5, 6], None)
     ['5', '6']

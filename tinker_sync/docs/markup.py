@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
@@ -32,7 +33,7 @@ def inline(text: str) -> str:
 
 
 def summary(docstring: str) -> str:
-    """Return the first sentence of a docstring.
+    """Return the first paragraph of a docstring up to its first full stop or colon.
 
     >>> summary("Add a to b. Both are numbers.")
     'Add a to b.'
@@ -40,6 +41,18 @@ def summary(docstring: str) -> str:
     first = " ".join(docstring.strip().split("\n\n")[0].split())
     end = re.search(r"[.:](?=\s|$)", first)
     return first if end is None else f"{first[: end.start()]}."
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as HTML. Cells with "yes" or "no" have this word as their class."""
+    head = "".join(f"<th>{inline(cell)}</th>" for cell in heads)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    mark = f' class="{text}"' if text in ("yes", "no") else ""
+    return f"<td{mark}>{inline(text)}</td>"
 
 
 def _block(block: str) -> str:
@@ -76,7 +89,7 @@ def _entries(lines: list[str]) -> str:
 
 
 def _example(lines: list[str]) -> str:
-    """Return an example as HTML, with each `>>>` in its own element, so that copying can leave it out."""
+    """Return an example as HTML, with each `>>>` or `...` in its own element, so that copying can omit it."""
     shown = []
     for line in lines:
         text = line.removesuffix("  # doctest: +ELLIPSIS").removesuffix("  # doctest: +NORMALIZE_WHITESPACE")

@@ -1,4 +1,4 @@
-"""The public names of the modules, with signatures, descriptions, and the methods of classes."""
+"""The public names of the modules, with signatures, descriptions, and the members of classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NameEntry:
     module: str
     name: str
     kind: str
-    """"class", "function", "module" or "value"."""
+    """"class", "function", "value", "property" or "method"."""
     signature: str
     doc: str
     members: tuple[NameEntry, ...] = ()
@@ -50,12 +50,12 @@ class NameEntry:
 
     @property
     def anchor(self) -> str:
-        """The id of its HTML element on the page."""
+        """The id of the HTML element of this name on the page."""
         return f"{self.module}.{self.name}"
 
 
 def modules() -> Iterator[tuple[str, str, str, list[NameEntry]]]:
-    """Yield each module's path, title, description and names. A name that two modules export comes once."""
+    """Yield each module's path, title, description and names. A value that two modules export comes once."""
     seen: set[int] = set()
     for path, title in MODULES.items():
         module = importlib.import_module(path)
@@ -96,7 +96,7 @@ def entry_of(module: str, name: str, value: Any) -> NameEntry:
 
 
 def _members(module: str, name: str, kind: type) -> Iterator[NameEntry]:
-    """Yield the public methods and properties that this package defines."""
+    """Yield those methods and properties of a class that are public, defined in this package, and shown."""
     own = [
         member
         for member in dir(kind)
@@ -124,8 +124,8 @@ def _owner(kind: type, member: str) -> type:
 def _hidden(kind: type) -> frozenset[str]:
     """Return the methods of a class that the page leaves out.
 
-    These are the methods of futures that only the runtime calls, and, for clients that are futures, the
-    inherited methods, because `APIFuture` has its own entry.
+    The page leaves out methods of futures that only the runtime calls. For clients that are futures, it also
+    leaves out inherited methods except `result` and `exception`, because `APIFuture` has its own entry.
     """
     from tinker_sync.runtime import futures
 

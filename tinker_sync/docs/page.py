@@ -7,7 +7,7 @@ from typing import Final
 
 from tinker_sync._version import __version__
 from tinker_sync.docs import scale, tables
-from tinker_sync.docs.markup import inline, summary, to_html
+from tinker_sync.docs.markup import inline, summary, table, to_html
 from tinker_sync.docs.names import NameEntry, modules
 
 _STYLE: Final = """
@@ -122,7 +122,7 @@ _INNER: Final = ' class="inner"'
 
 
 def make_page() -> str:
-    """Return the page.
+    """Return the whole page as HTML.
 
     >>> page = make_page()
     >>> "tinker_sync.ServiceClient.explain" in page, "<script src" in page
@@ -131,7 +131,11 @@ def make_page() -> str:
     found = list(modules())
     guides = [*((anchor, title) for anchor, title, *_ in _TABLES), (scale.ANCHOR, scale.TITLE)]
     navigation = [_group("Tables", [(f"#{anchor}", title, title) for anchor, title in guides], opened=True)]
-    body = [*(_table_section(*table) for table in _TABLES), scale.section()]
+    body = [
+        f'<h2 id="{anchor}">{escape(title)}</h2><p>{inline(words)}</p>{table(*make())}'
+        for anchor, title, make, words in _TABLES
+    ]
+    body.append(scale.section())
     for path, title, doc, entries in found:
         if not entries:
             continue
@@ -167,21 +171,6 @@ def _group(title: str, links: list[tuple[str, str, str]], *, opened: bool) -> st
         for place, name, text in links
     )
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary><ul>{items}</ul></details>"
-
-
-def _table_section(anchor: str, title: str, make: object, words: str) -> str:
-    heads, rows = make()  # type: ignore[operator]  # one of the functions of `tables`
-    head = "".join(f"<th>{inline(cell)}</th>" for cell in heads)
-    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
-    return (
-        f'<h2 id="{anchor}">{escape(title)}</h2><p>{inline(words)}</p><div class="scroll"><table><thead>'
-        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(text: str) -> str:
-    mark = f' class="{text}"' if text in ("yes", "no") else ""
-    return f"<td{mark}>{inline(text)}</td>"
 
 
 def _entry(entry: NameEntry, level: int = 3) -> str:

@@ -1,19 +1,17 @@
-"""The section about many processes: the capacity of one, when to use more, and the limits of them all."""
+"""The section about many processes: the capacity of one process, reasons to use more, and shared limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from typing import Final, NamedTuple
 
-from tinker_sync.docs.markup import inline, to_html
+from tinker_sync.docs.markup import inline, table, to_html
 
 ANCHOR: Final = "processes"
 TITLE: Final = "One process, and many"
 
 
 class Rate(NamedTuple):
-    """The measured rate of some processes in `python benchmarks/bench_cluster.py scale`."""
+    """One result of `python benchmarks/bench_cluster.py scale`: the rate of a number of processes."""
 
     processes: int
     samples_s: float
@@ -87,7 +85,7 @@ SUPPORT: Final = (
 
 
 def section() -> str:
-    """Return the section as HTML.
+    """Return the section about many processes as HTML.
 
     >>> html = section()
     >>> 'id="processes"' in html, "<svg" in html
@@ -106,15 +104,21 @@ def section() -> str:
     return (
         f'<h2 id="{ANCHOR}">{TITLE}</h2>{to_html(ONE)}{to_html(LIMITS)}'
         f"<h3>Measured: 1 to 8 processes on {CORES} cores</h3>"
-        f"<p>{inline(_CONDITIONS)}</p>{_figure()}{_table(heads, rates)}"
+        f"<p>{inline(_CONDITIONS)}</p>{_figure()}{table(heads, rates)}"
         "<h3>Projected: 100 processes on 10 machines</h3>"
         f"<p>{inline(_projection())}</p>{to_html(ASSUMPTIONS)}"
-        f"<h3>The same script on three servers</h3>{_table(SUPPORT_HEADS, SUPPORT)}"
+        f"<h3>The same script on three servers</h3>{table(SUPPORT_HEADS, SUPPORT)}"
     )
 
 
 def project(processes: int, cpu_ms: float, in_flight: int, latency_s: float) -> float:
-    """Return the samples a second of some processes, each with its own core.
+    """Return the highest number of samples a second of some processes, each with its own core.
+
+    Args:
+        processes: the number of processes.
+        cpu_ms: the CPU time of a sample.
+        in_flight: the number of samples that each process has in flight.
+        latency_s: the duration of a sample.
 
     >>> project(100, cpu_ms=1.0, in_flight=256, latency_s=1.0), project(100, 1.0, 2000, 1.0)
     (25600.0, 100000.0)
@@ -163,9 +167,3 @@ def _figure() -> str:
         f'{len(MEASURED) * row + 6}" font-size="13" fill="currentColor" style="max-width:40rem;width:100%">'
         f"{bars}</svg>"
     )
-
-
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{inline(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

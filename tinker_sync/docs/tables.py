@@ -55,7 +55,7 @@ MIGRATION: Final = [
     (
         "`import tinker`",
         "`import tinker_sync as tinker`",
-        "the modules of 0.36 and 0.38 have the same paths here",
+        "public names of `types` and `lib` have the same module paths here; internal modules do not exist",
     ),
     (
         "0.36: `create_lora_training_client(...)` waits",
@@ -137,7 +137,7 @@ def variables() -> Table:
 
 
 def servers() -> Table:
-    """Return the table of the calls and features of servers. The client refuses those that a server lacks."""
+    """Return the table of the calls and features that servers of several versions have."""
     kinds = {
         "hosted, 0.38": Dialect(version=(0, 38), protobuf=True, forward_only=True, vendor=True),
         "hosted, 0.36": Dialect(version=(0, 36), protobuf=True, forward_only=True, vendor=True),

@@ -1,4 +1,4 @@
-"""Example programs, each under a hundred lines. Each draws a curve.
+"""Example programs, each under a hundred lines. All but the notebook draw a curve and return numbers.
 
     python -m tinker_sync.examples.chat_tuning        chats with an evaluation, checkpoints and a resume
     python -m tinker_sync.examples.rewards            reinforcement learning from a reward
@@ -12,7 +12,8 @@
 
 Without arguments they run on the embedded server and its model `tinker-sync/tiny`, in some seconds each.
 `--base-url URL --model NAME` selects another server and model; the client finds the key as usual. `--steps N`
-sets the number of steps. Runs with the same `--seed N` are equal.
+sets the number of steps; in `evaluation`, of prompts, and in `web_app`, of requests. `--seed N` decides the
+data and the first weights. The notebook takes a file name instead of these options.
 
 The tiny model is trained on these forms of prompts. It continues other prompts as a story:
 

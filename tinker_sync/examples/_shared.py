@@ -13,7 +13,7 @@ TINY = "tinker-sync/tiny"
 
 
 class Options(argparse.Namespace):
-    """The options of every example."""
+    """The options of the examples."""
 
     base_url: str
     model: str
@@ -26,7 +26,7 @@ class Options(argparse.Namespace):
 
 
 def parse(argv: Sequence[str] | None, description: str | None, *, steps: int) -> Options:
-    """Read the options of an example."""
+    """Read the options of an example. The first line of `description` is its help text."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--base-url", default="local", help="the server; the embedded one by default")
     parser.add_argument("--model", default=TINY, help="the base model")
@@ -36,15 +36,15 @@ def parse(argv: Sequence[str] | None, description: str | None, *, steps: int) ->
 
 
 def connect(options: Options) -> tinker.ServiceClient:
-    """Return a client for the server of the options."""
+    """Return a client for the server that the options name."""
     return tinker.ServiceClient(base_url=options.base_url)
 
 
 def write(text: str) -> None:
-    """Write a line of the run."""
+    """Write a line of the example's output."""
     Screen(sys.stdout).write(text)
 
 
 def draw(title: str, values: Sequence[float]) -> None:
-    """Draw a curve into the terminal."""
+    """Draw values as a curve in the terminal."""
     Screen(sys.stdout).curve(title, values)

@@ -14,7 +14,10 @@ HELD_OUT = 100
 
 
 def make_chat(rng: random.Random, *, at_least: int, below: int) -> list[dict[str, str]]:
-    """Return a chat with a task that is new to the tiny model: to write a word without its vowels."""
+    """Return a chat with a task that is new to the tiny model: to write a word without its vowels.
+
+    The word has `at_least` letters or more, but fewer than `below`.
+    """
     word = "".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randint(at_least, below - 1)))
     plain = "".join(letter for letter in word if letter not in "aeio")
     return [
@@ -38,7 +41,10 @@ def evaluate(training: tinker.TrainingClient, chats: Sequence[list[dict[str, str
 
 
 def train(training: tinker.TrainingClient, options: Options, steps: range, losses: list[float]) -> None:
-    """Take some steps. The number of a step determines its data, so a resumed run repeats no data."""
+    """Train for the given steps, and append the loss of each to `losses`.
+
+    The number of a step determines its data, so a resumed run repeats no data.
+    """
     tokenizer = training.get_tokenizer()
     for step in steps:
         rng = random.Random(f"{options.seed} {step}")
@@ -51,7 +57,7 @@ def train(training: tinker.TrainingClient, options: Options, steps: range, losse
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Train for half of the steps, resume from the checkpoint in a new client, and continue."""
+    """Train for half of the steps, then resume from a checkpoint in a new client. Return the losses."""
     options = parse(argv, __doc__, steps=60)
     held_out = [make_chat(random.Random(f"held out {n}"), at_least=3, below=6) for n in range(HELD_OUT)]
     losses: list[float] = []

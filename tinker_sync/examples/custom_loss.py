@@ -1,4 +1,4 @@
-"""A loss of your own in numpy: the focal loss, which looks away from tokens that are learned already."""
+"""A loss of your own in numpy: the focal loss, which gives little weight to tokens learned already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 32
 
 @numpy_loss
 def focal(batch: Any, logprobs: Any) -> Any:
-    """Return the focal loss, a metric, and the slope at the log-probability of each token.
+    """Return the focal loss, a metric, and the derivative of the loss by each log-probability.
 
     Tokens with the weight 0, which belong to prompts, add nothing.
     """
@@ -34,7 +34,7 @@ def focal(batch: Any, logprobs: Any) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Teach the model to double each letter of a word, with the loss above."""
+    """Teach the model to double each letter of a word, with the loss `focal`. Return the losses."""
     options = parse(argv, __doc__, steps=40)
     losses: list[float] = []
     with connect(options) as service:

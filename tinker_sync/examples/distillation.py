@@ -16,7 +16,7 @@ TOP = 8
 
 
 def train_teacher(service: tinker.ServiceClient, model: str, rate: float, seed: int) -> tinker.SamplingClient:
-    """Return a sampler of a model that was taught to count by twos."""
+    """Teach a model to count by twos, and return a client that samples from it."""
     training = service.create_lora_training_client(model, rank=16, seed=seed)
     tokenizer = training.get_tokenizer()
     rng = random.Random(seed)
@@ -30,7 +30,13 @@ def train_teacher(service: tinker.ServiceClient, model: str, rate: float, seed: 
 
 
 def soften(prompt: tinker.ModelInput, answer: Sequence[int], scored: tinker.SampleResponse) -> tinker.Datum:
-    """Return an example whose targets are the likeliest tokens of the teacher, weighted by probability."""
+    """Return an example with the teacher's likeliest tokens as targets, weighted by probability.
+
+    Args:
+        prompt: the prompt, which is not learned.
+        answer: the tokens that the teacher has sampled.
+        scored: a response with the teacher's likeliest tokens at each position of prompt and answer.
+    """
     tokens = [*prompt.to_ints(), *answer]
     targets = np.zeros((len(tokens) - 1, TOP), dtype=np.int64)
     weights = np.zeros((len(tokens) - 1, TOP), dtype=np.float32)
@@ -45,7 +51,7 @@ def soften(prompt: tinker.ModelInput, answer: Sequence[int], scored: tinker.Samp
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Sample texts from the teacher, score them, and train the student on the scores."""
+    """Train a student on texts that a trained teacher has written and scored. Return the student's losses."""
     options = parse(argv, __doc__, steps=25)
     losses: list[float] = []
     with connect(options) as service:

@@ -1,4 +1,4 @@
-"""An evaluation of 2,000 prompts that survives a crash: run it again, and it goes on where it was."""
+"""An evaluation of 2,000 prompts that survives a crash: a second run goes on where the first broke off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ WINDOW = 100
 
 
 def main(argv: Sequence[str] | None = None, file: Path | None = None) -> list[float]:
-    """Sample answers to sums. The first run stops early, and the second run samples the rest."""
+    """Sample answers to sums in two runs, the first of which stops early.
+
+    Return the share of right answers in each group of `WINDOW` prompts. The answers are saved in `file`, or
+    without it in a new temporary directory.
+    """
     options = parse(argv, __doc__, steps=2000)
     rng = random.Random(options.seed)
     sums = [(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(options.steps)]

@@ -60,7 +60,7 @@ await rest.list_checkpoints(training.model_id)""",
 
 
 def make_notebook(steps: int = 30) -> dict[str, Any]:
-    """Return the notebook in its file format."""
+    """Return the notebook as JSON data in the format of Jupyter."""
     cells: list[dict[str, Any]] = []
     for number, text in enumerate(CELLS):
         source = text.replace("STEPS", str(steps)).splitlines(keepends=True)
@@ -74,7 +74,7 @@ def make_notebook(steps: int = 30) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Write the notebook to the given file, or to `fine-tuning.ipynb`."""
+    """Write the notebook to the given file, or to `fine-tuning.ipynb`, and return the path."""
     names = sys.argv[1:] if argv is None else list(argv)
     place = Path(names[0] if names else "fine-tuning.ipynb")
     place.write_text(json.dumps(make_notebook(), indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ BETA = 0.3
 
 
 def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> list[tinker.Datum]:
-    """Return pairs in which an answer with a final dot is better than the same answer without one."""
+    """Return `count` pairs for `DPO`: an answer with a final dot, then the same answer without it."""
     better, worse = [], []
     for _ in range(count):
         one, two = rng.randint(1, 49), rng.randint(1, 49)
@@ -26,7 +26,7 @@ def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> l
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score all pairs with the untrained model once, then train and measure the held-out margin."""
+    """Score all pairs with the untrained model, then train. Return the DPO margins of held-out pairs."""
     options = parse(argv, __doc__, steps=20)
     margins: list[float] = []
     with connect(options) as service:

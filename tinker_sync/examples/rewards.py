@@ -14,7 +14,10 @@ GROUP = 16
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Sample groups of stories, compare the rewards within a group, and learn from the difference."""
+    """Sample groups of stories, and learn from the differences of rewards within a group.
+
+    Return the mean reward of each step.
+    """
     options = parse(argv, __doc__, steps=12)
     rewards: list[float] = []
     with connect(options) as service:

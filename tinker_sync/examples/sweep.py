@@ -14,7 +14,7 @@ FACTORS = (0.1, 0.3, 1.0, 3.0)
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Start the step of each client at once, and then wait for all of them."""
+    """Train a model with each learning rate, all at the same time. Return the losses at the best rate."""
     options = parse(argv, __doc__, steps=20)
     rates = [options.rate(5e-3, 2e-4) * factor for factor in FACTORS]
     curves: dict[float, list[float]] = {rate: [] for rate in rates}

@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 
 def answer(sampling: tinker.SamplingClient, prompt: str) -> tuple[int, dict[str, Any]]:
-    """Return a status and a body. Any thread may call it, because the client is thread-safe."""
+    """Return the HTTP status and the body of an answer. Any thread may call this function."""
     if not prompt:
         return 400, {"error": "prompt is missing"}
     tokenizer = sampling.get_tokenizer()
@@ -64,7 +64,7 @@ def make_wsgi(sampling: tinker.SamplingClient) -> Callable[..., Iterable[bytes]]
 
 
 def call(app: Any, prompt: str) -> tuple[int, dict[str, Any]]:
-    """Call an app without a socket, in the same way as servers such as gunicorn do."""
+    """Call an app without a socket, as servers such as gunicorn do; return the status and the body."""
     got: list[str] = []
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/sample", "QUERY_STRING": f"prompt={quote(prompt)}"}
     environ |= {"SERVER_NAME": "localhost", "SERVER_PORT": "80", "wsgi.url_scheme": "http"}
@@ -73,7 +73,7 @@ def call(app: Any, prompt: str) -> tuple[int, dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Serve requests from several threads, as a web server does."""
+    """Call the app from several threads, as a web server does. Return 1.0 for each right answer, else 0.0."""
     options = parse(argv, __doc__, steps=20)
     with connect(options) as service, ThreadPoolExecutor(8) as threads:
         app = make_app(service.create_sampling_client(base_model=options.model))

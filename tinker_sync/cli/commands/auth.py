@@ -1,4 +1,4 @@
-"""`tinker-sync auth`: keys in the credentials file, which the reference client uses too."""
+"""`tinker-sync auth`: store, remove and check the API key, in a file that the reference client uses too."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ auth = Group(
 def login(cli: Cli) -> None:
     """Store an API key.
 
-    Make a key at the address shown, then paste it here, or send it as one line through a pipe. The server
-    checks it before it is stored in ~/.tinker/credentials.json, which only you can read. A server of your own
-    on this machine needs no login.
+    For the hosted service, the command shows the address at which to make a key. Paste the key, or send it as
+    one line through a pipe. The server checks the key; then it is stored in ~/.tinker/credentials.json, which
+    only you can read. A server of your own on this machine needs no login.
     """
     from tinker_sync._secret import Secret
     from tinker_sync.auth import describe_key
@@ -72,8 +72,8 @@ def login(cli: Cli) -> None:
 def logout(cli: Cli) -> None:
     """Forget the stored API key.
 
-    A key that you pasted stays valid: delete it at the address shown. A key that an older command line
-    created is also deleted on the server.
+    A key that you pasted stays valid; for the hosted service, the command shows the address at which to
+    delete the key. A key that an older version of the command line created is also deleted on the server.
     """
     from tinker_sync.config import Settings
     from tinker_sync.config.credentials_file import CredentialsFile
@@ -144,7 +144,7 @@ def whoami(cli: Cli) -> None:
 
 
 def _ask_for_key(question: str) -> str:
-    """Read a key from the terminal, shown as stars, or a line from a pipe."""
+    """Read a key from the terminal, shown as stars (on Windows: not shown), or a line from a pipe."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
     try:
@@ -172,7 +172,11 @@ def _ask_for_key(question: str) -> str:
 
 
 def read_masked(read: Callable[[], str], write: Callable[[str], object]) -> str:
-    """Read keystrokes to the end of the line, and write a star for each character.
+    """Read keystrokes to the end of the line, write a star for each character, and return the line.
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C.
+        EOFError: the user pressed Ctrl-D, or the input ended.
 
     >>> typed = iter(["tml-ab", "x", "\\x7f", "c\\r"])
     >>> shown = []

@@ -109,7 +109,10 @@ def _format_amount(info: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _format_cost(event: BillingUsageEvent) -> tuple[str, str]:
-    """Return the rate and the cost as text; a value that the service does not know yet becomes "null"."""
+    """Return the rate and the cost as text; a value that the service does not know yet becomes "null".
+
+    An event of the kind "checkpoint" has neither; both texts are then "-".
+    """
     kind = event.event_info.type
     if kind == "checkpoint":
         return MISSING, MISSING
@@ -139,7 +142,7 @@ def _format_usd(amount: float | None) -> str:
 def checkpoint_storage(cli: Cli, project_id: str | None, csv_path: str | None) -> None:
     """Show the storage that checkpoints use now, and its monthly cost.
 
-    For the whole organization, by project and user. The figures are one or two hours old.
+    The table covers the whole organization, by project and user. Its figures are one or two hours old.
     """
     from tinker_sync.cli.table import Column, Table
 

@@ -1,6 +1,6 @@
 """`tinker-sync checkpoint`: list, show, publish, keep and delete checkpoints.
 
-`delete` names the checkpoints, asks, deletes, and lists every failure.
+Without `--yes`, `delete` first lists the checkpoints and asks the user. It lists every failure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ PATH: Final = "tinker://RUN/weights/NAME"
 
 
 def check_paths(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Return the argument if it is a checkpoint path or several; else raise CliError, before any request."""
+    """Check the value of an argument: one checkpoint path or several. Return it unchanged. click calls this.
+
+    Raises:
+        CliError: a value is not the path of a checkpoint.
+    """
     for path in (value,) if isinstance(value, str) else value:
         parse_path(path, base_url_of(ctx))
     return value
@@ -54,10 +58,11 @@ def parse_path(path: str, base_url: str | None) -> ParsedCheckpointTinkerPath:
 
     Args:
         path: the path.
-        base_url: the server; open servers also name a sampler checkpoint `tinker://RUN/NAME`.
+        base_url: the server; None: the configured one. Servers other than the hosted service also name a
+            sampler checkpoint `tinker://RUN/NAME`.
 
     Raises:
-        CliError: the text is not such a path.
+        CliError: `path` is not the path of a checkpoint.
     """
     from tinker_sync.clients.rest._base import parse_checkpoint_path
     from tinker_sync.config import Settings
@@ -124,10 +129,8 @@ def info(cli: Cli, checkpoint_path: str) -> None:
     from tinker_sync.cli.table import record
 
     parsed = parse_path(checkpoint_path, cli.base_url)
-    run_id, names = (
-        parsed.training_run_id,
-        {checkpoint_path, f"tinker://{parsed.training_run_id}/{parsed.checkpoint_id}"},
-    )
+    run_id = parsed.training_run_id
+    names = {checkpoint_path, f"tinker://{run_id}/{parsed.checkpoint_id}"}
     with cli.rest() as rest:
         listed, future = rest.list_checkpoints(run_id), rest.get_training_run(run_id)
         found = next((c for c in listed.result().checkpoints if c.tinker_path in names), None)
@@ -238,7 +241,8 @@ def delete(
 ) -> None:
     """Delete checkpoints permanently, by path or by run.
 
-    It lists the checkpoints and asks first. Exit code 3: some could not be deleted; each is listed.
+    Without --yes, it lists the checkpoints and asks first. Exit code 3: some could not be deleted; each is
+    listed.
     """
     if bool(checkpoint_paths) == bool(run_id):
         raise click.UsageError("give either paths or --run-id RUN")

@@ -19,9 +19,9 @@ def demo(
 ) -> None:
     """Fine-tune the built-in model, by examples and then by reward, in under a minute.
 
-    Starts a server on this machine and shows what the model learns, without a key and without a network.
-    With --base-url it runs on another server. With --quiet it prints only whether all checks passed, and
-    with --format json the result as JSON. Fails if the model did not learn enough.
+    The demo starts a server on this machine and shows what the model learns, without a key and without a
+    network. With --base-url it uses another server. With --quiet it prints only whether all checks passed,
+    and with --format json the result as JSON. It fails if the model did not learn enough.
     """
     import io
 
@@ -34,10 +34,10 @@ def demo(
     hidden = io.StringIO() if cli.sink.quiet or not cli.sink.for_people else None
     result = run(cli.base_url, seed=seed, png=png, steps=steps, model=model, out=hidden)
     if not cli.sink.for_people:
-        cli.sink.show_data(asdict(result))
+        cli.sink.show_data({**asdict(result), "problems": result.problems})
     elif hidden is not None:
         cli.sink.raw("\n".join(f"FAILED: {problem}" for problem in result.problems) or "all checks passed")
     if result.exit_code:
         raise CliError(
-            "the model did not learn enough; the lines above name what is missing", code=result.exit_code
+            "the model did not learn enough; the output names what is missing", code=result.exit_code
         )

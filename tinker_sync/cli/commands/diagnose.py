@@ -22,7 +22,7 @@ _MARKS: Final = {"ok": "ok", "warning": "!", "failure": "FAIL", "skipped": "-"}
 def probe(cli: Cli, url: str | None) -> None:
     """Print the calls and features that a server has.
 
-    URL is the server; default: the one in use. It is harmless: it creates, changes and bills nothing.
+    URL is the server; default: the one in use. This is harmless: it creates, changes and bills nothing.
     """
     from tinker_sync.diagnose import probe as run_probe
 
@@ -87,7 +87,7 @@ def _make_features(report: ProbeReport) -> Table:
 def doctor(cli: Cli) -> None:
     """Check the key, the address, the proxy, the clocks, the versions and the connection to the server.
 
-    For each problem it prints what to do. It fails if a check fails; a warning is not a failure.
+    For each problem the command prints what to do. It fails if a check fails; a warning is not a failure.
     """
     from tinker_sync.cli.table import Column, Table
     from tinker_sync.diagnose import examine

@@ -16,7 +16,7 @@ model = Group("model", "See the models you can use.", {"list": (f"{_HERE}list_mo
 def list_models(cli: Cli, substring: str | None) -> None:
     """List the models.
 
-    With SUBSTRING, only models whose name contains it, in upper or lower case.
+    SUBSTRING selects the models whose name contains it, in upper or lower case.
     """
     from tinker_sync.cli.formatting import MISSING, format_count, format_flag
     from tinker_sync.cli.table import Column, Table

@@ -130,7 +130,7 @@ def _make_pairs(title: str, saved: Checkpoint | None, now: datetime) -> list[tup
 def plot(cli: Cli, runs: tuple[str, ...], to: str | None) -> None:
     """Draw loss, reward, tokens and time per step of runs that ServiceClient.recorder wrote.
 
-    Several runs are drawn into the same panels. The page of HTML needs no network and no other file.
+    Several runs are drawn into the same panels of one file. An HTML file needs no network and no other file.
     """
     from tinker_sync.loop.plot import draw
 

@@ -77,9 +77,10 @@ def sample(
 ) -> None:
     """Sample continuations of PROMPT, of a file, or of a prompt from a pipe.
 
-    Each sample is printed when it arrives. With --format jsonl each is a line with its text, tokens,
-    log-probabilities and stop reason. If the tokenizer of the model is not available, prompts and samples
-    are token ids. Exit code 3: some samples failed; each is listed.
+    Each sample is printed when it arrives; with --format json, all are printed together at the end. With
+    --format jsonl, each sample is a line with its text, tokens, log-probabilities and stop reason. If the
+    tokenizer of the model is not available, prompts and samples are token ids. Exit code 3: some samples
+    failed; each of these is listed.
     """
     if bool(model) == bool(path):
         raise click.UsageError("give either --model NAME or --path PATH")
@@ -189,7 +190,8 @@ def _submit(
 ) -> dict[Future[SampleResponse], tuple[int, int]]:
     """Submit a request for each sample, so that each can be printed when it arrives.
 
-    Return the number of the prompt and that of the sample, both from 0, by future.
+    Returns:
+        For each future, the number of its prompt and of its sample for this prompt, both from 0.
     """
     from tinker_sync.types import ModelInput
 

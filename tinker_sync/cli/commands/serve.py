@@ -1,4 +1,4 @@
-"""`tinker-sync serve`: `tinker_sync.local.serve` until Ctrl-C."""
+"""`tinker-sync serve`: a server on this machine, which `tinker_sync.local.serve` runs until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Run a server on this machine until Ctrl-C. It trains and samples small models like the hosted service.
 
-    Your programs on this machine find its key by its address. With --format json it prints the address as
-    JSON when it is ready, and with --show-key also the key.
+    Your programs on this machine need only the address of the server: they find its key. When the server is
+    ready, the command prints the address, as JSON with --format json. With --show-key it also prints the key.
     """
     import logging
 

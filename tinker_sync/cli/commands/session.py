@@ -30,7 +30,7 @@ session = Group(
 @command("list", example="tinker-sync session list --limit 50")
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
 def list_sessions(cli: Cli, limit: int) -> None:
-    """List your sessions, by their ids."""
+    """List the ids of your sessions."""
     from tinker_sync.cli.table import Column, Table
 
     def table(found: list[str], _: str) -> Table:
@@ -80,7 +80,11 @@ def export_trace(cli: Cli, session_id: str, output: str | None, url_only: bool) 
 
 
 def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
-    """Fetch the file at a signed address, without sending the API key; return its number of bytes."""
+    """Fetch the file at an address that grants access without the API key, and return its number of bytes.
+
+    Raises:
+        CliError: the file could not be fetched completely, or not be written.
+    """
     from tinker_sync.cli.output import write_whole
     from tinker_sync.transfer.signed import ConnectionBroken, SignedHttp
 

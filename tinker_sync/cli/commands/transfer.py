@@ -1,6 +1,6 @@
-"""`tinker-sync checkpoint download` and `push-hf`: the files of a checkpoint, here or on the hub.
+"""`tinker-sync checkpoint download` and `push-hf`: checkpoints as files, here or on the Hugging Face hub.
 
-huggingface_hub loads when a command calls `connect`.
+The package huggingface_hub loads when a command calls `connect`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MARK: Final = "checkpoint_complete"
 
 
 class CheckpointFacts(NamedTuple):
-    """The path of a checkpoint, and its details if the server has them."""
+    """The path of a checkpoint, and the details that the server has returned, if any."""
 
     path: str
     parsed: ParsedCheckpointTinkerPath
@@ -41,12 +41,12 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def base_model(self) -> str | None:
-        """The name of the base model, or None without details from the server."""
+        """The name of the base model, or None if the server has not returned it."""
         return self.info.base_model if self.info else None
 
 
 class HubTarget(NamedTuple):
-    """A repository of the hub and one of its branches.
+    """A repository of the hub and one of its branches. A `revision` of None is the main branch.
 
     >>> HubTarget("ada/adapter").revision is None
     True
@@ -107,7 +107,13 @@ def check_adapter(folder: Path) -> None:
 
 
 def name_base_model(folder: Path, about: CheckpointFacts) -> None:
-    """Write the name of the base model into the adapter's configuration, unless the file has a name."""
+    """Write the name of the base model, if it is known, into the adapter's configuration.
+
+    A name that the file has already stays.
+
+    Raises:
+        CliError: the file is not JSON.
+    """
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -121,10 +127,11 @@ def name_base_model(folder: Path, about: CheckpointFacts) -> None:
 def choose_target(
     about: CheckpointFacts, repo_id: str | None, revision: str | None, *, create_pr: bool
 ) -> HubTarget:
-    """Return the given repository and branch, or a repository named after the model and the run.
+    """Return the repository and the branch of an upload.
 
-    Such a repository gets a branch named after the checkpoint, unless one is given. For a pull request no
-    branch is named, because the hub opens pull requests to main only.
+    With `repo_id`, return both as given. Without it, name the repository after the model and the run. Then
+    also name the branch after the checkpoint, unless `revision` is given, or `create_pr` is True: the hub
+    opens pull requests to main only.
     """
     if repo_id is not None:
         return HubTarget(repo_id, revision)
@@ -136,7 +143,7 @@ def choose_target(
 
 
 def make_hub_name(text: str) -> str:
-    """Return a name that the hub accepts.
+    """Return a text as a name that the hub accepts.
 
     >>> make_hub_name("tinker-Qwen3 8B-run:train:0")
     'tinker-Qwen3-8B-run-train-0'
@@ -202,10 +209,12 @@ def upload(
     allow: Sequence[str],
     ignore: Sequence[str],
 ) -> None:
-    """Upload the files, and create the branch if it is missing.
+    """Upload the files of a folder to the hub, and create the branch if it is missing.
+
+    With `allow`, only files that match one of these patterns are uploaded; files that match `ignore` are not.
 
     Raises:
-        CliError: the branch holds another checkpoint, or the hub refuses the upload.
+        CliError: the README.md on the branch names another checkpoint, or the hub refuses the upload.
     """
     other = _find_checkpoint(api, target)
     if other is not None and other != about.path:
@@ -237,7 +246,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _summarize(error: Exception) -> str:
-    """Return the text of an error in one line, without the queries of addresses, which hold signatures."""
+    """Return the text of an error in one line, without the queries of URLs, which hold signatures."""
     from tinker_sync._secret import mask_text
 
     text = " ".join(str(error).split())
@@ -245,7 +254,7 @@ def _summarize(error: Exception) -> str:
 
 
 def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
-    """Return the checkpoint path that a repository's README.md contains, or None."""
+    """Return the checkpoint path that the README.md on the branch of the target contains, or None."""
     try:
         path = api.hf_hub_download(repo_id=target.repo_id, filename="README.md", revision=target.revision)
         text = Path(path).read_text(encoding="utf-8", errors="ignore")
@@ -262,8 +271,8 @@ def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
 def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) -> None:
     """Fetch the files of a checkpoint into a directory named after it.
 
-    The server exports a training checkpoint first. An interrupted download leaves a directory that ends in
-    .partial; the same command continues from there.
+    A server without archives exports a training checkpoint first. An interrupted download leaves a directory
+    that ends in .partial; the same command continues from there.
     """
     from tinker_sync.cli.table import record
     from tinker_sync.transfer.download import default_target
@@ -289,7 +298,10 @@ def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) ->
 def fetch(
     cli: Cli, rest: RestClient, path: str, target: Path, *, overwrite: bool = False
 ) -> CheckpointDownload:
-    """Fetch a checkpoint with a progress bar."""
+    """Fetch the files of a checkpoint into the directory `target`, with a progress bar.
+
+    Ctrl-C cancels the download; the same call later continues it.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with cli.sink.progress(f"Fetching {target.name[-30:]}", None, unit="bytes") as bar:
 
@@ -335,7 +347,7 @@ def push_hf(
 ) -> None:
     """Upload a checkpoint to the Hugging Face hub, as a PEFT adapter.
 
-    It needs huggingface_hub and a login there: hf auth login.
+    The command needs huggingface_hub and a login at the hub: hf auth login.
     """
     import tempfile
 

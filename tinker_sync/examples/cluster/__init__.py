@@ -6,6 +6,7 @@
     python -m tinker_sync.examples.cluster.data_loader    workers of a torch DataLoader
     python -m tinker_sync.examples.cluster.ray_rollouts   reinforcement learning on Ray
 
-They have the options of the other examples. Each process gets a client as an argument. The copies carry no
-key: a process finds it as a new client does, in `TINKER_API_KEY` or in the credentials file.
+They have the options of the other examples; `--steps N` sets the number of lots, except on Ray. A *lot* is a
+group of sums that one process answers. Each process gets a copy of a client as an argument. The copy carries
+no key: its process finds one as a new client does, in `TINKER_API_KEY` or in the credentials file.
 """

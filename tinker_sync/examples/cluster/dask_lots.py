@@ -10,7 +10,10 @@ from tinker_sync.examples.cluster.processes import make_sums, score
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score each lot of sums in a worker of a new Dask cluster. `Client` also takes a scheduler's address."""
+    """Score each lot of sums in a worker of a new Dask cluster. Return the shares of right answers by lot.
+
+    For an existing cluster, give `Client` the address of its scheduler.
+    """
     from dask.distributed import Client, LocalCluster
 
     options = parse(argv, __doc__, steps=8)

@@ -1,4 +1,4 @@
-"""torch DataLoader: its worker processes sample while the main process uses the batch before."""
+"""torch DataLoader: its worker processes sample while the main process uses an earlier batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ScoredLots:
-    """A data set whose items are computed with a sampling client."""
+    """A data set for torch. Each item is the share of right answers to a lot of sums."""
 
     def __init__(self, sampling: tinker.SamplingClient, lots: Sequence[Sequence[tuple[int, int]]]) -> None:
         self._sampling = sampling
@@ -23,12 +23,12 @@ class ScoredLots:
         return len(self._lots)
 
     def __getitem__(self, index: int) -> float:
-        """Score a lot, in a worker of the loader."""
+        """Sample answers to a lot, and return the share of right ones. Runs in a worker of the loader."""
         return score(self._sampling, self._lots[index])
 
 
 def main(argv: Sequence[str] | None = None, *, start_method: str = "fork") -> list[float]:
-    """Score lots of sums in two workers, and read the scores of two lots at a time."""
+    """Score lots of sums in two workers, two lots in a batch. Return the shares of right answers by lot."""
     from torch.utils.data import DataLoader
 
     options = parse(argv, __doc__, steps=8)

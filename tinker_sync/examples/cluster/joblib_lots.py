@@ -1,4 +1,4 @@
-"""joblib: each group of sums, called a lot, goes to one of its worker processes."""
+"""joblib: each of its worker processes answers groups of sums, called lots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinker_sync.examples.cluster.processes import make_sums, score
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score each lot in a worker of joblib, which gets a copy of the client."""
+    """Score each lot of sums in a worker of joblib. Return the shares of right answers by lot."""
     from joblib import Parallel, delayed
 
     options = parse(argv, __doc__, steps=8)

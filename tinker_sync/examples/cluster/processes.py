@@ -14,7 +14,7 @@ LOT = 32
 
 
 def make_sums(seed: int, lots: int) -> list[list[tuple[int, int]]]:
-    """Return groups of sums, called lots."""
+    """Return groups of sums, called lots. A sum is a pair of numbers to add."""
     rng = random.Random(seed)
     return [[(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(LOT)] for _ in range(lots)]
 
@@ -30,7 +30,7 @@ def score(sampling: tinker.SamplingClient, sums: Sequence[tuple[int, int]]) -> f
 
 
 def main(argv: Sequence[str] | None = None, *, start_method: str = "spawn", workers: int = 4) -> list[float]:
-    """Send the lots to the processes, one lot at a time to each free process."""
+    """Score lots, groups of sums, in worker processes. Return the share of right answers of each lot."""
     options = parse(argv, __doc__, steps=8)
     context = multiprocessing.get_context(start_method)
     with connect(options) as service, ProcessPoolExecutor(workers, mp_context=context) as pool:

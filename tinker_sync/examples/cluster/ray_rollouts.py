@@ -18,7 +18,10 @@ Rollout = tuple[tinker.ModelInput, list[tinker.SampledSequence], list[float]]
 
 
 def roll_out(sampling: tinker.SamplingClient, animal: str) -> Rollout:
-    """Sample a group of stories about an animal, and score them. Runs in any process."""
+    """Sample a group of stories about an animal, and score them. Runs in a worker of Ray.
+
+    Return the prompt, the stories and their rewards.
+    """
     from tinker_sync.ray import share_limits
 
     share_limits(sampling)  # when the server refuses one worker, all of them pause
@@ -37,7 +40,8 @@ def main(
 ) -> list[float]:
     """Sample rollouts and train on them, step by step. Return the mean reward of each step.
 
-    With `ahead=1`, the rollouts of the next step are sampled while this step trains.
+    A step has `prompts` animals, with one rollout for each. With `ahead=1`, the rollouts of the next step are
+    sampled while this step trains.
     """
     import ray
 
