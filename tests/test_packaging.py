@@ -25,14 +25,8 @@ PACKAGE = ROOT / "tinker_sync"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 TOP_LEVEL = {
-    "setup.cfg",
-    "setup.py",
-    "tinker_sync",
-    "tests",
-    "benchmarks",
-    "CHANGELOG.md",
-    "README.md",
-    "LICENSE",
+    *("setup.cfg", "setup.py", "tinker_sync", "tests", "benchmarks"),
+    *("CHANGELOG.md", "README.md", "LICENSE"),
 }
 # Files that a build or an interpreter leaves. They are not tracked.
 LEFTOVERS = ("build", "dist", "*.egg-info", "__pycache__")
@@ -53,23 +47,17 @@ def name_of(requirement: str) -> str:
 
 
 CORE = requirements(config()["options"]["install_requires"])
+OPTIONAL = ("speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch")
 EXTRAS = {extra: requirements(text) for extra, text in config()["options.extras_require"].items()}
 
 
 def test_the_core_needs_six_packages() -> None:
-    assert {name_of(line) for line in CORE} == {
-        "requests",
-        "urllib3",
-        "attrs",
-        "cattrs",
-        "tokenizers",
-        "numpy",
-    }
+    needed = {"requests", "urllib3", "attrs", "cattrs", "tokenizers", "numpy"}
+    assert {name_of(line) for line in CORE} == needed
 
 
 def test_the_extras_are_the_promised_ones() -> None:
-    optional = {"speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch"}
-    assert set(EXTRAS) == optional | {"test", "interop", "all"}
+    assert set(EXTRAS) == {*OPTIONAL, "test", "interop", "all"}
     assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
     assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
     assert {name_of(line) for line in EXTRAS["chat"]} == {"jinja2"}
@@ -77,9 +65,7 @@ def test_the_extras_are_the_promised_ones() -> None:
     assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat,progress]"]
 
 
-@pytest.mark.parametrize(
-    "extra", ["core", "speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch", "test"]
-)
+@pytest.mark.parametrize("extra", ["core", *OPTIONAL, "test"])
 def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
     for line in CORE if extra == "core" else EXTRAS[extra]:
         assert re.fullmatch(r"[A-Za-z0-9_-]+(\[[a-z]+\])?>=[0-9.]+", line), line
@@ -113,11 +99,7 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
     own |= {"pytest"} if path.name == "pytest_plugin.py" else set()
     # The examples for other engines import these engines.
     own |= {"dask", "joblib"} if room == "examples" else set()
-    offered = {
-        name_of(line)
-        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch")
-        for line in EXTRAS[extra]
-    }
+    offered = {name_of(line) for extra in OPTIONAL for line in EXTRAS[extra]}
     for name, needed in third_party(path):
         package = provided.get(name, name)
         if needed:
@@ -138,11 +120,7 @@ def test_every_module_has_a_docstring(path: Path) -> None:
 
 
 def test_the_core_loads_without_any_extra() -> None:
-    extras = [
-        name_of(line)
-        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch", "test")
-        for line in EXTRAS[extra]
-    ]
+    extras = [name_of(line) for extra in (*OPTIONAL, "test") for line in EXTRAS[extra]]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"
         "import importlib, pkgutil, tinker_sync\n"

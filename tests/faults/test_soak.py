@@ -4,9 +4,10 @@
 It prints the memory, threads, files, and requests per second of processor time for each tenth of the run. By
 default it runs for a moment, which is too short to judge the memory.
 
-The server runs in another process, so that the memory is that of the clients and the proxy. All threads share
-one heap. If each had its own, the C library would keep more and more free pieces for a while, although the
-memory in use stays the same.
+The server runs in another process, so that the memory is that of the clients and the proxy. Free memory must
+not count as used. So all threads share one heap, because each heap keeps free pieces of its own, and the heap
+returns its free pages before each look. Otherwise one program that needs much memory for a moment raises all
+later looks, for example when the machine has just become less busy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,17 +63,20 @@ def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def resident_bytes() -> int:
+    """Return the memory that this process uses, after the C library has returned free pages to the system."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Look(NamedTuple):
-    """Figures of this process after the program of a seed."""
+    """Figures of this process after the program of a seed, all of them floats, to be kept in an array."""
 
     at_s: float
-    memory: int
-    threads: int
-    files: int
-    requests: int
+    memory: float
+    threads: float
+    files: float
+    requests: float
     cpu_s: float
 
     @classmethod
@@ -100,7 +105,7 @@ def describe(looks: list[Look]) -> Iterator[str]:
     size = max(len(looks) // 10, 1)
     for start in range(0, len(looks) - size, size):
         part = looks[start : start + size + 1]
-        threads, files = {look.threads for look in part}, {look.files for look in part}
+        threads, files = {int(look.threads) for look in part}, {int(look.files) for look in part}
         state = f"{memory_in(part) / 1e6:.1f} MB, threads {threads}, files {files}"
         yield f"{part[0].at_s:6.0f} s: {state}, {rate_in(part):.1f} requests a CPU second\n"
 
@@ -110,7 +115,8 @@ def test_threads_files_and_memory_stay_as_they_were() -> None:
     settings = {"kept_results_bytes": 1_000_000, "abandoned_after_s": _ABANDONED_S}
     with ground_apart(release_s=_RELEASE_S, **settings) as land:
         threads, files = isolation.our_threads(), len(list(_FILES.iterdir()))
-        began, looks = time.monotonic(), []
+        # Objects would take half a megabyte in half an hour, which would count as growth.
+        began, figures = time.monotonic(), array("d")
         for seed in itertools.count(FIRST):
             problems = live(land, seed).problems
             gc.collect()
@@ -118,9 +124,11 @@ def test_threads_files_and_memory_stay_as_they_were() -> None:
             land.forget()
             until(lambda: isolation.our_threads() <= threads)
             until(lambda: len(list(_FILES.iterdir())) <= files)
-            looks.append(Look.now(began))
-            if looks[-1].at_s > SECONDS:
+            look = Look.now(began)
+            figures.extend(look)
+            if look.at_s > SECONDS:
                 break
+    looks = [Look(*figures[at : at + len(look)]) for at in range(0, len(figures), len(look))]
     sys.stdout.write("".join(describe(looks)))
     sys.stdout.write(f"{len(looks)} seeds from {FIRST}: {json.dumps(dict(sorted(totals.items())))}\n")
     assert threading.active_count() < 50

@@ -41,11 +41,7 @@ def tensor(dtype: int, data: bytes, shape: list[int]) -> Any:
 
 def messages() -> dict[str, Any]:
     """Return every golden message, by name."""
-    return {
-        **_requests(),
-        **_outputs(),
-        **_samples(),
-    }
+    return {**_requests(), **_outputs(), **_samples()}
 
 
 def _requests() -> dict[str, Any]:

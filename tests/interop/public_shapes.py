@@ -1,8 +1,9 @@
 """Twelve small scripts in the styles that users write for the reference client.
 
-    python public_shapes.py URL KEY
+    python public_shapes.py URL KEY [NAME...]
 
-It prints the numbers of each script as JSON. Only the import below differs between the clients.
+It prints the numbers of each script, or of those that are named, as JSON. Only the import below differs
+between the clients. An empty URL and key stand for those of the environment.
 """
 
 import asyncio
@@ -247,10 +248,13 @@ SHAPES = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    OPTIONS = {"base_url": sys.argv[1], "api_key": sys.argv[2]}
+    warnings.simplefilter("ignore" if tinker.__name__ == "tinker" else "error")
+    URL, KEY, *NAMES = sys.argv[1:]
+    OPTIONS = {"base_url": URL or None, "api_key": KEY or None}
     numbers = {}
     for shape in SHAPES:
+        if NAMES and shape.__name__ not in NAMES:
+            continue
         try:
             numbers[shape.__name__] = shape(tinker.ServiceClient(**OPTIONS))
         except ImportError as missing:

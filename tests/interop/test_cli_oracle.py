@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from interop.conftest import shared_print
 from interop.programs import Programs
-from support.cli_runs import Ran, Run, runner
+from support.cli_runs import Run, runner
 from support.cli_world import KEY, World
 from support.file_server import Content, FileServer
 from support.hub import TOKEN, USER, Hub, Repository
@@ -133,11 +133,16 @@ def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run,
         ("billing", "checkpoint-storage", "--csv", "-"),
         ("session", "export-trace", run_id.partition(":")[0], "--url-only"),
     ]
+    check_that_both_print(lines, ours, theirs)
+
+
+def check_that_both_print(lines: list[tuple[str, ...]], ours: Run, theirs: Theirs) -> None:
+    """Check that both clients print the same JSON, with the option at the beginning and at the end."""
     reference = theirs(*[("--format", "json", *line) for line in lines])
     for line, expected in zip(lines, reference, strict=True):
+        assert expected["code"] == 0, (line, expected)
         for place in (("--format", "json", *line), (*line, "-f", "json")):
             own = ours(*place)
-            assert expected["code"] == 0, (line, expected)
             assert unsigned(shared_print(own.out)) == unsigned(expected["out"]), line
             assert own.code == 0
 
@@ -217,19 +222,13 @@ def test_what_fails_fails_in_both(settings: None, run_id: str, ours: Run, theirs
 def test_the_trace_is_the_same_file(
     settings: None, run_id: str, ours: Run, tmp_path: Path, theirs: Theirs
 ) -> None:
-    session = run_id.partition(":")[0]
-    made = []
-    for name, command in (("theirs", theirs), ("ours", ours)):
-        target = tmp_path / name
-        result: Any = (
-            command(("-f", "json", "session", "export-trace", session, "-o", str(target)))
-            if (command is theirs)
-            else ours("-f", "json", "session", "export-trace", session, "-o", str(target))
-        )
-        out = result.out if isinstance(result, Ran) else result[0]["out"]
+    line = ("-f", "json", "session", "export-trace", run_id.partition(":")[0], "-o")
+    their_file, our_file = tmp_path / "theirs", tmp_path / "ours"
+    outs = theirs((*line, str(their_file)))[0]["out"], ours(*line, str(our_file)).out
+    for out, target in zip(outs, (their_file, our_file), strict=True):
         assert json.loads(out)["file_size_bytes"] == target.stat().st_size
-        made.append((out.replace(str(target), "FILE"), target.read_bytes()))
-    assert made[0] == made[1]
+    assert outs[0].replace(str(their_file), "FILE") == outs[1].replace(str(our_file), "FILE")
+    assert their_file.read_bytes() == our_file.read_bytes()
 
 
 def test_downloads_are_the_same_files(
@@ -257,27 +256,30 @@ def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def pushed(
-    programs: Programs,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: list[tuple[str, ...]],
-    *,
-    easy: bool = False,
-) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
-    """Run `push-hf` lines with both clients, each with its own hub.
+Pushed = tuple[list[dict[str, Any]], Hub]
 
-    Return, for "theirs" and "ours", the outcomes of the lines and the hub.
+
+@pytest.fixture
+def push(
+    hub_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
+) -> Callable[..., tuple[Pushed, Pushed]]:
+    """Return a function that runs `push-hf` lines with both clients, each with its own hub.
+
+    It returns the outcomes of the lines and the hub, for the reference client and for this package.
     """
-    made = {}
-    for who, package in (("theirs", "tinker"), ("ours", "tinker_sync")):
+
+    def run(*lines: tuple[str, ...], easy: bool = False) -> tuple[Pushed, Pushed]:
+        return one("tinker", *lines, easy=easy), one("tinker_sync", *lines, easy=easy)
+
+    def one(package: str, *lines: tuple[str, ...], easy: bool) -> Pushed:
         with Hub(easy=easy) as hub:
             hub.repositories["ada/branched"] = Repository(branches={"main": {}, "dev": {}})
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
-            monkeypatch.setenv("HF_HOME", str(place / who))
+            monkeypatch.setenv("HF_HOME", str(tmp_path / f"{package}-{easy}"))
             whole = [("-f", "json", "checkpoint", "push-hf", *line) for line in lines]
-            made[who] = (apart(programs, package, *whole), hub)
-    return made
+            return apart(programs, package, *whole), hub
+
+    return run
 
 
 def arrived(hub: Hub) -> list[dict[str, Any]]:
@@ -293,9 +295,7 @@ def cards(files: dict[str, bytes]) -> dict[str, list[str]]:
     }
 
 
-def test_the_same_arrives_at_the_hub(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
-) -> None:
+def test_the_same_arrives_at_the_hub(push: Callable[..., tuple[Pushed, Pushed]], run_id: str) -> None:
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     everything = ("--public", "--commit-message", "naïve", "--create-pr", "--no-model-card")
     some = ("--allow-pattern", "*.json", "--allow-pattern", "check*", "--ignore-pattern", "README*")
@@ -311,8 +311,7 @@ def test_the_same_arrives_at_the_hub(
         (f"tinker://{run_id}/external_weights/none", "-r", "ada/five"): 1,
         ("weights/a",): 1,
     }
-    made = pushed(programs, tmp_path, monkeypatch, list(lines))
-    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+    (reference, their_hub), (own, our_hub) = push(*lines)
     for line, expected, ran in zip(lines, reference, own, strict=True):
         assert (expected["code"], ran["code"]) == (lines[line], lines[line]), (line, expected, ran)
         assert ran["out"] == expected["out"], line
@@ -327,7 +326,7 @@ def test_the_same_arrives_at_the_hub(
 
 
 def test_a_push_adds_the_owner_and_the_branch_that_the_reference_client_leaves_out(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
+    push: Callable[..., tuple[Pushed, Pushed]], run_id: str
 ) -> None:
     """Without options, a push of this package succeeds where the reference client's fails.
 
@@ -335,10 +334,9 @@ def test_a_push_adds_the_owner_and_the_branch_that_the_reference_client_leaves_o
     There the reference client succeeds, and this package must choose the same names.
     """
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
-    lines: list[tuple[str, ...]] = [(external,), (training,), (external,)]
-    meant, their_easy_hub = pushed(programs, tmp_path / "easy", monkeypatch, lines, easy=True)["theirs"]
-    made = pushed(programs, tmp_path / "strict", monkeypatch, lines)
-    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+    lines = [(external,), (training,), (external,)]
+    (meant, their_easy_hub), _ = push(*lines, easy=True)
+    (reference, their_hub), (own, our_hub) = push(*lines)
     assert [each["code"] for each in meant] == [each["code"] for each in own] == [0, 0, 0], own
     assert [each["code"] for each in reference] == [1, 1, 1]
     assert their_hub.commits == []
@@ -354,18 +352,16 @@ def test_a_push_adds_the_owner_and_the_branch_that_the_reference_client_leaves_o
 
 
 def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
+    push: Callable[..., tuple[Pushed, Pushed]], run_id: str
 ) -> None:
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
-    lines: list[tuple[str, ...]] = [
+    (reference, _), (own, our_hub) = push(
         (external, "-r", "two", "--revision", "dev"),
         (training, "-r", "ada/two", "--revision", "more"),
         (external, "-r", "ada/two", "--revision", "more"),  # the branch has another checkpoint
         (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # not a valid name of a branch
         (external, "--create-pr"),  # goes to main
-    ]
-    made = pushed(programs, tmp_path, monkeypatch, lines)
-    (reference, _), (own, our_hub) = made["theirs"], made["ours"]
+    )
     assert [each["code"] for each in reference] == [1, 1, 1, 1, 1]
     assert [each["code"] for each in own] == [0, 0, 1, 1, 0]
     assert json.loads(own[0]["out"])["repo_id"] == "ada/two"
@@ -410,12 +406,7 @@ def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> I
 
 
 def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the_hub(
-    hub_settings: None,
-    server: LocalServer,
-    run_id: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    programs: Programs,
+    push: Callable[..., tuple[Pushed, Pushed]], server: LocalServer, run_id: str
 ) -> None:
     path, whole = f"tinker://{run_id}/external_weights/x", {**ADAPTER, "checkpoint_complete": b"yes"}
     lines = [
@@ -430,43 +421,29 @@ def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the
         ({"adapter_model.bin": b""}, 1),
     ):
         with exported(server, files, FaultPlan()):
-            made = pushed(programs, tmp_path, monkeypatch, lines)
-        (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+            (reference, their_hub), (own, our_hub) = push(*lines)
         for expected, ran in zip(reference, own, strict=True):
             assert (ran["code"], ran["out"]) == (expected["code"], expected["out"])
             assert ran["code"] == code, ran
         assert our_hub.commits == their_hub.commits
         assert our_hub.asked == their_hub.asked
         held = {each["to"]: set(each["files"]) for each in our_hub.commits}
-        assert held == (
-            {}
-            if code
-            else {
-                "ada/one": {*ADAPTER, "README.md"},
-                "ada/two": set(ADAPTER),
-                "ada/three": {"checkpoint_complete"},
-            }
-        )
-        if not code:
-            assert json.loads(our_hub.commits[0]["files"]["adapter_config.json"]) == {
-                "base_model_name_or_path": MODEL,
-                "r": 2,
-            }
+        if code:
+            assert held == {}
+            continue
+        one, two, three = {*ADAPTER, "README.md"}, set(ADAPTER), {"checkpoint_complete"}
+        assert held == {"ada/one": one, "ada/two": two, "ada/three": three}
+        config = json.loads(our_hub.commits[0]["files"]["adapter_config.json"])
+        assert config == {"base_model_name_or_path": MODEL, "r": 2}
 
 
 def test_an_unknown_base_model_is_left_out_at_the_hub(
-    hub_settings: None,
-    server: LocalServer,
-    run_id: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    programs: Programs,
+    push: Callable[..., tuple[Pushed, Pushed]], server: LocalServer, run_id: str
 ) -> None:
     """The uploads are the same, except that the reference client names the base model "unknown"."""
     with exported(server, ADAPTER, FaultPlan().on("get_weights_info", faults.status(404))):
-        lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
-        made = pushed(programs, tmp_path, monkeypatch, lines, easy=True)
-    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+        line = (f"tinker://{run_id}/external_weights/x",)
+        (reference, their_hub), (own, our_hub) = push(line, easy=True)
     assert own[0]["code"] == reference[0]["code"] == 0, own
     names = [json.loads(each["out"])["repo_id"] for each in (own[0], reference[0])]
     assert names[0] == f"{USER}/{names[1]}"
@@ -483,13 +460,10 @@ def test_an_unknown_base_model_is_left_out_at_the_hub(
 
 
 def test_who_is_not_logged_in_at_the_hub_asks_it_for_nothing(
-    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
+    push: Callable[..., tuple[Pushed, Pushed]], run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    made = pushed(
-        programs, tmp_path, monkeypatch, [(f"tinker://{run_id}/external_weights/x", "-r", "ada/one")]
-    )
-    for [ended], hub in made.values():
+    for [ended], hub in push((f"tinker://{run_id}/external_weights/x", "-r", "ada/one")):
         assert (ended["code"], ended["out"]) == (1, "")
         assert hub.asked == ["GET /api/whoami-v2"]
 
@@ -543,11 +517,7 @@ def test_costs_and_unusual_values_print_the_same(
             ("auth", "whoami"),
             ("model", "list"),
         ]
-        reference = theirs(*[("--format", "json", *line) for line in lines])
-        for line, expected in zip(lines, reference, strict=True):
-            own = ours(*line, "-f", "json")
-            assert expected["code"] == 0, (line, expected)
-            assert unsigned(shared_print(own.out)) == unsigned(expected["out"]), line
+        check_that_both_print(lines, ours, theirs)
         stub.script("/checkpoints", Answer(body={"checkpoints": []}))
         [expected] = theirs(("-f", "json", "checkpoint", "list"))
         stub.script("/checkpoints", Answer(body={"checkpoints": []}))

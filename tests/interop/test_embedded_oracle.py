@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from interop.programs import Programs
-from support.embedded import KEY, running
+
+from tinker_sync.testing import LocalServer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/support/acceptance.py"
@@ -46,25 +47,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def findings(programs: Programs, package: str, directory: Path, flags: dict[str, Any]) -> dict[str, Any]:
+def findings(programs: Programs, package: str, flags: dict[str, Any]) -> dict[str, Any]:
     """Run the script with a package against a new server, and return its results by name."""
     options = [] if flags.get("pjwt_auth_enabled") else ["--no-exchange"]
     # forward_backward_custom of both packages, and the tracing of losses, need torch.
     options += ["--torch"] if importlib.util.find_spec("torch") else []
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TINKER_TELEMETRY": "0"}
-    with running(directory, seed=1, **flags) as server:
-        command = [package, server.url, KEY, *options]
+    with LocalServer(**flags) as server:
+        command = [package, server.url, server.key, *options]
         return dict(programs.results(package, SCRIPT, *command, environment={**kept, **paths}))
 
 
 @pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS)
-def test_every_call_of_both_clients(programs: Programs, flags: dict[str, Any], tmp_path: Path) -> None:
+def test_every_call_of_both_clients(programs: Programs, flags: dict[str, Any]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        flights = [
-            pool.submit(findings, programs, package, tmp_path / package, flags)
-            for package in ("tinker", "tinker_sync")
-        ]
+        flights = [pool.submit(findings, programs, package, flags) for package in ("tinker", "tinker_sync")]
         theirs, ours = (flight.result() for flight in flights)
     assert len(theirs) > 85
     assert set(ours) - set(theirs) == OURS_ALONE

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from interop.programs import Programs
-from support.embedded import KEY, running
+
+from tinker_sync.testing import LocalServer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("public_shapes.py")
@@ -26,11 +27,11 @@ def numbers(programs: Programs, directory: Path, *, ours: bool) -> dict[str, Any
     script = directory / "script.py"
     script.write_text(text.replace(THEIRS, OURS) if ours else text, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
-    with running(directory / "data", seed=1) as server:
+    with LocalServer() as server:
         environment = {**kept, "PYTHONPATH": str(ROOT), "TINKER_TELEMETRY": "0"}
         package = "tinker_sync" if ours else "tinker"
         found: dict[str, Any]
-        found = programs.results(package, script, server.url, KEY, environment=environment)
+        found = programs.results(package, script, server.url, server.key, environment=environment)
     return found
 
 
@@ -57,6 +58,14 @@ def test_a_shape_gives_the_same_numbers_with_either_client(shape: str, found: An
     for one, other in zip(flat(ours[shape]), flat(theirs[shape]), strict=True):
         # The server computes samples together; their last digits depend on the other samples under way.
         assert one == (pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(other, float) else other)
+
+
+def test_waiting_pipelining_and_awaiting_give_the_same_losses(found: Any) -> None:
+    for one in found:
+        first, second = one["pipelined"][:2]
+        assert second < first
+        assert one["waits_each_time"] == pytest.approx([first, second], rel=1e-6)
+        assert one["async_loop"][0] == pytest.approx([first, second], rel=1e-6)
 
 
 def test_resuming_goes_on_as_if_nothing_had_happened(found: Any) -> None:

@@ -42,13 +42,8 @@ SOME = settings(max_examples=500)
 TENSOR_DTYPES = st.sampled_from(["int64", "float32"])
 NAMES = st.sampled_from(
     [
-        "target_tokens",
-        "weights",
-        "advantages",
-        "logprobs",
-        "clip_low_threshold",
-        "clip_high_threshold",
-        "sequence_ratio_mask",
+        *("target_tokens", "weights", "advantages", "logprobs"),
+        *("clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"),
     ]
 )
 CELLS = st.one_of(
@@ -249,10 +244,7 @@ def test_inputs_of_every_kind(name: str, value: Any) -> None:
         )
         return
     check_tensors(
-        value,
-        theirs and theirs.loss_fn_inputs[name],
-        mine and mine.loss_fn_inputs[name],
-        widened=in_array,
+        value, theirs and theirs.loss_fn_inputs[name], mine and mine.loss_fn_inputs[name], widened=in_array
     )
 
 

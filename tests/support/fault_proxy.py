@@ -147,6 +147,9 @@ class FaultProxy:
             await self._stopped.wait()
         finally:
             server.close()
+            # The loop hands over a connection that it has just accepted in a task of its own.
+            accepting = asyncio.all_tasks() - {asyncio.current_task()} - self._tasks
+            await asyncio.gather(*accepting, return_exceptions=True)
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

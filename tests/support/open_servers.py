@@ -17,17 +17,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from support import open_routes
-from support.tinker_stub import (
-    _POSTS,
-    JSON,
-    PROTO,
-    Answer,
-    Asked,
-    Behaviour,
-    Stub,
-    _fields,
-    _plain_body,
-)
+from support.tinker_stub import _POSTS, JSON, PROTO, Answer, Asked, Behaviour, Stub, _fields, _plain_body
 
 BAD_TOKEN = 666
 BAD_NAME = "fails"
@@ -42,14 +32,8 @@ class OpenServer(Stub):
     offers_forward = True
     absent: frozenset[str] = frozenset(
         {
-            "/client/dynamic_config",
-            "/auth/token",
-            "/join_sampling_session",
-            "/retrieve_futures",
-            "/cancel_future",
-            "/save_weights_external",
-            "/create_custom_loss",
-            "/copy_weights",
+            *("/client/dynamic_config", "/auth/token", "/join_sampling_session", "/retrieve_futures"),
+            *("/cancel_future", "/save_weights_external", "/create_custom_loss", "/copy_weights"),
         }
     )
     config: ClassVar[dict[str, Any] | None] = None
