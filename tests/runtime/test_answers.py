@@ -7,30 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tinker_sync import types
 from tinker_sync.errors import UnsupportedByServerError, WireError
 from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
-from tinker_sync.types import (
-    Datum,
-    ForwardBackwardOutput,
-    LoadWeightsResponse,
-    ModelInput,
-    PromptAltTokens,
-    SampledSequence,
-    SampleRequest,
-    SampleResponse,
-    SamplingParams,
-    TensorData,
-    TopkLogprobs,
-)
+from tinker_sync.types import TensorData
 from tinker_sync.wire.adapt import check_response, name_sequences
 
 
-def datum(*tokens: int) -> Datum:
-    return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": list(tokens)})
+def datum(*tokens: int) -> types.Datum:
+    return types.Datum(types.ModelInput.from_ints(list(tokens)), {"target_tokens": list(tokens)})
 
 
-def scored(*sizes: int) -> ForwardBackwardOutput:
-    return ForwardBackwardOutput("", [{"logprobs": TensorData([-0.5] * size, "float32")} for size in sizes])
+def scored(*sizes: int) -> types.ForwardBackwardOutput:
+    return types.ForwardBackwardOutput(
+        "", [{"logprobs": TensorData([-0.5] * size, "float32")} for size in sizes]
+    )
 
 
 class TestPasses:
@@ -38,7 +29,7 @@ class TestPasses:
 
     def test_fitting_outputs_pass(self) -> None:
         expected = ExpectedOutputs.of(self.DATA, whole=True)
-        for output in (scored(3, 1), ForwardBackwardOutput("", [{}, {}])):
+        for output in (scored(3, 1), types.ForwardBackwardOutput("", [{}, {}])):
             assert expected.check(output) is output
 
     @pytest.mark.parametrize("sizes", [(), (3,), (3, 1, 1), (2, 1), (1, 3), (3, 2)], ids=str)
@@ -53,16 +44,16 @@ class TestPasses:
             lenient.check(scored(2, 2))
 
     def test_matrices_of_targets_may_come_flat(self) -> None:
-        pairs = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": np.array([[1, 2], [3, 4]])})
+        pairs = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": np.array([[1, 2], [3, 4]])})
         expected = ExpectedOutputs.of([pairs], whole=True)
         flat, square = TensorData([-1.0] * 4, "float32"), TensorData([-1.0] * 4, "float32", [2, 2])
         for tensor in (flat, square):
-            expected.check(ForwardBackwardOutput("", [{"logprobs": tensor}]))
+            expected.check(types.ForwardBackwardOutput("", [{"logprobs": tensor}]))
         with pytest.raises(WireError):
             expected.check(scored(2))
 
     def test_data_without_targets_are_counted_only(self) -> None:
-        expected = ExpectedOutputs.of([Datum(ModelInput.from_ints([1]))], whole=True)
+        expected = ExpectedOutputs.of([types.Datum(types.ModelInput.from_ints([1]))], whole=True)
         assert expected.check(scored(7))
 
 
@@ -95,24 +86,24 @@ class TestOtherResults:
 
     def test_another_model(self) -> None:
         for model_id in (None, "", "m-1"):
-            check_model("m-1", LoadWeightsResponse(model_id=model_id))
+            check_model("m-1", types.LoadWeightsResponse(model_id=model_id))
         with pytest.raises(WireError, match="another model"):
-            check_model("m-1", LoadWeightsResponse(model_id="m-2"))
+            check_model("m-1", types.LoadWeightsResponse(model_id="m-2"))
 
 
-def asked(tokens: int = 3, **options: Any) -> SampleRequest:
-    prompt = ModelInput.from_ints(list(range(tokens)))
-    return SampleRequest(prompt=prompt, sampling_params=SamplingParams(), **options)
+def asked(tokens: int = 3, **options: Any) -> types.SampleRequest:
+    prompt = types.ModelInput.from_ints(list(range(tokens)))
+    return types.SampleRequest(prompt=prompt, sampling_params=types.SamplingParams(), **options)
 
 
-def sampled(count: int = 1, length: int = 2, **options: Any) -> SampleResponse:
+def sampled(count: int = 1, length: int = 2, **options: Any) -> types.SampleResponse:
     tokens, logprobs = np.arange(length, dtype=np.int32), np.zeros(length, dtype=np.float32)
-    sequence = SampledSequence("length", None, tokens, logprobs)
-    return SampleResponse([sequence] * count, **options)
+    sequence = types.SampledSequence("length", None, tokens, logprobs)
+    return types.SampleResponse([sequence] * count, **options)
 
 
-def topk(rows: int) -> TopkLogprobs:
-    return TopkLogprobs(np.ones((rows, 2)), np.zeros((rows, 2)))
+def topk(rows: int) -> types.TopkLogprobs:
+    return types.TopkLogprobs(np.ones((rows, 2)), np.zeros((rows, 2)))
 
 
 def floats(count: int) -> Any:
@@ -128,10 +119,12 @@ class TestSamples:
 
     def test_a_sequence_has_as_many_scores_as_tokens(self) -> None:
         for logprobs in (None, floats(0), floats(2)):
-            sequence = SampledSequence("stop", None, np.arange(2), logprobs)
-            assert check_response(asked(), SampleResponse([sequence]))
+            sequence = types.SampledSequence("stop", None, np.arange(2), logprobs)
+            assert check_response(asked(), types.SampleResponse([sequence]))
         with pytest.raises(WireError, match=r"sequences\[0\].logprobs: expected 2 values, got 1"):
-            check_response(asked(), SampleResponse([SampledSequence("stop", None, np.arange(2), floats(1))]))
+            check_response(
+                asked(), types.SampleResponse([types.SampledSequence("stop", None, np.arange(2), floats(1))])
+            )
 
     def test_an_empty_sequence_is_a_sequence(self) -> None:
         assert check_response(asked(topk_sample_logprobs=2), sampled(length=0))
@@ -154,7 +147,7 @@ class TestSamples:
             (
                 asked(prompt_alt_tokens_k=2),
                 sampled(
-                    prompt_alt_tokens=PromptAltTokens(
+                    prompt_alt_tokens=types.PromptAltTokens(
                         TensorData([1, 2, 3, 4], "int64", [2, 2]), TensorData([0.0], "float32", [1, 1])
                     )
                 ),
@@ -163,7 +156,7 @@ class TestSamples:
         ],
     )
     def test_scores_of_another_prompt(
-        self, request_: SampleRequest, response: SampleResponse, complaint: str
+        self, request_: types.SampleRequest, response: types.SampleResponse, complaint: str
     ) -> None:
         with pytest.raises(WireError, match=complaint):
             check_response(request_, response)
@@ -193,8 +186,10 @@ class TestSamples:
         from tinker_sync.types import EncodedTextChunk, ImageChunk
 
         chunks = [EncodedTextChunk(tokens=[1]), ImageChunk(data=b"", format="png")]
-        request = SampleRequest(
-            prompt=ModelInput(chunks=chunks), sampling_params=SamplingParams(), prompt_logprobs=True
+        request = types.SampleRequest(
+            prompt=types.ModelInput(chunks=chunks),
+            sampling_params=types.SamplingParams(),
+            prompt_logprobs=True,
         )
         assert check_response(request, sampled(prompt_logprobs_np=floats(77)))
 

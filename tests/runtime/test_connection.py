@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.clock import FakeClock
+from support.raising import raising
 
 from tinker_sync.errors import APIConnectionError
 from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
@@ -125,14 +126,11 @@ def test_a_token_is_renewed_when_it_is_time() -> None:
 
 
 def test_a_closed_pool_is_no_reason_to_raise() -> None:
-    def refuse(_: object) -> None:
-        raise RuntimeError("the workers are closed")
-
     bench = Bench()
     bench.token_in_s = 0.0
-    upkeep = Refresher(bench, bench.fetch, refuse, bench.clock)
-    upkeep.begin_if_due()
-    upkeep.begin_if_due()
+    refresher = Refresher(bench, bench.fetch, raising(RuntimeError("the workers are closed")), bench.clock)
+    refresher.begin_if_due()
+    refresher.begin_if_due()
 
 
 def test_a_child_does_not_wait_for_the_parents_worker() -> None:

@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.polls import HandPoller
+from support.raising import raising
 
-from tinker_sync.errors import (
-    APIConnectionError,
-    APIResponseValidationError,
-    APIStatusError,
-    DeadlineError,
-    RequestFailedError,
-    WireError,
-)
+from tinker_sync import errors
 from tinker_sync.runtime.byte_budget import ByteBudget
-from tinker_sync.runtime.fetcher import Fetcher, Promise, decode_with
+from tinker_sync.runtime.fetcher import Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture, FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
@@ -59,7 +53,6 @@ def test_a_result(bench: Bench) -> None:
     future = bench.fetch()
     asked = bench.poller.next()
     assert asked.path == "/api/v1/retrieve_future"
-    assert asked.call is not None
     assert asked.call.accept == "application/json"
     bench.poller.answer(200, {"metrics": {"a": 1.0}})
     assert future.result(0) == {"metrics": {"a": 1.0}}
@@ -68,7 +61,6 @@ def test_a_result(bench: Bench) -> None:
 def test_protobuf_is_asked_for_where_it_may_come(bench: Bench) -> None:
     future = bench.fetch(Promise("req-1", "Sample", wants_proto=True))
     asked = bench.poller.next()
-    assert asked.call is not None
     assert asked.call.accept == "application/x-protobuf, application/json"
     asked.end(Reply(200, {"content-type": "application/x-protobuf"}, b"octets"))
     assert future.result(0) == b"octets"
@@ -122,10 +114,9 @@ def test_an_announced_result_is_asked_for_whole(bench: Bench) -> None:
 def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
     bench = Bench()
 
-    def decode(reply: Reply, tree: Any) -> Any:
-        raise WireError("odd", "$.a")
-
-    future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400), decode=decode)
+    future = bench.fetch(
+        Promise("req-1", "Sample", announced_bytes=400), decode=raising(errors.WireError("odd", "$.a"))
+    )
     assert "600 of 1000" in bench.free
     if ending == "decode":
         bench.poller.answer(200, {"a": 1})
@@ -146,18 +137,15 @@ def test_failures_are_the_futures(bench: Bench) -> None:
     failed, refused = bench.fetch(), bench.fetch()
     bench.poller.answer(200, {"error": "out of memory", "category": "server"})
     bench.poller.answer(403, {"detail": "no"})
-    assert isinstance(failed.exception(0), RequestFailedError)
-    assert isinstance(refused.exception(0), APIStatusError)
+    assert isinstance(failed.exception(0), errors.RequestFailedError)
+    assert isinstance(refused.exception(0), errors.APIStatusError)
 
 
 def test_a_result_that_cannot_be_read_names_its_request(bench: Bench) -> None:
-    def decode(reply: Reply, tree: Any) -> Any:
-        raise WireError("expected a number", "$.metrics.a")
-
-    future = bench.fetch(decode=decode)
+    future = bench.fetch(decode=raising(errors.WireError("expected a number", "$.metrics.a")))
     bench.poller.answer(200, {"metrics": {"a": "x"}})
     error = future.exception(0)
-    assert isinstance(error, APIResponseValidationError)
+    assert isinstance(error, errors.APIResponseValidationError)
     assert "req-1" in str(error)
     assert "$.metrics.a" in str(error)
 
@@ -169,24 +157,16 @@ def test_a_decoder_that_fails_otherwise_fails_the_future(bench: Bench) -> None:
 
 
 def test_a_step_that_breaks_fails_the_future(bench: Bench) -> None:
-    def broken(error: Exception) -> None:
-        raise RuntimeError("no way on")
-
-    future = bench.fetch(on_gone=broken)
+    future = bench.fetch(on_gone=raising(RuntimeError("no way on")))
     bench.poller.answer(410, {"detail": "gone"})
     with pytest.raises(RuntimeError, match="no way on"):
         future.result(0)
 
 
-def test_a_question_that_cannot_be_asked_fails_the_future(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("no poller")
-
+def test_a_poll_that_cannot_be_sent_fails_the_future(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     future = bench.fetch()
     bench.poller.answer(503, {})
-    monkeypatch.setattr(bench.poller, "start", broken)
+    monkeypatch.setattr(bench.poller, "start", raising(RuntimeError("no poller")))
     bench.poller.pass_time()
     with pytest.raises(RuntimeError, match="no poller"):
         future.result(0)
@@ -197,10 +177,10 @@ def test_a_410_is_left_to_on_gone(bench: Bench) -> None:
     future = bench.fetch(on_gone=gone.append)
     bench.poller.answer(410, {"detail": "forgotten"})
     assert not future.done()
-    assert isinstance(gone[0], APIStatusError)
+    assert isinstance(gone[0], errors.APIStatusError)
     other = bench.fetch()
     bench.poller.answer(410, {"detail": "forgotten"})
-    assert isinstance(other.exception(0), APIStatusError)
+    assert isinstance(other.exception(0), errors.APIStatusError)
 
 
 def test_a_paused_queue_shows_in_the_status_and_is_reported(bench: Bench) -> None:
@@ -226,8 +206,6 @@ def test_an_observer_that_fails_harms_nothing(bench: Bench, caplog: pytest.LogCa
 
 
 # ------------------------------------------------------------------------------------- deadlines
-
-
 def test_a_deadline_between_polls(bench: Bench) -> None:
     future = bench.fetch(deadline_at=bench.clock.now() + 60)
     bench.clock.advance(59)
@@ -236,7 +214,7 @@ def test_a_deadline_between_polls(bench: Bench) -> None:
     bench.clock.advance(2)
     bench.poller.answer(408, {"queue_state": "paused_rate_limit", "queue_state_reason": "too many"})
     error = future.exception(0)
-    assert isinstance(error, DeadlineError)
+    assert isinstance(error, errors.DeadlineError)
     assert (error.request_id, error.attempts, error.waited_s) == ("req-1", 3, 61.0)
     assert "too many" in error.last_words
     assert "too many" in str(error)
@@ -245,23 +223,20 @@ def test_a_deadline_between_polls(bench: Bench) -> None:
 def test_a_poll_is_not_waited_for_beyond_the_deadline(bench: Bench) -> None:
     future = bench.fetch(deadline_at=bench.clock.now() + 10)
     asked = bench.poller.next()
-    assert asked.call is not None
     assert asked.call.deadline_s == 10.0
     bench.clock.advance(10)
     bench.poller.lose(timed_out=True)
-    assert isinstance(future.exception(0), DeadlineError)
+    assert isinstance(future.exception(0), errors.DeadlineError)
 
 
 def test_a_pause_that_would_outlast_the_deadline_is_not_begun(bench: Bench) -> None:
     future = bench.fetch(deadline_at=bench.clock.now() + 10)
     bench.poller.answer(429, {}, retry_after="3600")
-    assert isinstance(future.exception(0), DeadlineError)
+    assert isinstance(future.exception(0), errors.DeadlineError)
     assert bench.poller.timers == []
 
 
 # ------------------------------------------------------------------------------------- giving up
-
-
 def test_an_abandoned_fetch_asks_no_more(bench: Bench) -> None:
     future = bench.fetch()
     asked = bench.poller.next()
@@ -281,12 +256,6 @@ def test_a_cancelled_future_ends_the_asking_after_a_pause(bench: Bench) -> None:
 
 def test_a_closed_budget_fails_who_wants_room(bench: Bench) -> None:
     future = bench.fetch()
-    bench.inflight.close(APIConnectionError("The client was closed."))
+    bench.inflight.close(errors.APIConnectionError("The client was closed."))
     bench.poller.answer(200, {"status": "complete_metadata", "response_payload_size": 400})
-    assert isinstance(future.exception(0), APIConnectionError)
-
-
-def test_a_decoder_for_both_forms() -> None:
-    decode = decode_with(lambda body: ("proto", body), lambda tree: ("json", tree))
-    assert decode(Reply(200, {}, b"x"), None) == ("proto", b"x")
-    assert decode(Reply(200, {}, b"{}"), {}) == ("json", {})
+    assert isinstance(future.exception(0), errors.APIConnectionError)

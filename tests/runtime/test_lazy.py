@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.crowd import together, until
+from support.raising import raising
 
 from tinker_sync.errors import DeadlineError
 from tinker_sync.runtime.lazy import Lazy
@@ -46,13 +47,6 @@ class Flight:
         self._pool.shutdown()
 
 
-def fail(error: BaseException) -> Callable[[], int]:
-    def make() -> int:
-        raise error
-
-    return make
-
-
 def never() -> int:
     raise AssertionError("another thread was making the value")
 
@@ -83,7 +77,7 @@ def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
     lazy: Lazy[int] = Lazy()
     flight = Flight(lazy)
     waiting = [flight.wait(never) for _ in range(3)]
-    flight.land(fail(KeyError("first")))
+    flight.land(raising(KeyError("first")))
     failures = [future.exception(120) for future in (flight.first, *waiting)]
     assert [repr(failure) for failure in failures] == ["KeyError('first')"] * 4
     assert len({id(failure) for failure in failures}) == 4  # each thread gets its own exception
@@ -94,7 +88,7 @@ def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
     lazy: Lazy[int] = Lazy()
     flight = Flight(lazy)
     waiting = flight.wait(lambda: 7)
-    flight.land(fail(KeyboardInterrupt()))
+    flight.land(raising(KeyboardInterrupt()))
     assert isinstance(flight.first.exception(120), KeyboardInterrupt)
     assert waiting.result(120) == 7
 
@@ -124,13 +118,11 @@ def test_waiting_has_a_limit() -> None:
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("out of time"), KeyError("refused")])
-def test_a_thread_with_more_time_than_a_try_without_an_answer_makes_the_value_itself(
-    failure: Exception,
-) -> None:
+def test_a_thread_with_more_time_makes_the_value_itself(failure: Exception) -> None:
     lazy: Lazy[int] = Lazy(lambda: 0.0)
     flight = Flight(lazy, deadline_at=60.0)
     same, more = flight.wait(never, deadline_at=60.0), flight.wait(lambda: 7, deadline_at=90.0)
-    flight.land(fail(failure))
+    flight.land(raising(failure))
     assert [type(future.exception(120)) for future in (flight.first, same)] == [type(failure)] * 2
     if isinstance(failure, DeadlineError):
         assert more.result(120) == 7

@@ -63,6 +63,11 @@ class Held:
         assert self.workers.close(PATIENCE_S)
 
 
+def keep_silent(peer: Peer) -> None:
+    peer.read_request()
+    peer.wait_gone()
+
+
 def await_end_of_thread(poller: Poller) -> None:
     """Wait until the threads of pollers have ended. A poller forgets its thread just before the end."""
     for thread in threading.enumerate():
@@ -78,8 +83,6 @@ def authority(tmp_path: Path) -> Authority:
 
 
 # ------------------------------------------------------------------------------------------- answers
-
-
 def test_an_answer_reaches_its_own_reaction() -> None:
     with AnsweringServer(lambda seen: answer(seen.body)) as server, closing(Held(server.url)) as held:
         results: dict[bytes, bytes] = {}
@@ -144,7 +147,7 @@ def test_a_connection_is_used_again() -> None:
 
 
 def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller._STALE_EXPIRIES", 8)
+    monkeypatch.setattr("tinker_sync.runtime.poller.STALE_EXPIRIES", 8)
     last = threading.Event()
 
     def reply(seen: Any) -> bytes:
@@ -207,8 +210,6 @@ def test_a_proxy_is_passed_through(authority: Authority) -> None:
 
 
 # ------------------------------------------------------------------------------------------- failures
-
-
 def test_a_refused_connection_is_reported() -> None:
     with unused_port() as port, closing(Held(f"http://127.0.0.1:{port}")) as held:
         held.start()
@@ -240,11 +241,7 @@ def test_half_an_answer_is_none() -> None:
 
 
 def test_silence_ends_at_the_timeout_of_the_call() -> None:
-    def script(peer: Peer) -> None:
-        peer.read_request()
-        peer.wait_gone()
-
-    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+    with ScriptedServer(keep_silent) as server, closing(Held(server.url)) as held:
         held.start(post(timeout=Timeout(read=0.05)))
         failed = held.failure()
     assert failed.timed_out
@@ -260,11 +257,7 @@ def test_a_failing_reaction_does_no_harm(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_is_under_way_fails_at_the_close() -> None:
-    def script(peer: Peer) -> None:
-        peer.read_request()
-        peer.wait_gone()
-
-    with ScriptedServer(script) as server:
+    with ScriptedServer(keep_silent) as server:
         held = Held(server.url, max_open=3)
         for _ in range(10):
             held.start()
@@ -284,8 +277,6 @@ def test_after_the_close_nothing_is_sent() -> None:
 
 
 # ------------------------------------------------------------------------------------- limits and calling off
-
-
 def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn() -> None:
     gate = threading.Semaphore(0)
 
@@ -358,8 +349,6 @@ def test_an_answered_request_cannot_be_called_off() -> None:
 
 
 # ------------------------------------------------------------------------------------- timers, and the thread
-
-
 class Nowhere:
     """A double of the transport for tests that send nothing; a request fails the test."""
 
@@ -450,16 +439,10 @@ def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
     assert workers.close(PATIENCE_S)
 
 
-def test_a_thread_that_fails_fails_those_who_wait(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def script(peer: Peer) -> None:
-        peer.read_request()
-        peer.wait_gone()
-
+def test_a_dead_thread_fails_calls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     broken = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
-    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+    with ScriptedServer(keep_silent) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
         until(lambda: bool(held.poller._watched))  # later requests belong to the next thread

@@ -161,6 +161,12 @@ class Stub:
         with self._lock:
             self._scripts[path].extend(answers)
 
+    def hold(self, path: str, count: int = 1) -> threading.Event:
+        """Hold the next requests of a path until the test sets the returned event. Then answer as usual."""
+        release = threading.Event()
+        self.script(path, *[Answer(gate=release, usual=True)] * count)
+        return release
+
     def asked(self, path: str) -> list[Asked]:
         """Return the requests of one path so far, in order of arrival."""
         return [asked for asked in list(self.log) if asked.path == API + path]

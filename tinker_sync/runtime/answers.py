@@ -1,8 +1,8 @@
 """The results of training calls: checked against their requests, and merged from the outputs of chunks.
 
-The functions are pure, and any thread may call them. A result that is too short, or that belongs to another
-call, fails the call that waits for it. The checks of samples are in `sample_response`. Metrics that cannot be
-reduced raise no error.
+Any thread may call the functions. All are pure, except `read_settled`. A result of the wrong size, or of
+another call or model, fails the call that waits for it. `wire.adapt.check_response` checks samples. Metrics
+that cannot be reduced raise no error.
 
 A metric key is `name:reduction` with exactly one colon. The reduction covers the chunks that have the key.
 The weight of a chunk is the number of its outputs:
@@ -10,12 +10,12 @@ The weight of a chunk is the number of its outputs:
     mean            weighted mean; the plain mean if all weights are 0
     sum, min, max   sum, smallest and largest value
     slack           largest minus mean
-    hash2           sum of the whole parts modulo 2**64, an exact int
+    hash2           sum of the values without their fractions, modulo 2**64, an exact int
     unique          every value, see below
 
 Three cases keep one value per chunk, as `unique` does: a key without exactly one colon, a reduction that is
 not in this list, and values that cannot be reduced (a hash2 of infinity, text, None). The first value keeps
-the key itself. Later values get `key_1`, `key_2` and so on; names that a chunk uses itself are skipped. Keys
+the key itself. Later values get `key_1`, `key_2` and so on, but never a name that is a key of a chunk. Keys
 appear in the order in which the chunks first have them. The result has the keys of all chunks, not only those
 of the first.
 
@@ -66,12 +66,15 @@ _FAMILIES: Final = {
 
 @frozen
 class ExpectedOutputs:
-    """The number of outputs, and of scores in each output, that the result of a request must have.
+    """The sizes that the result of one request of a pass must have, to check the result against the request.
+
+    A result has one output for each datum. An output may have scores (log-probabilities) of the targets.
 
     Attributes:
-        sizes: the number of targets of each datum; None if that is unknown.
-        whole: True if each output must have a score for every target; servers of older versions may leave out
-            targets that have no weight.
+        sizes: the number of targets of each datum. None stands for a datum without targets, or with sparse
+            ones; its scores are not checked.
+        whole: True if the scores of an output must cover every target; servers of older versions may leave
+            out targets that have no weight.
     """
 
     sizes: tuple[int | None, ...]
@@ -79,14 +82,14 @@ class ExpectedOutputs:
 
     @classmethod
     def of(cls, data: Sequence[Datum], *, whole: bool) -> ExpectedOutputs:
-        """Return the expected outputs of a request with these data."""
+        """Return the sizes for a request with these data; `whole` as in the class."""
         return cls(tuple(_target_count(datum) for datum in data), whole)
 
     def check(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput:
-        """Return the output if it has the expected numbers of records and scores.
+        """Return the result `output` if it has the expected sizes.
 
         Raises:
-            WireError: the number of records differs from that of the data, or the number of scores does not
+            WireError: the number of outputs differs from that of the data, or the number of scores does not
                 fit that of the targets.
 
         >>> expected = ExpectedOutputs((2,), whole=True)
@@ -122,7 +125,11 @@ def _target_count(datum: Datum) -> int | None:
 
 
 def check_kind(name: str, tree: Any) -> None:
-    """Refuse a result whose `type` names another kind of call.
+    """Refuse a result whose field `type` names another known kind of call. All saves are one kind.
+
+    Args:
+        name: the name of the call.
+        tree: the parsed JSON of the result.
 
     Raises:
         WireError: the type names another kind of call.
@@ -165,7 +172,7 @@ _LOSS: Final = "loss:sum"
 def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """Return the output of a call, merged from the outputs of its chunks.
 
-    `outputs` has at least one, in the order of the chunks.
+    `outputs` has at least one entry. The entries are in the order of the chunks.
 
     >>> first = ForwardBackwardOutput("ArrayRecord", [{}], {"loss:sum": 1.5})
     >>> second = ForwardBackwardOutput("ArrayRecord", [{}, {}], {"loss:sum": 2.0, "loss": 0.1})
@@ -186,9 +193,13 @@ def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOu
 
 
 def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwardOutput:
-    """Return the output of a call with `loss:mean`: `loss:sum` divided by the number of tokens it counts.
+    """Return the output of a call with the metric `loss:mean`: `loss:sum` divided by `trained`.
 
-    A `loss:mean` from the server stays as it is.
+    An output that has a `loss:mean` from the server, or no `loss:sum`, stays as it is.
+
+    Args:
+        output: the output of the call.
+        trained: the number of target tokens that the loss counts; with 0, the output stays as it is.
 
     >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
     {'loss:sum': 6.0, 'loss:mean': 1.5}
@@ -202,14 +213,15 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
 def add_loss(
     output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None
 ) -> ForwardBackwardOutput:
-    """Return the output with `loss:sum`, computed from its rows if the server does not send this metric.
+    """Return the output with the metric `loss:sum`, computed here if the server does not send it.
 
-    The output stays as it is if its rows do not contain the needed values.
+    The loss is computed from the entries of `loss_fn_outputs`. If they lack the needed values, the output
+    stays as it is.
 
     Args:
         output: the output of one chunk.
-        weights: for a cross-entropy, the weights of each datum; None stands for weights that are all 1. For
-            another loss, None: the rows of `output` must then contain `elementwise_loss`.
+        weights: for a cross-entropy, the weights of each datum; an entry None stands for weights that are
+            all 1. For another loss, None: the rows of `loss_fn_outputs` must then have `elementwise_loss`.
 
     >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
     >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
@@ -252,19 +264,19 @@ def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -
     for key in keys:
         having = [index for index, metrics in enumerate(chunks) if key in metrics]
         values = [chunks[index][key] for index in having]
-        kept = _reduced(key, values, [weights[index] for index in having])
+        kept = _reduce(key, values, [weights[index] for index in having])
         merged.update(zip(_names(key, keys), kept, strict=False))
     return merged
 
 
 def _stands_alone(metric: tuple[str, Any]) -> bool:
-    """Return True if the metric of a call's only chunk needs no reduction to be the metric of the call."""
+    """Return True if a metric of the only chunk of a pass needs no reduction."""
     key, value = metric
     return type(value) is float and key.partition(":")[2] not in _NEW_FOR_ONE
 
 
-def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
-    """Return a list with the reduced value, or the values themselves if the key has no reduction for them."""
+def _reduce(key: str, values: list[Any], weights: list[int]) -> list[Any]:
+    """Return a list with the reduced value, or `values` if no reduction is named or the reduction fails."""
     _, _, name = key.partition(":")
     reduce = _REDUCTIONS.get(name)
     if reduce is None:
@@ -312,28 +324,37 @@ _REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
 
 
 def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
-    """Return the weights of each datum of a cross-entropy, to compute its loss; None for another loss."""
+    """Return the weights of each datum of a cross-entropy, for `add_loss`; None for another loss."""
     if given.loss_fn != "cross_entropy":
         return None
     return [datum.loss_fn_inputs.get("weights") for datum in given.data]
 
 
 def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Decode a result from a server that does not send the loss, and add the loss."""
+    """Decode a result from a server that may not send the loss. Add the loss as `add_loss` does."""
     return add_loss(decode(reply, tree), weights)
 
 
 def read_settled(
-    decode: Any, expected: ExpectedOutputs, pledge: Reservation, used: TokensUsed, reply: Any, tree: Any
+    decode: Any, expected: ExpectedOutputs, reservation: Reservation, used: TokensUsed, reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
-    """Decode a result, report its tokens to the limiters, and check the result."""
+    """Decode a result, settle the tokens `used`, and return the result if it has the expected sizes.
+
+    Raises:
+        WireError: the result cannot be decoded, or its sizes differ from the expected ones.
+    """
     output: ForwardBackwardOutput = decode(reply, tree)
-    pledge.settle(used)  # even if the check fails, because the server has computed it
+    reservation.settle(used)  # even if the check fails, because the server has computed it
     return expected.check(output)
 
 
 def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
-    """Return the result of a call that is answered in JSON, after checking its kind and its model."""
+    """Return the result of a call that is answered in JSON, as the type `kind`, after a check of its content.
+
+    Raises:
+        WireError: the result does not have that type, belongs to another call or model, or is that of a save
+            and names nothing that was saved.
+    """
     check_kind(name, tree)
     result = wire_json.from_plain(tree, kind)
     if name.startswith("save_"):
@@ -343,17 +364,25 @@ def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: An
 
 
 def read_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Return the output of one chunk, which comes as protobuf or as JSON."""
+    """Return the output of one chunk, which comes as protobuf or as JSON.
+
+    Args:
+        reply: the answer.
+        tree: the parsed JSON of the answer; None if it is protobuf.
+
+    Raises:
+        WireError: the answer does not have the form of an output.
+    """
     if tree is None:
         return outputs.decode_forward_backward_output(reply.body)
     return wire_json.from_plain(tree, ForwardBackwardOutput)
 
 
 def decode_pass(trained: int, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Return the output of a call that is one chunk, with metrics reduced like those of several chunks."""
+    """Decode the only chunk of a pass, and return the output of the pass as `merge_pass` does."""
     return merge_pass(trained, [read_pass(reply, tree)])
 
 
 def merge_pass(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """Merge the outputs of the chunks of a pass, and add `loss:mean` over its `trained` tokens."""
+    """Merge the outputs of the chunks of a pass, and add `loss:mean`; `trained` as in `add_mean_loss`."""
     return add_mean_loss(merge_outputs(outputs), trained)

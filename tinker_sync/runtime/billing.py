@@ -1,6 +1,7 @@
 """The wait after a 402 (payment required).
 
-Calls pause for a limited time, in which the account may be paid, and then fail.
+The server answers 402 while the account cannot pay. Most calls are repeated for a limited time, in which the
+user may pay, and then fail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ _log = logging.getLogger("tinker_sync.billing")
 
 
 class BillingPause:
-    """The policy for answers with status 402: repeat the call after a pause, or fail it. Thread-safe.
+    """The decision about calls with an answer 402: repeat the call after a pause, or fail it. Thread-safe.
+
+    Args:
+        max_pause_s: the time after the first 402 in which calls are repeated. After five minutes without a
+            402, the next one counts as the first again.
+        clock: measures time.
 
     >>> BillingPause(3600).may_pause()
     True
@@ -39,7 +45,10 @@ class BillingPause:
         _fork.renew_in_child(self)
 
     def may_pause(self) -> bool:
-        """Return True if a call with a 402 should be repeated after `PAUSE_S`, False if it should fail."""
+        """Record and log a 402. Return True if the call should be repeated after `PAUSE_S`, else False.
+
+        While calls are repeated, this logs at most once a minute.
+        """
         now = self._clock.now()
         with self._lock:
             if self._seen_at is None or now - self._seen_at > _INCIDENT_ENDS_AFTER_S:

@@ -1,7 +1,7 @@
 """Functions that make calls from the rows of the endpoint table (`wire.endpoints`), and read their answers.
 
-An answer is read as the type that the row declares. The functions are pure, except that a call contains the
-name of the public method that runs in this thread.
+An answer is read as the type that the row declares. Two functions are not pure: `make_call` looks up the
+public method that runs in this thread, and `odd_answer` may change the text of the error that it gets.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ def make_call(
 
     Args:
         name: the name of the endpoint.
-        settings: the source of the connect timeout.
-        request: a model, or a mapping whose nulls are sent as nulls.
+        settings: the source of the connect and idle timeouts.
+        request: the request, as one of the `tinker_sync.types`, or as a mapping, whose None values are sent
+            as nulls; None for an empty request.
         path: the ids to fill into the path, by the names in the row.
         query: the query parameters; None and empty ones are left out.
         headers: extra headers for this call alone.
         body: the encoded body, instead of `request`.
         content_type: the content type of the body.
-        deadline_s: the time that the call may take in all.
+        deadline_s: the time that the call may take in all; None for the deadline of the settings.
         dialect: the dialect of the server; None before it is known, or if it makes no difference.
-        idempotency_key: the key to send; None to let the `Caller` make one.
+        idempotency_key: the key to send; None to let the sender (`transport.caller.Caller`) make one.
         sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
     row = ENDPOINTS.get(name) or row_of(name)
@@ -102,7 +103,7 @@ def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] 
         secrets: returns the values that must not appear in an error.
 
     Raises:
-        APIResponseValidationError: the answer does not have that type.
+        APIResponseValidationError: the answer does not have that type, or an id in it is empty.
     """
     row = row_of(name)
     kind = row.reply_type
@@ -125,9 +126,14 @@ def _refuse_empty_ids(answer: Any) -> None:
 def read_promise(
     name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple
 ) -> tuple[str, Sequence[str] | None]:
-    """Return the request id and the sequence ids of a promise.
+    """Return the request id of a promise, and the ids of the sequences that a sample will have.
 
-    Only the promises of samples have sequence ids; for others, None stands in their place.
+    The second value is None if the promise names no sequences, as for every call other than a sample.
+
+    Args:
+        name: the name of the endpoint.
+        reply: the answer.
+        secrets: returns the values that must not appear in an error.
 
     Raises:
         APIResponseValidationError: the answer is not a promise.
@@ -149,9 +155,14 @@ def read_promise(
 def odd_answer(
     row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
 ) -> APIResponseValidationError:
-    """Return the error for an unreadable answer.
+    """Return the error to raise for an answer that cannot be read.
 
-    Secrets are removed from `error`, so that it can be the cause.
+    Args:
+        row: the row of the call.
+        reply: the answer.
+        error: the reason. If the answer contains a secret, this function replaces the text of `error` by one
+            without quotations, so that the returned error can have `error` as its cause.
+        secrets: returns the values that must not appear in an error.
     """
     known = tuple(secrets())
     redact_exception(error, reply.body, known)

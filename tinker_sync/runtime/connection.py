@@ -1,8 +1,8 @@
 """`Connection`: the address, the keys and the sockets of one client.
 
-`Refresher`: the renewal of the client's token and of the server's settings.
+`Refresher`: the renewal of the client's access token and of the server's settings.
 
-This module makes no thread and sends nothing by itself. Any thread may call it.
+The objects start no thread, and send requests only in calls of their methods. Any thread may call these.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Connection:
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
 
     def mask(self, text: str | None) -> str | None:
-        """Return a secret of the user, such as an access token, in a form whose repr hides it.
+        """Return `text`, a secret of the user such as an access token, as a `str` whose repr hides it.
 
-        From then on the client masks the text in messages of the server that repeat it.
+        From now on, the client masks the secret in logs and errors. It forgets the oldest of more than 100
+        such secrets. Return None without a text.
         """
         if not text:
             return None
@@ -62,7 +63,7 @@ class Connection:
         return secret.reveal()
 
     def fetch_settings(self) -> ClientDynamicConfigResponse:
-        """Return those settings of the server that may change while a client lives. This asks the server.
+        """Ask the server for the settings that may change while a client lives, and return them.
 
         Raises:
             TinkerError: the call fails.
@@ -73,7 +74,7 @@ class Connection:
         return fetched
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's sockets to the parent, in a forked child."""
+        """Replace the sockets and locks in a forked child. The parent's sockets stay open in the parent."""
         self.http.renew_after_fork()
         self.caller.renew_after_fork()
         self.keys.renew_after_fork()
@@ -92,7 +93,7 @@ class Refreshable(Protocol):
 
 
 class Refresher:
-    """The renewal of the token and the server's settings while a client lives. Thread-safe.
+    """The renewal of the access token and the server's settings while a client lives. Thread-safe.
 
     Each heartbeat calls `begin_if_due`, which returns at once. A worker does the work, because the renewal of
     a token may run a command.
@@ -118,16 +119,16 @@ class Refresher:
         self._busy = threading.Lock()  # held while a worker renews
         self._refresh_at = clock.now()
         self.settings: ClientDynamicConfigResponse | None = None
-        """The newest settings; None if the server has no such call."""
+        """The newest settings; None until `know`, which is not called if the server does not offer them."""
         _fork.renew_in_child(self)
 
     def know(self, settings: ClientDynamicConfigResponse) -> None:
-        """Keep the server's settings. They become due for renewal after the interval that they contain."""
+        """Store the server's settings. They are due for renewal after the interval in them, at least 10 s."""
         self.settings = settings
         self._refresh_at = self._clock.now() + max(settings.refresh_interval_sec, SHORTEST_REFRESH_S)
 
     def begin_if_due(self) -> None:
-        """Make a worker renew the token and the settings that are due, unless a worker already does."""
+        """If the token or the settings are due, make a worker renew them, unless one is at work already."""
         if not (self._is_token_due() or self._are_settings_due()) or not self._busy.acquire(blocking=False):
             return
         try:
@@ -136,9 +137,9 @@ class Refresher:
             self._busy.release()
 
     def step(self) -> None:
-        """Renew the token and the settings that are due, on a worker.
+        """Renew the token and the settings that are due, on a worker. Log a failure and keep the old ones.
 
-        Release `_busy`, which `begin_if_due` has taken.
+        `begin_if_due` takes the lock `_busy`, so that one worker at a time renews. This method releases it.
         """
         try:
             if self._is_token_due():

@@ -1,4 +1,4 @@
-"""Copies of failures for several places, and errors without secrets. Any thread may call the functions."""
+"""Copies of failures for other threads, and errors without secrets. Any thread may call the functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 def copy_exception(failure: ErrorT) -> ErrorT:
     """Return a copy of an exception for another future or thread, or the exception itself if copying fails.
 
-    Each raise adds frames to the traceback of the exception. The traceback of a shared exception grows with
-    the frames of other threads and keeps their local variables alive.
+    Each raise adds frames to the traceback of an exception. If several threads raised the same exception, its
+    traceback would grow, and would keep the local variables of all of them alive.
 
     >>> first = KeyError("a")
     >>> second = copy_exception(first)
@@ -41,20 +41,20 @@ _UNQUOTED: Final = "it does not have the expected form; it is not quoted, becaus
 def redact_exception(
     error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]
 ) -> BaseException:
-    """Remove the quotations from an error about an answer if the answer contains a secret. Return the error.
+    """If an answer contains a secret, replace the text of `error`, which quotes the answer. Return `error`.
 
     The error quotes pieces of the answer. A piece may end in the middle of a secret, and a search for the
     secret in the message would not find that.
 
     Args:
-        error: the error; changed in place.
+        error: the error, which is returned; its text is replaced in place.
         content: the answer.
         secrets: the secrets of the client.
 
     >>> error = WireError("expected a number, got 'hello hunt…'", "$.a")
     >>> print(redact_exception(error, b"hello hunter22", []))
     $.a: expected a number, got 'hello hunt…'
-    >>> print(redact_exception(WireError("expected …", "$.a"), b"hello hunter22", [Secret("hunter22")]))
+    >>> print(redact_exception(error, b"hello hunter22", [Secret("hunter22")]))
     it does not have the expected form; it is not quoted, because it repeats a secret
     """
     if any(secret.reveal().encode("utf-8", "surrogatepass") in content for secret in secrets):

@@ -1,8 +1,8 @@
 """The retrieval of results. A `Fetch` polls for the result of one promise; the `Poller` sends its requests.
 
-Every step runs on the poller's thread, or on the one that starts it, and does not wait. A fetch ends exactly
-once: its future is resolved or failed, or was cancelled by the user, or `on_gone` takes over because the
-server forgot the promise.
+The first step of a fetch runs on the thread that starts it, later steps on the poller's thread or a worker
+that helps it. No step waits. A fetch ends in one of three ways: it resolves or fails its future; the future
+has ended already, for example by a cancel; or the server has forgotten the promise, and `on_gone` takes over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from attrs import define, field
@@ -61,7 +60,10 @@ _log = logging.getLogger(__name__)
 
 @define
 class Promise:
-    """A piece of work that the server has accepted.
+    """A request that the server has accepted, and what is needed to poll for its result.
+
+    `request_type` is the name of the request in a header of the polls. `wants_proto` is True if the result
+    may come as protobuf.
 
     >>> Promise("req-1", "OptimStep").wants_proto
     False
@@ -73,25 +75,26 @@ class Promise:
     roundtrip_s: float | None = None
     """The time from the call to the receipt of the promise."""
     announced_bytes: int | None = None
-    """The size of the result if a session poll has reported it as ready."""
+    """The size of the result, if a poll for all samples (`session_poll`) has announced it, else None."""
     sdk_method: str = field(factory=current)
     """The public method of the user that the polls name in a header."""
 
 
 class Fetcher:
-    """A starter of fetches, with the parts that they share. Thread-safe.
+    """A starter of fetches, and the objects that all of them use. One client has one fetcher. Thread-safe.
 
     Args:
         poller: sends the requests.
-        inflight: bounds the answers under way, in bytes.
-        open_server: True if a 400 or 422 in answer to a poll means that the request has failed.
+        inflight: limits the bytes of the results that are being received.
+        open_server: True if a repeated 400 or 422 in answer to polls means that the request has failed.
         may_pause_billing: returns True if a poll is to be repeated after a 402.
         on_notice: called with a notice of the server's queue and the promise that it concerns.
-        on_trouble: called with the request type and a description of failures that last.
+        on_trouble: called with the request type and a description of failures, when they have lasted for two
+            seconds, and then at most once a minute.
         read_timeout_s: the time that a poll may be silent before it is sent again.
         secrets: returns the values that must not appear in errors and notices.
         clock: measures time.
-        pace: the factor by which the poller multiplies pauses.
+        pace: the factor by which the poller multiplies pauses; for deadlines, a pause counts in full.
     """
 
     def __init__(
@@ -128,14 +131,17 @@ class Fetcher:
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
     ) -> Fetch[T]:
-        """Resolve `future` with the result of a promise.
+        """Begin to poll for the result of a promise. Return the fetch, which can be abandoned.
+
+        The fetch resolves or fails `future`, in general later. This method does not wait.
 
         Args:
             promise: the promise to poll for.
             future: the future of the call.
-            decode: runs on the poller's thread; an exception that it raises fails the future.
-            deadline_at: the moment of the clock at which to give up.
-            on_gone: called instead of failing the future if the server has forgotten the promise.
+            decode: makes the result from the answer, on the poller's thread or a worker that helps it; an
+                exception that it raises fails the future.
+            deadline_at: the moment of the clock at which to give up; the future then fails.
+            on_gone: called with the error if the server has forgotten the promise; None to fail the future.
         """
         fetch = Fetch(self, promise, future, decode, deadline_at, on_gone)
         size = promise.announced_bytes
@@ -203,7 +209,7 @@ class Fetch(Generic[T]):
         )
 
     def abandon(self) -> None:
-        """Stop polling, because the result is no longer wanted."""
+        """Stop polling for a future that has ended. A step that runs now still ends."""
         ticket = self._ticket
         if ticket is not None and ticket.cancel():
             self._release()
@@ -254,7 +260,7 @@ class Fetch(Generic[T]):
             self._fail(error)
 
     def _show_trouble(self, action: Action, now: float) -> None:
-        """Log failures that last, and show them in the status of the future."""
+        """Log failures of polls that last, and show them in the status of the future while they last."""
         if self._retrieval.trouble_since is None:
             if self._trouble is not None:
                 self._trouble = None
@@ -355,10 +361,11 @@ class Fetch(Generic[T]):
 
 
 class _Notices:
-    """The receiver of the notices of one fetch.
+    """The receiver of the server's reports on its queue, for one fetch.
 
-    It is not the fetch itself: if its retrieval referred to it, a fetch and all that it holds would form a
-    cycle and wait for the garbage collector.
+    It updates the status of the future and passes the reports to `Fetcher.on_notice`. It is separate
+    from the fetch: if the `Retrieval` of a fetch referred to the fetch, the two would form a cycle that only
+    the garbage collector frees.
     """
 
     __slots__ = ("_fetcher", "_future", "_promise")  # much smaller than a partial
@@ -377,18 +384,3 @@ class _Notices:
             self._fetcher.on_notice(notice, self._promise)
         except Exception:  # noqa: BLE001  # an exception of an observer must not fail the call
             _log.exception("a queue observer failed")
-
-
-def decode_with(decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T]) -> Decode[T]:
-    """Return a decoder for results that come as protobuf or JSON.
-
-    >>> decode_with(lambda body: "proto", lambda tree: "json")(Reply(200, {}, b""), {})
-    'json'
-    """
-    return partial(_decode_either, decode_proto, decode_tree)
-
-
-def _decode_either(
-    decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T], reply: Reply, tree: Any
-) -> T:
-    return decode_proto(reply.body) if tree is None else decode_tree(tree)

@@ -1,4 +1,4 @@
-"""The calls on a client that is not ready yet. They are kept in order until it is ready or has failed."""
+"""The calls on a client that is not ready yet. They are kept in order until the client is ready or fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class HeldCall(Protocol):
 
 
 class HeldCalls:
-    """A queue of the calls of one client until it is ready. Thread-safe.
+    """A queue that keeps the calls on one client until the client is ready. Thread-safe.
 
     A call made while earlier calls are being started waits behind them. So the calls of each thread start in
-    the order in which the thread made them. Calls start and fail while the lock is free.
+    the order in which the thread made them. No lock is held while a call starts or fails.
 
     >>> from types import SimpleNamespace
     >>> calls = HeldCalls()
@@ -44,7 +44,11 @@ class HeldCalls:
         _fork.renew_in_child(self)
 
     def hold(self, call: HeldCall) -> bool:
-        """Keep a call. Return False if the client is ready: then the caller starts the call itself."""
+        """Keep a call until the client is ready, and return True.
+
+        If the client has failed, fail the call and return True. If the client is ready, return False; the
+        caller then starts the call itself.
+        """
         with self._lock:
             failure = self._failure
             if self.open:
@@ -56,7 +60,7 @@ class HeldCalls:
         return True
 
     def release(self) -> None:
-        """Start the calls in order, and hold no more calls from then on."""
+        """Start the held calls in order. Later calls are not held; if the client has failed, they fail."""
         while True:
             with self._lock:
                 calls, self._waiting = self._waiting, []
@@ -67,7 +71,7 @@ class HeldCalls:
                 call.start()
 
     def fail(self, failure: Exception) -> int:
-        """Fail the held calls and return their number. Later calls fail with the first failure given here."""
+        """Fail the held calls and return their number. Calls made later fail at once."""
         with self._lock:
             self._failure = self._failure or failure
             doomed, self._waiting = self._waiting, []
@@ -76,6 +80,6 @@ class HeldCalls:
         return len(doomed)
 
     def renew_after_fork(self) -> None:
-        """Drop the calls of the parent, which continue in the parent."""
+        """Drop the calls of the parent in a forked child; the parent starts them."""
         self._lock = threading.Lock()
         self._waiting = []

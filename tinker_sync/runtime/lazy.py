@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Try(NamedTuple):
-    """A try to make a value, and the time at which it gives up."""
+    """A try to make a value: the future that ends with the try, and the time at which the try gives up."""
 
     ended: Future[None]
     deadline_at: float
@@ -50,16 +50,16 @@ class Lazy(Generic[T]):
         _fork.renew_in_child(self)
 
     def get(self, make: Callable[[], T], *, deadline_at: float = math.inf) -> T:
-        """Return the value. The first caller makes it; callers that come meanwhile wait for that.
+        """Return the value. The first thread that calls this makes it; other threads wait for that.
 
         Args:
             make: makes the value; must not call `get` of the same object.
-            deadline_at: the time at which to give up. This method gives up then if it waits for another
-                thread. If this thread makes the value, `make` itself must give up then.
+            deadline_at: the time at which this method gives up the wait for another thread. If this thread
+                makes the value, `make` must give up at that time itself.
 
         Raises:
-            Exception: the exception of `make`, in every thread that waited for this try. But if the server
-                did not answer the try, a thread with a later deadline makes the value itself.
+            Exception: the exception of `make`, in every thread that waited for this try. After an
+                `APIConnectionError`, a thread with a later deadline tries to make the value instead.
             DeadlineError: another thread had not made the value in time.
         """
         began_at = self._now()

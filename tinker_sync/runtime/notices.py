@@ -1,7 +1,8 @@
 """Reports on the server's queues, for the log and for listeners.
 
-The log gets one line a minute for each kind of request and state, however many requests wait. Listeners get
-every report, on the poller's thread, with no lock held.
+The log gets the reports of paused queues: at most one line a minute for each kind of request and state,
+however many requests wait. Listeners get every report, on the poller's thread or on a worker that helps it,
+with no lock held.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ class Notices:
         return stop
 
     def publish(self, notice: QueueNotice, request_type: str, request_id: str) -> None:
-        """Pass a report to every listener. Log the exceptions of listeners and do not raise them."""
+        """Pass a report to every listener.
+
+        If the queue is paused, also log the report, at most once a minute for each kind of request and state.
+        An exception of a listener is logged and not raised.
+        """
         report = QueueReport(notice.state, notice.reason, request_type, request_id)
         if report.state.paused:
             self._log(report)
@@ -75,7 +80,7 @@ class Notices:
                 _log.exception("an observer of queue states failed")
 
     def log_trouble(self, request_type: str, words: str) -> None:
-        """Log that polls for results keep failing, once a minute for each kind of request."""
+        """Log that polls for results keep failing, at most once a minute for each kind of request."""
         if self._is_due((request_type, None)):
             _log.warning("polls for a result of %s keep failing: %s; still trying", request_type, words)
 

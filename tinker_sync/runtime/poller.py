@@ -1,12 +1,12 @@
-"""`Poller`: the holder of all requests under way, and of all timers.
+"""`Poller`: the holder of requests that wait for their answers, and of timers.
 
 A request waits in the poller without a thread of its own. When its socket is readable, the poller's thread
-reads the bytes that have arrived. If the answer is complete or has failed, the thread passes it to `on_done`,
-exactly once, and sends the small requests that follow over idle connections. Workers send all other requests,
-because connecting and writing may block.
+reads the bytes that have arrived. When the answer is complete or the request has failed, the thread passes
+the outcome to `on_done`, once, and sends the small requests that follow over idle connections. Workers send
+most other requests, because connecting and writing may block.
 
-`poller_thread` has the thread and its steps, and the workers that stand by. Of the code of users the thread
-runs listeners of queue states alone. The lock is held for container work only.
+`poller_thread` has the thread, its steps, and the workers that guard and help it. The thread runs the users'
+listeners of queue states; workers run the callbacks of futures. The lock is held for container work only.
 """
 
 from __future__ import annotations
@@ -41,27 +41,25 @@ from tinker_sync.runtime.tickets import (
 )
 from tinker_sync.transport.call import Call, SendFailed
 
-# A connection takes this many bytes at once, without waiting for the server to read.
-QUICK_BYTES: Final = 32 * 1024
+QUICK_BYTES: Final = 32 * 1024  # a connection takes this many without waiting for the server to read
 # The heap of expiries also holds requests that are over, until it has more entries than this number plus
 # twice the number of watched requests.
-_STALE_EXPIRIES: Final = 1024
-# The longest wait of `close` for the thread.
-_JOIN_S: Final = 2.0
+STALE_EXPIRIES: Final = 1024
+_JOIN_S: Final = 2.0  # the longest wait of `close` for the thread
 
 _log = logging.getLogger(__name__)
 
 
 class Poller(PollerThread):
-    """The holder of every request under way and every timer of one client. Thread-safe.
+    """The holder of the requests of one client that wait for their answers, and of its timers. Thread-safe.
 
     Args:
         http: sends requests.
-        workers: run the jobs that may block: connecting, sending, timers.
+        workers: run jobs that may block (connecting, sending large requests); guard and help the thread.
         clock: measures time.
-        max_open: the most requests under way; further ones wait for their turn. None stands for half of the
-            files that this process may open.
-        pace: a factor for the pauses of `after`.
+        max_open: the most requests under way; further ones wait for their turn. None stands for the result
+            of `files_to_use`, about half of the files that this process may open.
+        pace: the factor by which `after` multiplies its delays.
         needed: returns True while the thread must not end, although it has no work.
     """
 
@@ -96,19 +94,25 @@ class Poller(PollerThread):
         self._look_at = -math.inf  # guarded by _lock; when the first timer or silent request may be due
 
     def renew_after_fork(self) -> None:
-        """Drop the parent's requests in a forked child, where the parent's thread does not exist."""
+        """Drop the parent's requests and timers in a forked child, where the parent's thread does not run."""
         inherited = Leftovers([], self._readiness)
         closed = self._closed
         self._begin()
         self._closed = closed
-        # Only close the copies: the parent shares the kernel's set of sockets, so ending watches would affect
-        # it.
+        # Only close the copies: to end watches would affect the parent, which shares the kernel's socket set.
         inherited.close()
 
     # -------------------------------------------------------------------------------------- for the runtime
 
     def start(self, call: Call, on_done: Callable[[Outcome], object]) -> Ticket:
-        """Send a request. The thread calls `on_done` with the answer or with the failure to get one."""
+        """Send a request, now or when fewer requests are under way. Return its ticket, which can cancel it.
+
+        Args:
+            call: the request.
+            on_done: called once, unless the ticket is cancelled, with the answer or with the failure to get
+                one; on the poller's thread or on a worker. If the poller is closed or the system gives no
+                thread, it may be called on this thread, or on the thread that calls `close`.
+        """
         ticket = Ticket(self, on_done, call)
         with self._lock:
             closed = self._closed
@@ -124,7 +128,10 @@ class Poller(PollerThread):
         return ticket
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
-        """Run `action` on the thread after a delay, unless the poller is closed by then."""
+        """Run `action` after a delay, unless the poller is closed by then. The ticket can cancel it.
+        `action` runs on the poller's thread, or on a worker that helps it. If the thread dies or cannot
+        start, `action` runs at once, on a worker if there is one.
+        """
         ticket = Ticket(self, action, None)
         at = self._clock.now() + max(delay_s, 0.0) * self._pace
         with self._lock:
@@ -144,7 +151,9 @@ class Poller(PollerThread):
             return self._open + len(self._backlog)
 
     def close(self) -> None:
-        """Fail the requests, drop the timers and end the thread. May be called twice."""
+        """Fail the requests, drop the timers and let the thread end. May be called twice.
+        Wait up to two seconds for the end of the thread, unless the caller is the thread itself.
+        """
         with self._lock:
             self._closed = True
             doomed, self._backlog = list(self._backlog), deque()
@@ -171,7 +180,7 @@ class Poller(PollerThread):
             self._fail_leftovers(leftovers)
 
     def forget(self, ticket: Ticket) -> None:
-        """Make the thread close the socket of a ticket that was cancelled."""
+        """Make the poller's thread close the socket of a ticket that was cancelled."""
         if ticket.request is not None:
             with self._lock:
                 self._called_off.append(ticket)
@@ -193,8 +202,7 @@ class Poller(PollerThread):
             return
         try:
             self._workers.run(partial(self.run_step, self._send, ticket))
-        except RuntimeError as error:
-            # The pool is closed, so this thread ends the call.
+        except RuntimeError as error:  # the pool is closed, so this thread ends the call
             self._conclude(ticket, closed_failure(error))
 
     def _send(self, ticket: Ticket) -> None:
@@ -241,7 +249,7 @@ class Poller(PollerThread):
         self._watched[descriptor] = ticket
         if expires_at_s < math.inf:
             heapq.heappush(self._expiries, (expires_at_s, next(self._sequence), ticket))
-            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
+            if len(self._expiries) > 2 * len(self._watched) + STALE_EXPIRIES:
                 alive = set(map(id, self._watched.values()))
                 self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
                 heapq.heapify(self._expiries)
@@ -285,7 +293,7 @@ class Poller(PollerThread):
         self._end(ticket, outcome)
 
     def _release(self) -> None:
-        """Count a request as ended, and send the next one of the backlog in its place."""
+        """Count a request as ended, and send the next one of the backlog, if any, in its place."""
         with self._lock:
             self._open -= 1
             if not self._backlog:
@@ -312,13 +320,10 @@ class Poller(PollerThread):
     # -------------------------------------------------------------------------------------- the thread
 
     def _lose_thread(self, reason: str = "the client was closed") -> None:
-        """Fail the requests of a loop that has died or could not start, and run its timers at once.
+        """Fail the requests of a thread that has died or could not start. Run its steps and timers at once.
 
-        The next request starts another loop. The timers do not wait for it, because no thread watches the
-        clock until then.
-
-        Args:
-            reason: the reason for the failure of the requests.
+        Workers run the steps and the timers, if the system gives workers. The next request starts another
+        thread. The timers do not wait for that thread, because no thread watches the clock until it starts.
         """
         with self._lock:
             self._thread = None
@@ -328,13 +333,12 @@ class Poller(PollerThread):
         self._leave_steps(*((self._end, ticket) for *_, ticket in timers))
 
     def step(self, timeout_s: float | None) -> bool:
-        """Take one turn: wait for sockets and timers, and do what they ask for.
+        """Take one turn of the thread: wait for sockets and timers, and take the steps that are due then.
 
-        Return False if nothing is left and the sockets of the thread are closed, or if another thread has
-        taken over.
+        Return False if the thread must end: no work is left, the poller is closed, or another thread runs.
 
         Args:
-            timeout_s: the longest wait if there is no request and no timer.
+            timeout_s: the longest wait if there is no request and no timer; None: no limit.
         """
         leader, due = self._thread, self._due
         readiness = self._readiness or self._open_readiness()
@@ -399,9 +403,8 @@ class Poller(PollerThread):
             return None if self._watched else timeout_s
 
     def _expire_locked(self) -> list[tuple[int, Ticket]]:
-        """Make due the timers whose time has come. Return the requests that must end, and their descriptors.
-
-        These requests were silent for too long, or were called off. They are not watched any more.
+        """Make the timers due whose time has come. Return the requests that must end, with their descriptors.
+        These requests were silent for too long, or were cancelled. They are not watched any more.
         """
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
@@ -431,7 +434,7 @@ class Poller(PollerThread):
     # -------------------------------------------------------------------------------------- ends
 
     def _detach_locked(self) -> Leftovers:
-        """Remove and return everything that the thread works with, so that it can end."""
+        """Remove and return the requests and the set of sockets of the thread, so that the thread can end."""
         leftovers = Leftovers([*self._watched.values(), *self._arrivals], self._readiness)
         self._watched, self._expiries, self._arrivals = {}, [], []
         self._readiness = None

@@ -1,4 +1,6 @@
-"""`PollerThread`: the thread of a poller, its steps, and the workers that stand by.
+"""`PollerThread`: the thread of a poller, its steps, and the workers that guard and help it.
+
+A poller (`poller`) holds the requests of a client that wait for their answers, and its timers.
 
 A step is a function with its arguments, such as the reading of one answer. The thread takes the steps that
 are due, one after the other. After each one it takes the short steps that follow from it, so an answer, and
@@ -9,12 +11,13 @@ While the thread takes steps and other work waits behind them, one worker guards
 `HELD_UP_S`:
 
 - If one step holds the thread up, another thread takes its place, and the first one ends after its step.
-- If the thread gets on slowly although many steps are due, workers help it with them. This happens beside
-  another thread that computes: each time the thread calls the system, the other one takes the interpreter's
-  lock and keeps it for 5 ms. Several threads together get more of the lock than one.
+- If the thread gets on slowly although many steps are due, workers take some of them. The thread is slow
+  while another thread computes: at each call of the system, the other thread takes the interpreter's lock
+  and keeps it for 5 ms. Several threads together get more of the lock than one.
 
-The thread is called `tinker-poll`. It starts with the first request, and ends when `step` returns False. A
-subclass defines `step`, in which the thread also sleeps. The lock is held for container work only.
+The thread is called `tinker-poll`. It starts with the first request or timer, or at `reserve`, and ends when
+`step` returns False. A subclass defines `step`, in which the thread also sleeps. The lock is held for
+container work only.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ IDLE_S: Final = 5.0  # the thread ends after this time without work
 HELD_UP_S: Final = 0.02
 # Workers help when a step takes longer than this in the mean. It takes a third of that on a slow processor,
 # and more than that beside a thread that computes.
-_SLOW_STEP_S: Final = 0.0005
+SLOW_STEP_S: Final = 0.0005
 # Workers help when more than this many steps are due at two looks.
-_FEW_STEPS: Final = 4
+FEW_STEPS: Final = 4
 # The most workers that help at once. A third one saves no time.
 _HELPERS: Final = 2
 # The longest wait for a worker that starts the thread ahead.
@@ -52,17 +55,19 @@ _log = logging.getLogger(__name__)
 
 
 class _NextOnThisThread(threading.local):
-    """The steps that the current thread takes itself after its current one: functions and their arguments."""
+    """The queue, one for each thread, of the steps that this thread takes after its current step."""
 
     steps: deque[Step] | None = None  # None outside of a step; always `_following` on the poller's thread
 
 
 class PollerThread(ABC):
-    """A thread that takes steps, is woken, guarded and replaced. Thread-safe.
+    """The thread of a poller, which takes steps. Thread-safe.
+
+    If the thread is slow, workers help it. If one step holds it up, a new thread replaces it.
 
     Args:
-        workers: start the thread, guard it and help it.
-        clock: measures the time of steps.
+        workers: guard the thread and help it; take its steps if it is lost.
+        clock: measures time.
     """
 
     def __init__(self, workers: Runner, clock: Clock) -> None:
@@ -87,7 +92,13 @@ class PollerThread(ABC):
 
     @abstractmethod
     def step(self, timeout_s: float | None) -> bool:
-        """Sleep until steps are due, and take them. Return False if the calling thread must end."""
+        """Take one turn of the thread: sleep until steps are due, and take them.
+
+        Return False if the calling thread must end.
+
+        Args:
+            timeout_s: the longest sleep if there is no request and no timer; None: no limit.
+        """
 
     @abstractmethod
     def _has_more(self) -> bool:
@@ -100,10 +111,12 @@ class PollerThread(ABC):
     # ------------------------------------------------------------------------- on workers and the thread
 
     def run_soon(self, job: Callable[[], object]) -> bool:
-        """Run a short job, which never waits, on the poller's thread. Return False if there is no thread.
+        """Run a short job, which never waits, on the poller's thread.
 
-        A worker that helps the thread may run the job in its place. Ctrl-C in this method may leave the job
-        to the next turn of the thread.
+        Return False, without running the job, if there is no thread or the poller is closed.
+
+        A worker that helps the thread may run the job in its place. If Ctrl-C interrupts this method, the job
+        may wait for the next turn of the thread.
         """
         with self._lock:
             ready = self._thread is not None and not self._closed
@@ -118,7 +131,10 @@ class PollerThread(ABC):
         return ready
 
     def run_step(self, step: Callable[..., object], *given: Any) -> None:
-        """Call `step(*given)` on this thread, and then do the short jobs that follow from it.
+        """Call `step(*given)` on this thread, and then take the steps that follow from it.
+
+        If a step raises an exception, workers take the remaining ones. Within another step, this only calls
+        `step`; the steps that follow from it come after the other step.
 
         This is for short steps that end by starting requests. No worker has to wake up for the requests, and
         they can use the connection whose answer led to them.
@@ -141,14 +157,17 @@ class PollerThread(ABC):
                     left[0](*left[1:])
 
     def follow(self, job: Callable[[], object]) -> bool:
-        """Do a short job on this thread after its current step. Return False if this thread is in no step."""
+        """Do a short job on this thread after its current step.
+
+        Return False, without doing the job, if this thread is in no step.
+        """
         steps = self._next.steps
         if steps is not None:
             steps.append((job,))
         return steps is not None
 
     def _take_due(self, leader: threading.Thread | None) -> bool:
-        """Take the steps that are due. Return False if another thread has taken over meanwhile."""
+        """Take the steps that are due. Return False if another thread has replaced this one, the `leader`."""
         for _ in range(len(self._due)):
             self._take_step(self._due)
             # At once, so that the server works on what follows from an answer while the next one is read.
@@ -174,7 +193,10 @@ class PollerThread(ABC):
             _log.exception("a step of the poller failed")
 
     def _leave_steps(self, *more: Step) -> None:
-        """Leave the steps of the thread, and `more`, to workers, because there is no thread for them."""
+        """Leave the steps of the thread, and `more`, to workers, because there is no thread for them.
+
+        Take them on this thread if the workers refuse them.
+        """
         steps: list[Step] = []
         for left in (self._following, self._due):
             with suppress(IndexError):  # until it is empty; a worker that helps may take steps too
@@ -183,18 +205,16 @@ class PollerThread(ABC):
         for step in (*steps, *more):
             try:
                 self._workers.run(partial(self.run_step, *step))
-            except (
-                RuntimeError
-            ):  # they are closed, or the system gives no thread; a sample may wait for the step
+            except RuntimeError:  # closed, or the system gives no thread; a sample may wait for the step
                 self._take_step(deque([(self.run_step, *step)]))
 
     # -------------------------------------------------------------------------------------- the thread
 
     def reserve(self) -> None:
-        """Start the thread `tinker-poll` now, if it does not run, and wait until it does.
+        """Start the thread `tinker-poll` now, if it does not run. Wait up to a second until it does.
 
-        Without this call, the first request starts the thread. A worker starts it, because Ctrl-C could
-        interrupt the main thread between storing the thread and starting it.
+        Without this call, the first request or timer starts the thread. A worker starts it here, because
+        Ctrl-C could interrupt the main thread between storing the thread and starting it.
         """
         if self._thread is not None:
             return
@@ -265,15 +285,19 @@ class PollerThread(ABC):
     # -------------------------------------------------------------------------------------- the guard
 
     def _needs_guard_locked(self) -> bool:
-        """Return True if the thread takes a step without a guard, and this work waits behind it.
+        """Return True if the poller's thread takes a step without a guard, and the caller is another thread.
 
-        The caller then asks for a guard, after it has released the lock.
+        The work that the caller adds then waits behind that step. The caller asks for a guard after it has
+        released the lock.
         """
         alone = self._in_step and not self._guarded
         return alone and self._thread is not threading.current_thread()
 
     def _ask_for_guard(self) -> None:
-        """Begin the guard on a thread that Ctrl-C may interrupt; so only the worker notes that it guards."""
+        """Let a worker guard the poller's thread, unless another worker guards the thread by then.
+
+        The worker itself notes that the thread is guarded, because Ctrl-C may interrupt the caller.
+        """
         with suppress(RuntimeError):  # the workers are closed, or the system gives no thread
             self._workers.run(self._guard_unless_guarded)
 
@@ -284,7 +308,7 @@ class PollerThread(ABC):
             self._guard()
 
     def _guard_rest(self) -> None:
-        """Begin the guard on the thread itself, because work waits behind the next step."""
+        """Let a worker guard this thread, the poller's, because work waits behind the next step."""
         with self._lock:
             begin, self._guarded = not self._guarded, True
         if begin:
@@ -298,7 +322,10 @@ class PollerThread(ABC):
                 self._guarded = False
 
     def _guard(self) -> None:
-        """Watch the thread until it takes no steps. Replace it if it is held up; get help if it is slow."""
+        """Watch the poller's thread until it takes no steps.
+
+        Replace the thread if one step holds it up. Let workers help it if it is slow.
+        """
         pause = threading.Lock()
         pause.acquire()
         before, due, looked_at_s = None, 0, self._clock.now()
@@ -331,7 +358,7 @@ class PollerThread(ABC):
             due: the smaller of the numbers of steps that were due at the two looks. If it is 0, the thread
                 may have slept.
         """
-        if taken * _SLOW_STEP_S >= elapsed_s or due <= _FEW_STEPS:
+        if taken * SLOW_STEP_S >= elapsed_s or due <= FEW_STEPS:
             return
         with self._lock:
             more, self._helping = _HELPERS - self._helping, _HELPERS
@@ -356,7 +383,10 @@ class PollerThread(ABC):
                 self._helping -= 1
 
     def _take_over(self, leader: threading.Thread | None, taken: int) -> None:
-        """Take the place of a thread that is held up, unless it goes on now."""
+        """Replace `leader`, which is held up, by this new thread, and run the loop of the poller here.
+
+        Do nothing if `leader` has gone on since it had taken `taken` steps.
+        """
         with self._lock:
             if self._thread is not leader or self._taken != taken or not self._in_step:
                 return

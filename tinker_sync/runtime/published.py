@@ -1,7 +1,7 @@
 """`Published`: the description that an open server publishes of itself (OpenAPI), fetched on first use.
 
-Any thread may call the methods. The first one fetches the description, and others wait for it. A server that
-is known to have the whole protocol is not asked.
+Any thread may call the methods. The first call that needs the description fetches it, and others wait for it.
+A server that is known to have the whole protocol is not asked for its description.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Published:
-    """The calls, fields and models that one server offers, as far as its description shows. Thread-safe.
+    """The calls and fields of one server, as far as its description shows them, and its models. Thread-safe.
 
     Args:
         send: makes a call and returns the answer.
@@ -45,7 +45,7 @@ class Published:
     def __init__(self, send: Callable[[Call], Reply], settings: Settings) -> None:
         self._send = send
         self._settings = settings
-        # Lists, because Once holds no None.
+        # Lists, because Lazy holds no None.
         self._api: Lazy[list[PublishedApi]] = Lazy()
         self._models: Lazy[list[SupportedModel]] = Lazy()
         self._lock = threading.Lock()
@@ -53,13 +53,18 @@ class Published:
         _fork.renew_in_child(self)
 
     def api(self) -> PublishedApi | None:
-        """Return the description that the server publishes, or None."""
+        """Return the description that the server publishes, or None if none could be fetched.
+
+        The server is asked once.
+        """
         return next(iter(self._api.get(self._fetch)), None)
 
     def lacks_route(self, name: str, error: APIStatusError, dialect: Dialect) -> bool:
-        """Return True if an error shows that the server has no route for a call.
+        """Return True if an error shows that an open server has no route for a call.
 
-        If the server publishes no description, a 405, a 501, or a 404 that names no object shows this.
+        Only a 404, a 405 or a 501 can show this. If the server publishes a description, the description
+        decides. Otherwise a 405 or a 501 shows it, and so does the 404 that web frameworks return for an
+        unknown path.
         """
         if error.status_code not in NO_SUCH_CALL or dialect.vendor:
             return False
@@ -69,7 +74,9 @@ class Published:
         return error.status_code != 404 or error.body == _NO_ROUTE
 
     def check_fields(self, name: str, request: Model, dialect: Dialect) -> None:
-        """Refuse or report the fields of a request that the server would ignore silently.
+        """Check a request for fields that the server would ignore silently, as its description shows.
+
+        For a field without effect on the result, log a warning, once. Without a description, check nothing.
 
         Raises:
             UnsupportedByServerError: the server would ignore a field that changes the result of the call.
@@ -89,7 +96,10 @@ class Published:
             self.warn_once(f"this server does not know {each.name} of {name} and leaves it out")
 
     def check_model(self, base_model: str | None, dialect: Dialect) -> None:
-        """Warn about a base model that the server does not list, because some servers then train another."""
+        """Log a warning, once, if the server lists its base models and `base_model` is not among them.
+
+        Some servers then train another model.
+        """
         if base_model is None or dialect.knows_all:
             return
         listed = [model.model_name for model in self.models()]
@@ -108,11 +118,11 @@ class Published:
         return found[0].max_context_length if len(found) == 1 else None
 
     def models(self) -> list[SupportedModel]:
-        """Return the models that the server lists, or an empty list if it does not list them."""
+        """Return the models that the server lists, asked for once; an empty list if it does not list them."""
         return self._models.get(self._list_models)
 
     def warn_once(self, text: str) -> None:
-        """Log a warning the first time it occurs."""
+        """Log a warning, unless this object has logged the same text before."""
         with self._lock:
             new = text not in self._warned
             self._warned.add(text)
@@ -142,7 +152,13 @@ class Published:
 
 
 def explain_missing_route(name: str, error: APIStatusError, instead: str) -> UnsupportedByServerError:
-    """Return the error for a call for which the server has no route."""
+    """Return the error for a call for which the server has no route.
+
+    Args:
+        name: the name of the call.
+        error: the answer of the server.
+        instead: a sentence about what to do instead; may be empty.
+    """
     allowed = error.response.headers.get("allow") if error.response is not None else None
     says = f"it answers {error.status_code}" + (f" and allows {allowed}" if allowed else "")
     exists = "; the object may well exist" if row_of(name).path.names else ""

@@ -1,11 +1,12 @@
-"""`Retrieval`: asks for the result of one promise, and decides on the action after each answer.
+"""`Retrieval`: makes the polls for the result of one promise, and decides on the action after each answer.
 
 It does no I/O: it has no socket, thread or clock. `Retrieval.ask` returns the request to send. `Retrieval.on`
 takes the outcome and returns the next action. The driver in `fetcher.py` sends, waits, and resolves the
 future.
 
-A retrieval ends with the result, a failure that the server reports, a status that refuses it, trouble that
-lasts longer than `TROUBLE_LIMIT_S`, or the deadline of its driver. A long poll that expires and a paused
+A retrieval ends with the result, a failure that the server reports, a status that refuses the poll or means
+that the promise is forgotten, a few invalid answers, a failure to send that another try cannot mend, trouble
+that lasts longer than `TROUBLE_LIMIT_S`, or the deadline of the driver. A long poll that expires and a paused
 queue do not end it.
 """
 
@@ -67,41 +68,41 @@ _BAD_POLL_PAUSE_S: Final = 0.25
 
 
 class Ask(NamedTuple):
-    """The action to send a request now."""
+    """The action to poll now: to send a request with these headers and this body."""
 
     headers: HeaderMap
     body: bytes
 
 
 class Wait(NamedTuple):
-    """The action to do nothing for a time, and then ask."""
+    """The action to do nothing for a time, and then to poll again."""
 
     delay_s: float
     why: str
 
 
 class TakeBytes(NamedTuple):
-    """The action to reserve `size` bytes of the budget for answers, and then ask."""
+    """The action to reserve `size` bytes of the budget for answers, and then to poll again."""
 
     size: int
 
 
 @define
 class Finished:
-    """The end with a result. `tree` is its parsed JSON, or None if it is protobuf."""
+    """The end of a retrieval with a result. `tree` is its parsed JSON, or None if it is protobuf."""
 
     reply: Reply
     tree: Any = field(repr=False)
 
 
 class Failed(NamedTuple):
-    """The end without a result."""
+    """The end of a retrieval without a result."""
 
     error: Exception
 
 
 class Gone(NamedTuple):
-    """The end of a promise that the server has forgotten; only a new submission can help."""
+    """The end of a retrieval whose promise the server has forgotten; only a new submission can help."""
 
     error: Exception
 
@@ -128,12 +129,11 @@ class Retrieval:
         open_server: True for a server that reports a failed request by a 400 or 422.
         allow_metadata_only: True if the server may answer with the size of the result in place of the
             result; set to False once it has done so.
-        may_pause_billing: returns True if a 402 is still to be waited out; called at each 402.
+        may_pause_billing: returns True if the poll is to be repeated after a 402; called at each 402.
         on_notice: receives the server's reports on its queue.
         draw: returns the jitter, from 0 to 1.
         wall: returns the seconds since the epoch, for a pause until a date.
-        secrets: returns the secrets that must not appear in errors and notices, though the server may repeat
-            them.
+        secrets: returns the secrets to mask in errors and notices, because the server may repeat them.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -157,9 +157,9 @@ class Retrieval:
     last_words: str = field(default="", init=False)
     """The last report of the server or of a failure to reach it, for the error of a deadline."""
     trouble_since: float | None = field(default=None, init=False)
-    """The time of the first failure since the last good answer."""
+    """The time of the first failure since the last good answer; None if there was none."""
     trouble: str = field(default="", init=False)
-    """The text of the newest of these failures."""
+    """The text of the newest of these failures; of use only while `trouble_since` is not None."""
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _quick_polls: int = field(default=0, init=False)
@@ -208,10 +208,10 @@ class Retrieval:
     def _back_off_connection(self, now: float, error: Callable[[], Exception]) -> Action:
         self._connection_failures += 1
         pause_s = delay_s(self._connection_failures, draw=self.draw(), first_s=1.0)
-        return self._troubled(now, pause_s, "no answer", error)
+        return self._wait_out(now, pause_s, "no answer", error)
 
     def _connection_error(self, failed: SendFailed) -> Exception:
-        why = self._masked(str(failed))
+        why = self._mask(str(failed))
         error = APIConnectionError(
             f"no answer while waiting for the result of request {self.request_id}: {why}",
             request_id=self.request_id,
@@ -222,7 +222,7 @@ class Retrieval:
         error.__cause__ = failed
         return error
 
-    def _troubled(self, now: float, pause_s: float, why: str, error: Callable[[], Exception]) -> Action:
+    def _wait_out(self, now: float, pause_s: float, why: str, error: Callable[[], Exception]) -> Action:
         if self.trouble_since is None:
             self.trouble_since = now
         found = error()
@@ -231,13 +231,13 @@ class Retrieval:
         self.trouble = str(found)
         return Wait(pause_s, why)
 
-    def _healthy(self) -> None:
+    def _forget_trouble(self) -> None:
         self.trouble_since = None
         self._connection_failures = self._failures = 0
 
     def _poll_again(self, asked_at: float, now: float) -> Action:
         """Return the action of a new poll: at once if the server held the last one, else after a pause."""
-        self._healthy()
+        self._forget_trouble()
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0
             return self.ask()
@@ -253,17 +253,17 @@ class Retrieval:
         if "application/x-protobuf" in reply.headers.get("content-type", "").lower():
             if reply.may_be_cut:
                 # A protobuf message that is cut between two fields is still a valid message.
-                return self._odd(reply, now, "it states no length, so it may have been cut")
+                return self._on_odd(reply, now, "it states no length, so it may have been cut")
             return Finished(reply, None)
         try:
             tree = wire_json.loads(reply.body)
         except WireError as error:
-            return self._odd(reply, now, str(redact_exception(error, reply.body, self.secrets())))
+            return self._on_odd(reply, now, str(redact_exception(error, reply.body, self.secrets())))
         if not isinstance(tree, dict):
-            return self._odd(reply, now, f"expected an object, got {type(tree).__name__}")
+            return self._on_odd(reply, now, f"expected an object, got {type(tree).__name__}")
         if tree.get("request_id", self.request_id) != self.request_id:
-            return self._odd(reply, now, "it is the result of another request")
-        self._healthy()
+            return self._on_odd(reply, now, "it is the result of another request")
+        self._forget_trouble()
         if tree.get("type") == "try_again":
             self._notice(tree)
             return self._poll_again(asked_at, now)
@@ -273,7 +273,7 @@ class Retrieval:
 
     def _on_metadata(self, reply: Reply, tree: dict[str, Any], now: float) -> Action:
         if not self.allow_metadata_only:
-            return self._odd(reply, now, "the size of the result, once more, in place of the result")
+            return self._on_odd(reply, now, "the size of the result, once more, in place of the result")
         self.allow_metadata_only = False
         size = tree.get("response_payload_size")
         return TakeBytes(size if isinstance(size, int) and size > 0 else 0)
@@ -289,10 +289,10 @@ class Retrieval:
 
     def _request_failed(self, message: str, category: str | None) -> RequestFailedError:
         return RequestFailedError(
-            self._masked(message), self.request_id, RequestErrorCategory(category or "unknown")
+            self._mask(message), self.request_id, RequestErrorCategory(category or "unknown")
         )
 
-    def _odd(self, reply: Reply, now: float, what: str) -> Action:
+    def _on_odd(self, reply: Reply, now: float, what: str) -> Action:
         """Return the action after an invalid answer: poll a few more times, then fail.
 
         The answer may come from a proxy.
@@ -311,14 +311,14 @@ class Retrieval:
         if self._odd_answers >= UNREADABLE_ANSWERS:
             return Failed(error)
         pause_s = delay_s(self._odd_answers, draw=self.draw(), first_s=1.0)
-        return self._troubled(now, pause_s, what, lambda: error)
+        return self._wait_out(now, pause_s, what, lambda: error)
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
         name, reason = tree.get("queue_state"), tree.get("queue_state_reason")
         state = QueueState(name)
         if state is QueueState.UNKNOWN and isinstance(name, str) and not isinstance(reason, str):
             reason = name  # a state of a newer server
-        notice = QueueNotice(state, self._masked(reason) if isinstance(reason, str) else None)
+        notice = QueueNotice(state, self._mask(reason) if isinstance(reason, str) else None)
         self.last_words = f"queue {notice.state.value}" + (f": {notice.reason}" if notice.reason else "")
         self.on_notice(notice)
 
@@ -328,18 +328,19 @@ class Retrieval:
         self.last_words = f"status {reply.status}"
         status = EMPTY_400 if reply.status == 400 and not reply.body else reply.status
         rule = rule_for(status, Stage.RETRIEVE)
-        if rule.meaning is Meaning.BLOCKED and self.may_pause_billing():
-            return Wait(_BILLING_PAUSE_S, "billing")
+        if rule.meaning is Meaning.BLOCKED:
+            failed = not self.may_pause_billing()
+            return Failed(self._status_error(reply)) if failed else Wait(_BILLING_PAUSE_S, "billing")
         if rule.meaning is Meaning.NO_NEWS:
             return self._on_expired_poll(reply, asked_at, now)
-        if rule.meaning is Meaning.RETRY:
+        if rule.passes:
             return self._on_passing(reply, now)
         if rule.meaning is Meaning.SUSPECT:
             return self._on_suspect(reply, rule)
         if rule.meaning is Meaning.FORGOTTEN:
             return Gone(self._status_error(reply))
         if rule.meaning is Meaning.NOT_READY:
-            self._healthy()
+            self._forget_trouble()
             return Wait(delay_s(1, draw=self.draw(), first_s=_NOT_READY_PAUSE_S), "not ready")
         return Failed(self._status_error(reply))
 
@@ -363,12 +364,13 @@ class Retrieval:
             return self._back_off_connection(now, lambda: self._status_error(reply))
         self._failures += 1
         pause_s = delay_s(self._failures, draw=self.draw())
-        return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
+        return self._wait_out(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
     def _on_suspect(self, reply: Reply, rule: Rule) -> Action:
         """Return the action after a doubtful status: poll a few more times, then fail.
 
-        An open server reports a failed request by a repeated 400 or 422.
+        An open server reports a failed request by a repeated 400 or 422. For other servers, the first 422
+        ends the retrieval.
         """
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
@@ -385,7 +387,7 @@ class Retrieval:
         return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")
 
     def _reported_failure(self, reply: Reply) -> Exception:
-        """Return the error for a failure that an open server reports by a status. It has no category."""
+        """Return the error for a failure that an open server reports by a status. Its category is unknown."""
         error = self._status_error(reply)
         failed = self._request_failed(error.message, None)
         failed.__cause__ = error
@@ -403,13 +405,13 @@ class Retrieval:
             secrets=self.secrets(),
         )
 
-    def _masked(self, text: str) -> str:
+    def _mask(self, text: str) -> str:
         return mask_text(text, self.secrets())
 
 
 @lru_cache(maxsize=64)
 def _usual_lines(iteration: int, request_type: str) -> Mapping[str, tuple[str, str]]:
-    """Return the header lines that each poll has, which the polls under way share."""
+    """Return the headers of a poll, (name, value) by lower-case name. Equal arguments share one mapping."""
     return {
         "x-tinker-request-iteration": ("X-Tinker-Request-Iteration", str(iteration)),
         "x-tinker-request-type": ("X-Tinker-Request-Type", request_type),

@@ -1,16 +1,17 @@
 """`SessionPoll`: one long poll for all the samples of a sampling session, if the server offers that.
 
-A sample waits until the poll announces it, and is then fetched, once. If the server does not offer the poll,
-or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows
-whether the poll works again. The poll may announce a result before the sample waits for it. The newest such
-announcements are kept, and older ones are dropped. Two samples under one request id are both fetched alone.
+A sample waits until the poll announces its result, which is then fetched, once. If the server does not offer
+the poll, or the poll keeps failing, the fetcher polls for each sample alone. The poll may announce a result
+before the sample waits for it. The newest such announcements are kept, and older ones are dropped. Two
+samples under one request id are both fetched alone.
 
 The server may hold a poll for longer than the deadline of a sample, so a timer ends the wait of a sample
 whose deadline is near. If a server answers at once without news, the next poll follows after a pause.
 
-The server keeps a completion until a poll reports it as retrieved. If no sample waits, that poll asks for an
-answer at once (`timeout: 0`). Such a poll only helps the server, so it is not repeated for long: a server
-that holds it has read it, and a server that keeps failing does not receive it.
+The server keeps the announcement of a result until a poll acknowledges the result as retrieved. If no sample
+waits, that poll asks for an answer at once (`timeout: 0`). Such a poll only helps the server, so it is
+given up after a few failures, and not repeated after a timeout, because the server has received it then.
+After failures, an acknowledgement shows whether the poll works again.
 
 The poll has no thread of its own; it is a request like others on the poller. The lock is held for container
 work only.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/api/v1/retrieve_futures"
 # The server may announce a completion before the client has read the answer to the submit.
-_EARLY_KEPT: Final = 10_000
+EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
 # A server answers at once if a poll only acknowledges.
 _ACKNOWLEDGE_S: Final = 5.0
@@ -58,11 +59,13 @@ _log = logging.getLogger(__name__)
 
 
 class SessionPoll:
-    """One long poll for all samples of a client. Its `fetch` replaces `Fetcher.fetch`. Thread-safe.
+    """One long poll that announces the results of all samples of a client. Thread-safe.
+
+    `fetch` replaces `Fetcher.fetch`.
 
     Args:
-        fetcher: fetches the results that are ready. If the server has no session poll, it polls for each
-            sample alone.
+        fetcher: fetches each announced result; polls for each sample alone if the server has no session poll
+            or the poll keeps failing.
         sampling_session_id: the sampling session of the samples.
         clone_id: the number of this copy of the client; 0 for the original.
         clock: measures time.
@@ -98,7 +101,13 @@ class SessionPoll:
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
     ) -> _Waiter | Fetch[Any]:
-        """Resolve `future` once the poll announces its promise as done; arguments as for `Fetcher.fetch`."""
+        """Fetch the result of a promise into `future`, in general once the poll announces the result.
+
+        The fetch begins at once if the poll does not work or has announced the result already, or if another
+        sample with the same request id waits.
+
+        The arguments are those of `Fetcher.fetch`. Return an object whose `abandon` stops the fetch.
+        """
         waiter = _Waiter(self, promise, future, decode, deadline_at, on_gone)
         with self._lock:
             alone = self._singles or self._failures >= _FAILURES_BEFORE_SINGLES
@@ -161,7 +170,7 @@ class SessionPoll:
             waiter.fetch_alone(None)  # this asks once more and then fails the sample at its deadline
 
     def _wanted_locked(self) -> bool:
-        """Return True if a poll must start now, and count it as started."""
+        """Return True if a poll must start now, and note that it is under way. The caller then starts it."""
         if self._polling or self._singles or not (self._waiting or self._retrieved):
             return False
         self._polling = True
@@ -207,9 +216,9 @@ class SessionPoll:
         )
 
     def last_call(self) -> Call | None:
-        """Return the call that acknowledges the remaining samples, or None. Send no poll after that.
+        """Return the call that acknowledges the results not acknowledged yet, or None if no call is needed.
 
-        The end of the client sends this call before it closes the connections.
+        The end of the client sends this call before it closes the connections. No poll is sent after that.
         """
         with self._lock:
             reported, self._retrieved = sorted(self._retrieved), set()
@@ -230,9 +239,11 @@ class SessionPoll:
             self._go_on()  # the server holds polls longer than the read timeout
         elif self._is_passing(outcome):
             self._failures += 1
-            if not awaited and self._failures >= _FAILURES_BEFORE_SINGLES:
-                self._forget(reported)
-            self._failed()
+            if self._failures >= _FAILURES_BEFORE_SINGLES:
+                if not awaited:
+                    self._forget(reported)
+                self._release_all()  # the fetcher polls for each
+            self._go_on()
         else:
             self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
 
@@ -257,7 +268,7 @@ class SessionPoll:
                     self._early[completion.request_id] = size
                 else:
                     ready.append((waiter, size))
-            while len(self._early) > _EARLY_KEPT:
+            while len(self._early) > EARLY_KEPT:
                 self._early.popitem(last=False)
         for waiter, size in ready:
             waiter.fetch_alone(size)
@@ -281,12 +292,6 @@ class SessionPoll:
             start = self._wanted_locked()
         if start:
             self._begin()
-
-    def _failed(self) -> None:
-        """Go on after a failure. After several in a row, fetch the waiting samples one by one."""
-        if self._failures >= _FAILURES_BEFORE_SINGLES:
-            self._release_all()
-        self._go_on()
 
     def _give_up(self, why: str) -> None:
         _log.info("samples are asked for one by one, because asking for all at once failed: %s", why)
@@ -338,16 +343,16 @@ class _Waiter:
             self.promise.sdk_method,
         )
         self._fetch = self._owner._fetcher.fetch(
-            announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._gone
+            announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._on_gone_promise
         )
 
     def abandon(self) -> None:
-        """Stop the fetch, if it has begun."""
+        """Stop the fetch, if it has begun. A wait for the announcement ends with the future."""
         fetch = self._fetch
         if fetch is not None:
             fetch.abandon()
 
-    def _gone(self, error: Exception) -> None:
+    def _on_gone_promise(self, error: Exception) -> None:
         self._owner.done_with(self)
         if self._on_gone is not None:
             self._on_gone(error)
