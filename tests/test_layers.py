@@ -44,8 +44,9 @@ CLOSED = {
 SEAMS = {"_embedded": {"local"}, "_display": {"display"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
-# The modules that run on the event loop of the embedded server.
+# The modules that run on an event loop: that of the embedded server, or that of a task that awaits a call.
 ON_A_LOOP = (
+    "runtime/awaiting.py",
     "local/server/",
     "local/process/running.py",
     "testing/_middleware.py",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import together
+from support.raising import raising
 
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
@@ -23,11 +24,15 @@ def combined(parts: list[APIFuture[Any]], **more: Any) -> CombinedFuture[Any, li
     return CombinedFuture(parts, merge=list, **more)
 
 
+def combined_of(count: int) -> tuple[CombinedFuture[Any, list[Any]], list[APIFuture[Any]]]:
+    parts = parts_of(count)
+    return combined(parts), parts
+
+
 class TestResult:
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
     def test_is_merged_in_the_order_of_the_parts(self, order: tuple[int, ...]) -> None:
-        parts = parts_of(3)
-        whole = combined(parts)
+        whole, parts = combined_of(3)
         for index in order:
             assert not whole.done()
             parts[index].resolve(index)
@@ -65,11 +70,8 @@ class TestResult:
             assert merges == []
 
     def test_what_the_merge_raises_is_the_failure(self) -> None:
-        def merge(_: list[Any]) -> Any:
-            raise ZeroDivisionError("no weights")
-
         (part,) = parts_of(1)
-        whole = CombinedFuture([part], merge=merge)
+        whole = CombinedFuture([part], merge=raising(ZeroDivisionError("no weights")))
         part.resolve(1)
         with pytest.raises(ZeroDivisionError, match="no weights"):
             whole.result(0)
@@ -81,8 +83,7 @@ class TestResult:
 
 class TestFailure:
     def test_the_first_in_time_wins_and_at_once(self) -> None:
-        parts = parts_of(3)
-        whole = combined(parts)
+        whole, parts = combined_of(3)
         first = KeyError("second part")
         parts[1].fail(first)
         assert whole.exception(0) is first
@@ -90,8 +91,7 @@ class TestFailure:
         assert whole.exception(0) is first
 
     def test_the_others_go_on(self) -> None:
-        parts = parts_of(3)
-        whole = combined(parts)
+        whole, parts = combined_of(3)
         parts[1].fail(KeyError())
         assert [part.done() for part in parts] == [False, True, False]
         assert parts[0].resolve(1)
@@ -109,30 +109,26 @@ class TestFailure:
 
 class TestCancel:
     def test_reaches_every_part(self) -> None:
-        parts = parts_of(3)
-        whole = combined(parts)
+        whole, parts = combined_of(3)
         assert whole.cancel()
         assert all(part.cancelled() for part in parts)
         assert whole.status() == Status(FutureState.DONE, "cancelled")
 
     def test_is_refused_once_sending_began(self) -> None:
-        parts = parts_of(2)
-        whole = combined(parts)
+        whole, parts = combined_of(2)
         assert whole.begin()
         assert not whole.cancel()
         assert not any(part.cancelled() for part in parts)
 
     def test_of_a_part_fails_the_whole(self) -> None:
-        parts = parts_of(2)
-        whole = combined(parts)
+        whole, parts = combined_of(2)
         whole.begin()
         parts[0].cancel()
         with pytest.raises(CancelledError):
             whole.result(0)
 
     def test_leaves_finished_parts_alone(self) -> None:
-        parts = parts_of(2)
-        whole = combined(parts)
+        whole, parts = combined_of(2)
         parts[0].resolve(1)
         whole.cancel()
         assert parts[0].result(0) == 1
@@ -141,8 +137,7 @@ class TestCancel:
 
 class TestProgress:
     def test_status_is_that_of_the_part_furthest_behind(self) -> None:
-        parts = parts_of(2)
-        whole = combined(parts)
+        whole, parts = combined_of(2)
         seen = [whole.status().state]
         for step in (
             parts[1].mark_sending,
@@ -161,14 +156,22 @@ class TestProgress:
         ]
 
     def test_the_reason_of_a_pause_comes_through(self) -> None:
-        parts = parts_of(2)
-        whole = combined(parts)
+        whole, parts = combined_of(2)
         parts[1].mark_paused("rate limit")
         assert whole.status() == Status(FutureState.PAUSED, "rate limit")
 
+    def test_the_reason_of_a_delay_comes_through_once_all_parts_are_accepted(self) -> None:
+        whole, parts = combined_of(3)
+        parts[1].mark_waiting("no answer")
+        assert whole.status() == Status(FutureState.SENDING)
+        parts[0].mark_accepted("req-1")
+        parts[2].resolve(3)
+        assert whole.status() == Status(FutureState.WAITING, "no answer")
+        parts[1].mark_waiting()
+        assert whole.status() == Status(FutureState.WAITING)
+
     def test_request_ids_stay_after_the_end(self) -> None:
-        parts = parts_of(3)
-        whole = combined(parts)
+        whole, parts = combined_of(3)
         assert (whole.request_id, whole.request_ids) == (None, ())
         parts[2].mark_accepted("req-3")
         parts[0].mark_accepted("req-1")
@@ -180,11 +183,7 @@ class TestProgress:
         clock = FakeClock(now_s=10.0)
         parts = parts_of(2, clock)
         whole = combined(parts, clock=clock)
-        for step in (
-            parts[1].mark_sending,
-            lambda: parts[1].mark_accepted("req-2"),
-            parts[0].mark_sending,
-        ):
+        for step in (parts[1].mark_sending, lambda: parts[1].mark_accepted("req-2"), parts[0].mark_sending):
             clock.advance(1)
             step()
         assert whole.timeline == Timeline(10.0, 11.0, None, None)

@@ -1,14 +1,18 @@
-"""`CombinedFuture`: one result for a call that was split into several requests.
+"""`CombinedFuture`, one result for several requests, and `ComposedFuture`, its base class.
 
-The parts are the futures of the requests. A callback of each part counts the missing ones, so no thread
-waits. The worker that resolves the last part merges the results. Rules:
+The call of a composed future consists of other calls, whose futures are the *parts*; the composed future is
+the *whole*. The whole has the request ids and the moments of its parts. When it ends, it keeps these and
+drops the parts with their results.
 
-- The part that fails first fails the combined future, "the whole", at once. The other parts go on, and their
-  results are ignored.
-- A cancel of the whole cancels the parts. It is possible until the send queue begins with the call.
+In a combined future, a callback of each part counts the parts that are left, so no thread waits. The
+thread that resolves the last part merges the results. Rules of a combined future:
+
+- The part that fails first fails the whole at once. The other parts go on, and their results are ignored.
+- A cancel of the whole cancels the parts. A training call can be cancelled until the send queue begins with
+  it; a call that consists of samples, until it ends.
 - A cancel of a single part makes the whole fail with `CancelledError`.
-- Status, request ids and timeline come from the parts: the whole is sending when the first part is, accepted
-  when the last part is, and paused when any part is.
+- Status, request ids and timeline come from the parts. The whole is sending from the send of the first part
+  until all parts are accepted, and paused while any part is.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime.futures import APIFuture, Submit
@@ -26,8 +30,97 @@ PartT = TypeVar("PartT")
 WholeT = TypeVar("WholeT")
 
 
-class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
-    """The merged result of several futures. Thread-safe.
+class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
+    """The future of a call that consists of other calls, whose futures are its parts. Thread-safe.
+
+    A subclass adds the parts and decides on the result.
+    """
+
+    def __init__(self, *, submit: Submit | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(submit=submit, clock=clock)
+        self._lock = threading.Lock()
+        # Written under _lock; empty before the parts are known, and after the end of the whole.
+        self._parts: tuple[APIFuture[PartT], ...] = ()
+        self._let_go = False  # guarded by _lock; the whole has ended
+        self._ended_ids: tuple[str, ...] = ()
+        self.when_done(_let_go_of_parts)
+
+    def _add(self, *parts: APIFuture[PartT]) -> bool:
+        """Add parts and return True. Return False, and add none, if this future has ended."""
+        with self._lock:
+            if not self._let_go:
+                self._parts = (*self._parts, *parts)
+            return not self._let_go
+
+    @property
+    def request_id(self) -> str | None:
+        """The first of `request_ids`; None before the server accepts a request.
+
+        >>> CombinedFuture([APIFuture()], merge=list).request_id is None
+        True
+        """
+        return next(iter(self.request_ids), None)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of all requests that the server accepted, in the order of the parts.
+
+        >>> part = APIFuture()
+        >>> part.mark_accepted("req-1")
+        >>> CombinedFuture([part, APIFuture()], merge=list).request_ids
+        ('req-1',)
+        """
+        parts = self._parts
+        return _ids(parts) if parts else self._ended_ids
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the call: sent when its first part is sent, accepted when its last part is accepted.
+
+        >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
+        True
+        """
+        parts = self._parts
+        if not parts:
+            return super().timeline
+        sending, accepted = self._moments(parts)
+        return Timeline(self._queued_s, sending, accepted, self._completed_s)
+
+    def _moments(self, parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
+        """Return the moments at which the first part was sent and the last part was accepted.
+
+        The first is None if no part was sent. The second is None if one of the parts was not accepted.
+        """
+        timelines = [part.timeline for part in parts]
+        sent = [moments.sending for moments in timelines if moments.sending is not None]
+        accepted = [moments.accepted for moments in timelines if moments.accepted is not None]
+        return min(sent, default=None), max(accepted, default=None) if len(accepted) == len(parts) else None
+
+    def _cancels_parts(self) -> bool:
+        """Return True if this future, which has ended, is to cancel those parts that can be cancelled."""
+        return self.cancelled()
+
+
+def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:
+    with whole._lock:
+        whole._let_go = True
+        parts = whole._parts
+        whole._ended_ids = _ids(parts)
+        whole._sending_s, whole._accepted_s = whole._moments(parts)
+        whole._parts = ()
+    if whole._cancels_parts():
+        for part in parts:
+            part.cancel()
+
+
+def _ids(parts: Sequence[APIFuture[Any]]) -> tuple[str, ...]:
+    return tuple(request_id for part in parts for request_id in part.request_ids)
+
+
+class CombinedFuture(ComposedFuture[PartT, WholeT]):
+    """A future for the merged result of several futures, its parts. Thread-safe.
+
+    It fails as soon as a part fails.
 
     >>> halves = [APIFuture(), APIFuture()]
     >>> whole = CombinedFuture(halves, merge=sum)
@@ -53,60 +146,32 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             submit, clock: as in `APIFuture`.
         """
         super().__init__(submit=submit, clock=clock)
-        self._lock = threading.Lock()
         self._merge = merge
-        self._missing = 0  # guarded by _lock
-        # guarded by _lock; empty before `follow` and after the end of the whole
-        self._parts: tuple[APIFuture[PartT], ...] = ()
-        self._let_go = False  # guarded by _lock; the whole has ended
-        self._ended_ids: tuple[str, ...] = ()
-        self.when_done(_end)
+        self._missing = 0  # guarded by _lock once the parts report to this future
         if parts:
             self.follow(parts)
 
     def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
-        """Set the parts of a future that was made without parts. Cancel them if the future was cancelled.
+        """Set the parts of a future that was made without any. Cancel them if this future was cancelled.
 
         >>> whole = CombinedFuture([], merge=sum)
         >>> whole.follow([APIFuture()]), whole.status().state
         (None, <FutureState.QUEUED: 'queued'>)
         """
         assert parts, "nothing to combine"  # noqa: S101
-        with self._lock:
-            ended = self._let_go
-            if not ended:
-                self._missing, self._parts = len(parts), tuple(parts)
+        self._missing = len(parts)
+        added = self._add(*parts)
         for part in parts:
-            if not ended:
+            if added:
                 part.when_done(self._part_ended)
             elif self.cancelled():
                 part.cancel()
 
-    @property
-    def request_id(self) -> str | None:
-        """The id of the first request; None before the server accepts one.
-
-        >>> CombinedFuture([APIFuture()], merge=list).request_id is None
-        True
-        """
-        return next(iter(self.request_ids), None)
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests that the server accepted, in the order of the parts.
-
-        >>> part = APIFuture()
-        >>> part.mark_accepted("req-1")
-        >>> CombinedFuture([part, APIFuture()], merge=list).request_ids
-        ('req-1',)
-        """
-        parts = self._parts
-        return tuple(part.request_id for part in parts if part.request_id) if parts else self._ended_ids
-
     def status(self) -> Status:
         """Return the status of the call: paused if any part is paused, and queued if all parts are queued.
 
-        In other cases it is sending until the server has accepted all parts, and waiting after that.
+        In other cases it is sending until the server has accepted all parts, then waiting, and done at the
+        end. While it is waiting, it has the reason of the first part that is delayed.
 
         >>> CombinedFuture([APIFuture()], merge=list).status().state
         <FutureState.QUEUED: 'queued'>
@@ -120,21 +185,10 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             return next(status for status in statuses if status.state is FutureState.PAUSED)
         if states == {FutureState.QUEUED}:
             return Status(FutureState.QUEUED)
-        behind = {FutureState.QUEUED, FutureState.SENDING} & states
-        return Status(FutureState.SENDING if behind else FutureState.WAITING)
-
-    @property
-    def timeline(self) -> Timeline:
-        """The moments of the call: sent when its first part is sent, accepted when its last part is accepted.
-
-        >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
-        True
-        """
-        parts = self._parts
-        if not parts:
-            return super().timeline
-        sending, accepted = _moments(parts)
-        return Timeline(self._queued_s, sending, accepted, self._completed_s)
+        if {FutureState.QUEUED, FutureState.SENDING} & states:
+            return Status(FutureState.SENDING)
+        delayed = (each for each in statuses if each.state is FutureState.WAITING and each.reason)
+        return next(delayed, Status(FutureState.WAITING))
 
     def _part_ended(self, part: APIFuture[PartT]) -> None:
         if part.cancelled():
@@ -158,31 +212,3 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             self.fail(failure)
         else:
             self.resolve(whole)
-
-    def _let_go_of_parts(self) -> tuple[APIFuture[PartT], ...]:
-        """Keep the request ids and moments of the parts, and drop the parts with their results."""
-        with self._lock:
-            self._let_go = True
-            parts = self._parts
-            self._ended_ids = tuple(part.request_id for part in parts if part.request_id)
-            self._sending_s, self._accepted_s = _moments(parts)
-            self._parts = ()
-        return parts
-
-
-def _end(whole: CombinedFuture[PartT, WholeT]) -> None:
-    parts = whole._let_go_of_parts()
-    if whole.cancelled():
-        for part in parts:
-            part.cancel()
-
-
-def _moments(parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
-    """Return the moments at which the first part was sent and the last part was accepted.
-
-    Return None in place of the first if no part was sent, and of the second if a part was not accepted.
-    """
-    timelines = [part.timeline for part in parts]
-    sent = [moments.sending for moments in timelines if moments.sending is not None]
-    accepted = [moments.accepted for moments in timelines if moments.accepted is not None]
-    return min(sent, default=None), max(accepted, default=None) if len(accepted) == len(parts) else None

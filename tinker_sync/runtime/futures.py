@@ -1,13 +1,14 @@
-"""`APIFuture`: the result of every call that takes time.
+"""`APIFuture`: the future of a call that takes time.
 
 It is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work. It adds a
-status, request ids and a timeline. One rule holds for every way to wait: waiting never cancels. After a
-timeout, the cancel of an awaiting task or a Ctrl-C, the work goes on and the future stays usable.
+status, request ids and a timeline. A wait never cancels the call: after a timeout, the cancel of a task that
+awaits the future, or a Ctrl-C, the work goes on and the future stays usable. Only a future of
+`asyncio.wrap_future` passes its own cancel on to the call.
 
-Callbacks: the callbacks of users run on the workers given to the constructor, in the order of their addition
-and never under a lock, also if the future has already finished. Without workers, or once the workers are
-closed, they run in the thread that finishes the future or adds them. The callbacks of the runtime are added
-with `when_done` and run inline, so they must be short.
+Callbacks: the callbacks of users run on the workers given to the constructor (`submit`), in the order of
+their addition and never under a lock, also if the future has already ended. Without workers, or once the
+workers are closed, they run in the thread that ends the future or adds them. The callbacks of the runtime are
+added with `when_done` and run inline, so they must be short.
 
 Threads: any thread may wait, read or cancel. One stage of the runtime at a time reports progress, by
 attribute writes that need no lock. This module does not depend on requests, worker threads or event
@@ -20,19 +21,16 @@ import logging
 import math
 import sys
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, in_seconds, slice_of
-from tinker_sync._display import repr_html
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.progress import FutureState, Status, Timeline
+from tinker_sync.runtime.progress import FutureState, ProgressFuture, Status
 
 T = TypeVar("T")
 
@@ -45,22 +43,22 @@ Submit = Callable[[Job], object]
 _log = logging.getLogger(__name__)
 
 if sys.version_info >= (3, 11):
-    _WaitTimeout = TimeoutError
+    WaitTimeout = TimeoutError
 else:
 
-    class _WaitTimeout(FutureTimeoutError, TimeoutError):
-        """A timeout of a wait. Before 3.11 there were two exceptions of this name; this one is both."""
+    class WaitTimeout(FutureTimeoutError, TimeoutError):
+        """The error of a wait that takes too long, for Python 3.10.
+
+        There, `concurrent.futures.TimeoutError` differs from the built-in `TimeoutError`. This class is both.
+        """
 
 
 # Completion in shells and notebooks leaves these out, because only the runtime uses them.
 _NOT_FOR_USERS: Final = frozenset(
-    {"asked", "before_end", "looked_at", "only_reads", "overlooked"}
+    {"before_end", "call_site", "looked_at", "only_reads", "overlooked"}
     | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
-
-# The longest delay before an interrupt reaches a notebook cell that awaits a future.
-_WAKE_S: Final = 0.25
 
 _ENDED: Final = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"})
 _QUEUED = Status(FutureState.QUEUED)
@@ -68,12 +66,12 @@ _SENDING = Status(FutureState.SENDING)
 _WAITING = Status(FutureState.WAITING)
 
 
-class APIFuture(Future[T]):
+class APIFuture(ProgressFuture[T]):
     """The result of a call, available now or later. Thread-safe.
 
-    `cancel()` works until the runtime begins to send the call, and for samples until they are done. After
-    that it returns False and changes nothing. A cancelled future raises `concurrent.futures.CancelledError`,
-    also in an `await`.
+    `cancel()` works until the runtime begins to send the call. A sample, a file transfer and a call for many
+    checkpoints can be cancelled until they end. Later, `cancel()` returns False and changes nothing. A
+    cancelled future raises `concurrent.futures.CancelledError`, also in an `await`.
 
     >>> future = APIFuture()
     >>> future.status().state
@@ -84,24 +82,25 @@ class APIFuture(Future[T]):
     ('weights', <FutureState.DONE: 'done'>)
     """
 
-    _advice = "; call .result() first, which waits for it"
-
     only_reads = False
-    """True if the call changes nothing at the server; then the end of its client does not wait for it."""
-    asked: Any = None
-    """The place in the user's code that made the call.
+    """True if the call changes nothing at the server; the end of its client then fails the call at once."""
+    call_site: Any = None
+    """The public method of the call and the user's line that called it (`naming.CallSite`), or None.
 
-    `runtime.naming` logs failures with this and the next two attributes.
+    `runtime.naming` uses this, `overlooked` and `looked_at` to log a failure that the user never looks at.
     """
     overlooked: Any = None
-    """The object that logs the failure of the call unless the user looks at the call."""
+    """The object that logs the failure of the call unless the user looks at it; None without a failure."""
     before_end: Callable[[bool], object] | None = None
-    """Called once at the end of the call, with True for a result.
+    """A function that runs once when the future ends; it gets True for a result, False otherwise.
 
-    The call is made before waiting threads wake, or after a cancel.
+    It runs before waiting threads wake. After a cancel, it may run later than that.
     """
     looked_at = False
-    """True if the user has asked for the result, waits for it, or has added a callback."""
+    """True if the user has got the result, waits for it, or has added a callback.
+
+    A wait that ends with a timeout sets it to False.
+    """
 
     def __init__(
         self,
@@ -113,7 +112,8 @@ class APIFuture(Future[T]):
         """Make a future for work that has not begun.
 
         Args:
-            submit: runs a job on a worker; used for callbacks that users add.
+            submit: runs a job on a worker, for callbacks that users add. None: they run in the thread that
+                ends the future or adds them.
             clock: measures the timeline.
             when_done: called inline, one after the other, in the thread that ends the future.
         """
@@ -137,44 +137,6 @@ class APIFuture(Future[T]):
         self._callbacks: list[Callable[[Any], object]] | None = None
         self._cancel_notified = False
 
-    # ---------------------------------------------------- looking
-
-    @property
-    def request_id(self) -> str | None:
-        """The id of the request at the server (the first of several); None before the server accepts it.
-
-        >>> APIFuture().request_id is None
-        True
-        """
-        return self._request_id
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """The ids of the requests of the call that the server has accepted.
-
-        >>> APIFuture().request_ids
-        ()
-        """
-        request_id = self.request_id
-        return () if request_id is None else (request_id,)
-
-    def status(self) -> Status:
-        """Return the state of the call, with the reason if it is paused, delayed, cancelled or failed.
-
-        >>> APIFuture().status()
-        Status(state=<FutureState.QUEUED: 'queued'>, reason=None)
-        """
-        return Status(FutureState.DONE, self._ending()) if self.done() else self._progress
-
-    @property
-    def timeline(self) -> Timeline:
-        """The moments when the call was queued, sent, accepted and completed.
-
-        >>> APIFuture().timeline.completed is None
-        True
-        """
-        return Timeline(self._queued_s, self._sending_s, self._accepted_s, self._completed_s)
-
     def done(self) -> bool:
         """Return True if the call has ended. A single read needs no lock.
 
@@ -183,32 +145,13 @@ class APIFuture(Future[T]):
         """
         return self._state in _ENDED
 
-    def __repr__(self) -> str:
-        status = self.status()
-        about = [str(status.state), *([status.reason] if status.reason else []), *self.request_ids[:1]]
-        return f"<{type(self).__name__} {', '.join(about)}>"
-
-    _repr_html_ = repr_html
-
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
-
-    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
-
-        def __getattr__(self, name: str) -> Any:
-            # Called for missing attributes only; uses no fields, because a half-made future has none.
-            advice = "" if name.startswith("_") else type(self)._advice
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
-            raise AttributeError(message, name=name, obj=self)
-
-        def __getitem__(self, key: Any) -> Any:
-            # `list(future)` and a loop over the future call this too.
-            raise TypeError(f"{type(self).__name__!r} object has no items{type(self)._advice}")
 
     # ---------------------------------------------------- waiting
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result.
+        """Wait for the result and return it.
 
         Args:
             timeout: the longest wait in seconds; None for no limit.
@@ -216,7 +159,8 @@ class APIFuture(Future[T]):
         Raises:
             TimeoutError: there is no result yet. The work goes on; call this again.
             concurrent.futures.CancelledError: the call was cancelled.
-            TinkerError: the call failed.
+            TinkerError: the call failed, or the parent of this forked process made it and it has not ended.
+            Exception: a function of the user in the call, such as a custom loss, raised it.
 
         >>> try:
         ...     APIFuture().result(timeout=0)
@@ -224,21 +168,16 @@ class APIFuture(Future[T]):
         ...     print(error)
         no result after 0 s (queued); the work goes on and may be waited for again
         """
-        self._refuse_foreign_wait()
-        self._note_look()
+        self._wait(timeout)
         try:
-            return super().result(self._rest_of(timeout))
-        except FutureTimeoutError:
-            # The failure of the call may itself be a timeout, or the result may have arrived just now.
-            self.looked_at = False
-            if self.done():
-                return super().result()
-            raise _WaitTimeout(self._still_going(timeout)) from None
+            return super().result()
         finally:
             del self  # a failure's traceback holds this frame, and the future holds the failure
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end. Return the failure, or None after a success. Arguments and errors as in `result`.
+        """Wait for the end. Return the failure, or None after a success.
+
+        Arguments and errors are those of `result`, but a failure of the call is returned instead of raised.
 
         >>> future = APIFuture()
         >>> future.fail(KeyError("a"))
@@ -246,15 +185,8 @@ class APIFuture(Future[T]):
         >>> future.exception()
         KeyError('a')
         """
-        self._refuse_foreign_wait()
-        self._note_look()
-        try:
-            return super().exception(self._rest_of(timeout))
-        except FutureTimeoutError:
-            self.looked_at = False
-            if self.done():
-                return super().exception()
-            raise _WaitTimeout(self._still_going(timeout)) from None
+        self._wait(timeout)
+        return super().exception()
 
     def future(self) -> APIFuture[T]:
         """Return this future, for scripts written for a client whose futures wrap another future.
@@ -278,10 +210,12 @@ class APIFuture(Future[T]):
         self._note_look()
         if not self.done():
             self._refuse_foreign_wait()
-            await self._arrival(timeout)
+            from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
+
+            await wait_for_end(self, timeout)
             if not self.done():
                 self.looked_at = False
-                raise _async_timeout()(self._still_going(timeout))
+                raise AwaitTimeout(self._describe_wait(timeout))
         try:
             return super().result()
         finally:
@@ -302,29 +236,6 @@ class APIFuture(Future[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self.result_async().__await__()
 
-    def _arrival(self, timeout: float | None) -> Awaitable[None]:
-        """Return a future of the running loop that is done when this future is done or the time is over."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[None] = loop.create_future()
-
-        def arrive() -> None:
-            if not arrived.done():
-                arrived.set_result(None)
-
-        def announce(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # the loop is closed, so no task waits there
-                loop.call_soon_threadsafe(arrive)
-
-        if timeout is not None:
-            timer = loop.call_later(timeout, arrive)
-            arrived.add_done_callback(lambda _: timer.cancel())
-        if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
-            _pulses.setdefault(loop, _Pulse()).follow(loop, arrived)
-        self.when_done(announce)
-        return arrived
-
     def _refuse_foreign_wait(self) -> None:
         """Refuse to wait in a forked child for a call of the parent; only the parent can finish it."""
         if self._generation != _fork._generation and not self.done():
@@ -332,40 +243,26 @@ class APIFuture(Future[T]):
                 "this call was made before the process was forked; its result arrives in the parent only"
             )
 
-    def _rest_of(self, timeout: float | None) -> float | None:
-        """Wait in slices until the call ends or one slice of the timeout is left.
-
-        Return the length of that slice.
-        """
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until the call ends, or raise a TimeoutError. Wait in slices, so that Ctrl-C is noticed."""
+        if self._state not in _ENDED:
+            self._refuse_foreign_wait()
+        self._note_look()
         left_s = math.inf if timeout is None else timeout
-        while not self.done() and (now_s := slice_of(left_s)) < left_s:
+        while self._state not in _ENDED:
+            if left_s <= 0:
+                self.looked_at = False
+                raise WaitTimeout(self._describe_wait(timeout))
+            now_s = slice_of(left_s)
             with self._condition:
                 if self._state not in _ENDED:
                     self._condition.wait(now_s)
             left_s -= now_s
-        return None if timeout is None else left_s
 
-    def _still_going(self, timeout: float | None) -> str:
-        status = self.status()
-        about = [str(status.state), *([status.reason] if status.reason else [])]
-        about += [f"request {request_id}" for request_id in self.request_ids[:1]]
+    def _describe_wait(self, timeout: float | None) -> str:
+        about = self._describe(*(f"request {request_id}" for request_id in self.request_ids[:1]))
         waited = in_seconds(timeout or 0.0)
-        return f"no result after {waited} ({', '.join(about)}); the work goes on and may be waited for again"
-
-    def _ending(self) -> str | None:
-        if self.cancelled():
-            return "cancelled"
-        failure = super().exception()
-        return None if failure is None else f"failed: {type(failure).__name__}"
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The failure of the call; None while it goes on, after a success and after a cancel.
-
-        >>> APIFuture().failure is None
-        True
-        """
-        return self._exception
+        return f"no result after {waited} ({about}); the work goes on and may be waited for again"
 
     def _note_look(self) -> None:
         """Take note that the user looks at the call, so that its failure need not be logged."""
@@ -379,7 +276,8 @@ class APIFuture(Future[T]):
         """Call `fn(self)` on a worker thread once the call has ended, or soon if it has already ended.
 
         The callbacks of one future run one after the other, in the order of their addition. An exception of a
-        callback is logged and does not stop the others.
+        callback is logged and does not stop the others. If the future has no workers, or the client is
+        closed, `fn` runs in the thread that ends the call or adds `fn`.
 
         >>> future = APIFuture()
         >>> future.add_done_callback(lambda done: print(done.result()))
@@ -389,25 +287,20 @@ class APIFuture(Future[T]):
         """
         self._note_look()
         with self._condition:
-            if self._callbacks is not None:
+            # Also after the end, if earlier callbacks still wait for the worker: they run first.
+            kept = self._callbacks is not None or not self.done()
+            if kept:
+                if self._callbacks is None:
+                    self._callbacks = []
+                    self._done_callbacks.append(_hand_over_callbacks)
                 self._callbacks.append(fn)
-                return
-            ended = self.done()
-            if not ended:
-                self._callbacks = [fn]
-        if ended:
+        if not kept:
             self._hand_over([fn])
-        else:
-            self.when_done(_hand_over_callbacks)
 
     def when_done(self, fn: Callable[[Any], object]) -> None:
-        """Call `fn(self)` inline, in the thread that ends the future. For the runtime, not for users.
+        """Call `fn(self)` in the thread that ends the future, or now if the future has ended.
 
-        >>> future = APIFuture()
-        >>> future.when_done(lambda done: print("done"))
-        >>> future.resolve(None)
-        done
-        True
+        An exception of `fn` is logged. For the runtime, not for users.
         """
         with self._condition:
             if self._state not in _ENDED:
@@ -417,12 +310,6 @@ class APIFuture(Future[T]):
             fn(self)
         except Exception:  # noqa: BLE001  # as in every `Future`
             _log.exception("a callback of %r failed", self)
-
-    def _hand_over_all(self) -> None:
-        with self._condition:
-            waiting, self._callbacks = self._callbacks, None
-        if waiting:
-            self._hand_over(waiting)
 
     def _hand_over(self, callbacks: list[Callable[[Any], object]]) -> None:
         job = partial(_call_each, self, callbacks)
@@ -439,66 +326,36 @@ class APIFuture(Future[T]):
     # ---------------------------------------------------- for the runtime
 
     def begin(self) -> bool:
-        """Make `cancel()` return False from now on. Return False if the future has already ended.
-
-        >>> future = APIFuture()
-        >>> future.begin(), future.cancel()
-        (True, False)
-        """
+        """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
         with self._condition:
             return not self.done() and (self.running() or super().set_running_or_notify_cancel())
 
     def mark_sending(self) -> None:
-        """Mark the call as being sent. A repeated send keeps the moment of the first.
-
-        >>> future = APIFuture()
-        >>> future.mark_sending()
-        >>> future.status().state
-        <FutureState.SENDING: 'sending'>
-        """
+        """Mark the call as being sent. A repeated send keeps the moment of the first."""
         if self._sending_s is None:
             self._sending_s = self._clock.now()
         self._progress = _SENDING
 
     def mark_accepted(self, request_id: str) -> None:
-        """Mark the call as accepted by the server under this id.
-
-        >>> future = APIFuture()
-        >>> future.mark_accepted("req-1")
-        >>> future
-        <APIFuture waiting, req-1>
-        """
+        """Mark the call as accepted by the server under this id."""
         self._request_id = request_id
         self._accepted_s = self._clock.now()
         self._progress = _WAITING
 
     def mark_paused(self, reason: str | None) -> None:
-        """Mark the call as paused by the server, until `mark_waiting`.
-
-        >>> future = APIFuture()
-        >>> future.mark_paused("rate limit")
-        >>> future.status().reason
-        'rate limit'
-        """
+        """Mark the call as paused by the server, until `mark_waiting` or the end."""
         self._progress = Status(FutureState.PAUSED, reason)
 
     def mark_waiting(self, trouble: str | None = None) -> None:
-        """Mark the call as accepted and, as far as is known, in work at the server.
+        """Mark the call as accepted by the server, which is probably working on it.
 
         Args:
             trouble: the reason why polls for the result fail; None if they work.
-
-        >>> future = APIFuture()
-        >>> future.mark_waiting()
-        >>> future.status().state
-        <FutureState.WAITING: 'waiting'>
         """
         self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def resolve(self, value: T) -> bool:
-        """End this future with a result and return True.
-
-        Return False if it has already ended, for example by a cancel.
+        """End this future with a result and return True. Return False if it has already ended.
 
         >>> future = APIFuture()
         >>> future.resolve(1), future.resolve(2), future.result()
@@ -523,9 +380,10 @@ class APIFuture(Future[T]):
         return True
 
     def cancel(self) -> bool:
-        """Cancel the call, if it is not being sent yet. A sample can be cancelled until it is done.
+        """Cancel the call, if the runtime has not begun to send it.
 
-        Return True if the call is cancelled, now or before.
+        A sample, a file transfer and a call for many checkpoints can be cancelled until they end. Return True
+        if the call is cancelled, now or before.
 
         >>> future = APIFuture()
         >>> future.cancel(), future.cancelled()
@@ -542,32 +400,26 @@ class APIFuture(Future[T]):
         return True
 
     def set_result(self, result: T) -> None:
-        """End this future with a result, as `resolve` does, but raise an error if it has already ended.
-
-        >>> APIFuture().set_result(7)
-        """
+        """End this future with a result, as `resolve` does; raise InvalidStateError if it has ended."""
         self._complete(succeeded=True)
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End this future with a failure, as `fail` does, but raise an error if it has already ended.
-
-        >>> APIFuture().set_exception(KeyError())
-        """
+        """End this future with a failure, as `fail` does; raise InvalidStateError if it has ended."""
         self._complete(succeeded=False)
         super().set_exception(exception)
 
     def _invoke_callbacks(self) -> None:
-        """Run the callbacks and drop them, because they hold parts of the runtime and so the client.
+        """Run the callbacks, and then drop them, because they refer to the client and keep it alive.
 
-        Only the thread that ended the future calls this. If `cancel` dropped them at its end, a second cancel
-        could remove them before the first has run them.
+        Only the thread that ended the future calls this. If `cancel` itself dropped the callbacks, a second
+        cancel could drop them before the first one has run them.
         """
         super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
         self._done_callbacks = ()  # type: ignore[assignment]  # an ended future takes no more
 
     def _complete(self, *, succeeded: bool) -> None:
-        """Note the moment of the end, and call `before_end`. The first call counts."""
+        """Store the moment of the end, and call the function in `before_end`. Only the first call counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
         before_end, self.before_end = self.before_end, None
@@ -575,39 +427,11 @@ class APIFuture(Future[T]):
             before_end(succeeded)
 
 
-class _Pulse:
-    """A timer that wakes the loop of a notebook regularly while futures are awaited in it.
-
-    The kernel cancels a cell from a signal handler, which a sleeping loop does not notice by itself. Only the
-    thread of the loop uses this object.
-    """
-
-    def __init__(self) -> None:
-        self._awaited = 0
-        self._beats = False
-
-    def follow(self, loop: Any, arrived: Any) -> None:
-        """Wake the loop until one of its futures, `arrived`, is done or cancelled."""
-        self._awaited += 1
-        arrived.add_done_callback(self._leave)
-        if not self._beats:
-            self._beats = True
-            loop.call_later(_WAKE_S, self._beat, loop)
-
-    def _leave(self, _: Any) -> None:
-        self._awaited -= 1
-
-    def _beat(self, loop: Any) -> None:
-        self._beats = self._awaited > 0
-        if self._beats:
-            loop.call_later(_WAKE_S, self._beat, loop)
-
-
-_pulses: Final[weakref.WeakKeyDictionary[Any, _Pulse]] = weakref.WeakKeyDictionary()
-
-
 def _hand_over_callbacks(future: APIFuture[Any]) -> None:
-    future._hand_over_all()
+    with future._condition:
+        waiting, future._callbacks = future._callbacks, None
+    if waiting:
+        future._hand_over(waiting)
 
 
 def _call_each(future: APIFuture[Any], callbacks: list[Callable[[Any], object]]) -> None:
@@ -621,13 +445,3 @@ def _call_each(future: APIFuture[Any], callbacks: list[Callable[[Any], object]])
             ):
                 raise
             _log.exception("a callback of %r failed", future)
-
-
-@lru_cache(maxsize=1)
-def _async_timeout() -> type[TimeoutError]:
-    import asyncio
-
-    theirs: Any = asyncio.TimeoutError
-    return (
-        theirs if issubclass(theirs, _WaitTimeout) else type("_AsyncWaitTimeout", (_WaitTimeout, theirs), {})
-    )

@@ -189,13 +189,13 @@ class Unread:
 
 def watch(future: APIFuture[Any], asked: Asked) -> None:
     """Arrange that a failure of a call is logged if the user never looks at it."""
-    future.asked = asked
+    future.call_site = asked
     future.when_done(note_failure)
 
 
 def note_failure(future: APIFuture[Any]) -> None:
     """Attach an `Unread` to a future that has failed, unless the user has looked at it already."""
-    failure, asked = future._exception, future.asked
+    failure, asked = future._exception, future.call_site
     if failure is None or asked is None or isinstance(failure, _EXPECTED):
         return
     if future.looked_at or future.overlooked is not None:

@@ -1,20 +1,26 @@
-"""The states of a call on its way to the server and back, as its future reports them.
+"""The progress of a call on its way to the server and back, as its future reports it.
 
-All are immutable values for any thread.
+States, statuses and timelines are immutable values for any thread.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tinker_sync._display import repr_html
+
+T = TypeVar("T")
 
 
 class FutureState(str, Enum):
     """The state of a call.
 
-    The order is queued, sending, waiting, done. Each state but the last may be left out. Waiting and paused
-    alternate as the server reports them. A cancel leads from queued to done; for samples, from any state to
-    done. Done is final.
+    The usual order is queued, sending, waiting, done. Each state but the last may be left out. Waiting and
+    paused alternate as the server reports them. A sample that the server refuses for now is paused and then
+    sending again. A sample that the server has forgotten is sending again. A cancel leads from queued to
+    done; for calls that can be cancelled until they end (see `APIFuture`), from any state. Done is final.
 
     >>> FutureState.QUEUED == "queued", str(FutureState.PAUSED)
     (True, 'paused')
@@ -27,7 +33,7 @@ class FutureState(str, Enum):
     WAITING = "waiting"
     """Accepted by the server."""
     PAUSED = "paused"
-    """Accepted by the server, which reports that it is not working on the call now."""
+    """Held up by the server: accepted, but not worked on now; or, for a sample, refused for now."""
     DONE = "done"
     """Ended with a result, a failure or a cancel."""
 
@@ -35,7 +41,7 @@ class FutureState(str, Enum):
 
 
 class Status(NamedTuple):
-    """The state of a call, with a reason if there is one: why the server pauses, or how the call ended.
+    """The state of a call, with a reason if there is one: why it is paused, delayed, cancelled or failed.
 
     >>> Status(FutureState.PAUSED, "the backend is short of capacity").state
     <FutureState.PAUSED: 'paused'>
@@ -59,5 +65,94 @@ class Timeline(NamedTuple):
 
     @property
     def duration_s(self) -> float | None:
-        """The time from the call to its end; None while it goes on."""
+        """The time from the call to its end; None while the call goes on."""
         return None if self.completed is None else self.completed - self.queued
+
+
+class ProgressFuture(Future[T]):
+    """A future that reports the progress of its call. Any thread may read; `APIFuture` writes the fields."""
+
+    _advice = "; call .result() first, which waits for it"
+
+    _progress: Status
+    _request_id: str | None
+    _queued_s: float
+    _sending_s: float | None
+    _accepted_s: float | None
+    _completed_s: float | None
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request at the server (the first of several); None before the server accepts it.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().request_id is None
+        True
+        """
+        return self._request_id
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of the requests of the call that the server has accepted.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().request_ids
+        ()
+        """
+        request_id = self.request_id
+        return () if request_id is None else (request_id,)
+
+    def status(self) -> Status:
+        """Return the state of the call, with the reason if it is paused, delayed, cancelled or failed.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().status()
+        Status(state=<FutureState.QUEUED: 'queued'>, reason=None)
+        """
+        if not self.done():
+            return self._progress
+        if self.cancelled():
+            return Status(FutureState.DONE, "cancelled")
+        failure = self._exception
+        return Status(FutureState.DONE, None if failure is None else f"failed: {type(failure).__name__}")
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments when the call was queued, sent, accepted and completed.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().timeline.completed is None
+        True
+        """
+        return Timeline(self._queued_s, self._sending_s, self._accepted_s, self._completed_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure of the call; None while the call goes on, after a success and after a cancel.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().failure is None
+        True
+        """
+        return self._exception
+
+    def _describe(self, *more: str) -> str:
+        status = self.status()
+        return ", ".join([str(status.state), *([status.reason] if status.reason else []), *more])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe(*self.request_ids[:1])}>"
+
+    _repr_html_ = repr_html
+
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            # Called for missing attributes only; uses no fields, because a half-made future has none.
+            advice = "" if name.startswith("_") else type(self)._advice
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
+
+        def __getitem__(self, key: Any) -> Any:
+            # `list(future)` and a loop over the future call this too.
+            raise TypeError(f"{type(self).__name__!r} object has no items{type(self)._advice}")

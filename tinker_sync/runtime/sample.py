@@ -174,7 +174,7 @@ class SampleJob:
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make and return the future that the user holds."""
         self._future = future = self._line.runtime.future(self._on_done)
-        future.only_reads, future.asked = True, find_call_site()
+        future.only_reads, future.call_site = True, find_call_site()
         return future
 
     def start(self) -> None:

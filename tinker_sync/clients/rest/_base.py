@@ -66,7 +66,7 @@ class RestBase(CoreClient):
         runtime = self._runtime
         runtime.refuse_closed()
         future: APIFuture[T] = runtime.future()
-        future.only_reads, future.asked = not changes, find_call_site()
+        future.only_reads, future.call_site = not changes, find_call_site()
 
         def run() -> None:
             if not future.begin():
