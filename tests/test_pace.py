@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from support.limits import closed_s
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
@@ -107,7 +108,7 @@ def test_timers_and_limiters_are_scaled_exactly() -> None:
     clock = FakeClock()
     limiter = RateLimiter(clock=clock, pace=0.01)
     limiter.close_for(50)
-    assert limiter.opens_in_s() == pytest.approx(0.5)
+    assert closed_s(limiter) == pytest.approx(0.5)
 
     class Nobody:
         def run(self, job: Any) -> None: ...

@@ -16,7 +16,7 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, StubServer
 
 import tinker_sync
-from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
+from tinker_sync.runtime.rate_window import FIRST_WINDOW
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
 from tinker_sync.usage.meter import TokenCounts

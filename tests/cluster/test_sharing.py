@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
+from support.limits import closed_s
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
 from tinker_sync.ray import sharing
 from tinker_sync.ray.sharing import News
-from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter
+from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.rate_window import FIRST_WINDOW
 
 
 def test_many_processes_begin_again_in_turns() -> None:
@@ -21,7 +23,7 @@ def test_many_processes_begin_again_in_turns() -> None:
         limiter = RateLimiter(clock=FakeClock())
         member = sharing.SharedLimits("server", limiter)
         member.apply(News(version=1, delay_s=5.0, processes=30, rank=rank))
-        opens_in_s.append(limiter.opens_in_s())
+        opens_in_s.append(closed_s(limiter))
         assert "window 1," in repr(limiter)
     assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
 

@@ -91,27 +91,6 @@ class TestTimeout:
         assert repr(budget) == f"<ByteBudget {free} of 0 bytes free, 0 in line>"
 
 
-class TestHold:
-    def test_gives_back_also_after_a_failure(self) -> None:
-        budget = ByteBudget(10)
-
-        def work() -> None:
-            with budget.hold(4):
-                assert repr(budget) == "<ByteBudget 6 of 10 bytes free, 0 in line>"
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            work()
-        assert repr(budget) == "<ByteBudget 10 of 10 bytes free, 0 in line>"
-
-    def test_says_when_there_was_no_room(self) -> None:
-        budget = ByteBudget(0, clock=FakeClock())
-        more = budget.hold(3, timeout=2)
-        with budget.hold(4), pytest.raises(TinkerError, match="no room for 3 more bytes under way"):
-            more.__enter__()
-        assert repr(budget) == "<ByteBudget 0 of 0 bytes free, 0 in line>"
-
-
 class TestWhenFree:
     def test_in_the_order_they_came_and_taken_before_they_hear(self) -> None:
         budget = ByteBudget(0)

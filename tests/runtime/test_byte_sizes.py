@@ -99,14 +99,8 @@ class TestSplit:
     def test_data_may_be_a_tuple(self) -> None:
         assert [len(chunk.data) for chunk in split((datum_of(4),) * 3, max_bytes=100, max_count=2)] == [2, 1]
 
-    @given(
-        st.lists(st.integers(0, 30), min_size=1, max_size=60),
-        st.integers(1, 40),
-        st.integers(1, 9),
-    )
-    def test_chunks_keep_the_order_and_are_full(
-        self, quarters: list[int], max_quarters: int, max_count: int
-    ) -> None:
+    @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 9))
+    def test_chunks_are_full_in_order(self, quarters: list[int], max_quarters: int, max_count: int) -> None:
         data = [datum_of(4 * size) for size in quarters]
         chunks = split(data, max_bytes=4 * max_quarters, max_count=max_count)
         assert [id(datum) for chunk in chunks for datum in chunk.data] == [id(datum) for datum in data]

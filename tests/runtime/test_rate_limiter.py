@@ -1,26 +1,30 @@
 from __future__ import annotations
 
 import gc
-import math
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
+from support.limits import closed_s
 
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.rate_limiter import (
+    Gate,
+    LimiterState,
+    RateLimiter,
+    key_fingerprint,
+    shared_rate_limiter,
+)
+from tinker_sync.runtime.rate_window import (
     FIRST_WINDOW,
     OPEN_WINDOW,
     RECENT_S,
-    Gate,
-    LimiterState,
     Permit,
-    RateLimiter,
+    RateWindow,
     default_delay_s,
-    key_fingerprint,
-    shared_rate_limiter,
 )
 
 
@@ -39,12 +43,14 @@ def take_all(gate: Gate) -> list[Permit]:
     return permits
 
 
+def refuse(gate: Gate, delay_s: float) -> None:
+    gate.throttled(gate.acquire(), delay_s)
+
+
 def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
     """Return a clock, a limiter that has just reopened after a refusal, and its gate."""
     clock, limiter, gate = limiter_and_gate()
-    permit = gate.acquire()
-    assert permit is not None
-    gate.throttled(permit, delay_s=5)
+    refuse(gate, delay_s=5)
     clock.advance(5)
     return clock, limiter, gate
 
@@ -60,7 +66,6 @@ class TestOpen:
         _, limiter, gate = limiter_and_gate()
         with limiter._lock:  # a call that takes the lock would hang
             permit = gate.acquire()
-            assert permit is not None
             gate.succeeded(permit)
             gate.failed(permit)
             assert limiter.state() is LimiterState.OPEN
@@ -70,7 +75,6 @@ class TestOpen:
         _, limiter, gate = limiter_and_gate()
         for end in (gate.succeeded, gate.failed):
             permit = gate.acquire()
-            assert permit is not None
             end(permit)
         assert repr(limiter) == f"<RateLimiter open, window {OPEN_WINDOW}, 0 in flight, 0 in line>"
 
@@ -78,23 +82,19 @@ class TestOpen:
 class TestClosed:
     def test_no_call_passes_until_the_time_is_over(self) -> None:
         clock, limiter, gate = limiter_and_gate()
-        permit = gate.acquire()
-        assert permit is not None
-        gate.throttled(permit, delay_s=5)
+        refuse(gate, delay_s=5)
         assert limiter.state() is LimiterState.CLOSED
-        assert limiter.opens_in_s() == 5.0
+        assert closed_s(limiter) == 5.0
         clock.advance(4.999)
         assert gate.try_acquire() is None
         clock.advance(0.001)
         assert limiter.state() is LimiterState.REOPENING
-        assert limiter.opens_in_s() == 0.0
+        assert closed_s(limiter) == 0.0
         assert gate.try_acquire() is not None
 
     def test_who_waits_is_let_in_when_it_is_over(self) -> None:
         clock, _, gate = limiter_and_gate()
-        permit = gate.acquire()
-        assert permit is not None
-        gate.throttled(permit, delay_s=5)
+        refuse(gate, delay_s=5)
         assert gate.acquire() is not None
         assert clock.waits == [5.0]
 
@@ -111,9 +111,8 @@ class TestClosed:
         _, limiter, gate = limiter_and_gate()
         permits = [gate.acquire(), gate.acquire()]
         for permit, delay_s in zip(permits, delays, strict=True):
-            assert permit is not None
             gate.throttled(permit, delay_s)
-        assert limiter.opens_in_s() == end_s
+        assert closed_s(limiter) == end_s
 
     def test_a_pause_closes_like_a_refusal(self) -> None:
         clock, limiter, gate = limiter_and_gate()
@@ -125,9 +124,7 @@ class TestClosed:
     def test_other_gates_hear_of_it(self) -> None:
         _, limiter, gate = limiter_and_gate()
         other = limiter.gate()
-        permit = gate.acquire()
-        assert permit is not None
-        gate.throttled(permit, delay_s=5)
+        refuse(gate, delay_s=5)
         assert other.try_acquire() is None
 
     def test_recently(self) -> None:
@@ -162,7 +159,6 @@ def refused_at_work(
         gate.end_work(("ended", number))
     permits = [gate.acquire() for _ in range(count + 1)]
     for number, permit in enumerate(permits):
-        assert permit is not None
         if number < count:
             gate.begin_work(number)
             gate.succeeded(permit)
@@ -203,7 +199,6 @@ class TestWork:
     def test_requests_accepted_after_the_first_refusal_count_until_work_ends(self) -> None:
         clock, limiter, gate = limiter_and_gate()
         permits = [gate.acquire() for _ in range(70)]
-        assert permits[0] is not None
         gate.throttled(permits[0], delay_s=1)
         for number in range(64):
             gate.begin_work(number)
@@ -245,9 +240,7 @@ class TestWork:
         assert permits[0] is not None
 
     @pytest.mark.parametrize(("named", "early"), [(False, True), (True, False)])
-    def test_a_pause_without_a_time_of_the_server_ends_with_half_of_the_work(
-        self, named: bool, early: bool
-    ) -> None:
+    def test_a_pause_without_a_stated_time_ends_with_half_of_the_work(self, named: bool, early: bool) -> None:
         _, limiter, gate = refused_at_work(64, named=named, passed_s=0.5)
         for number in range(31):
             gate.end_work(number)
@@ -268,7 +261,7 @@ class TestWork:
         for number in range(32, 64):
             gate.end_work(number)
         assert limiter.state() is LimiterState.CLOSED
-        assert limiter.opens_in_s() == 1.0
+        assert closed_s(limiter) == 1.0
         clock.advance(1)
         assert len(take_all(gate)) == FIRST_WINDOW // 2
 
@@ -279,33 +272,29 @@ class TestWork:
         limiter.share(heard.append)
         permits = [gate.acquire() for _ in range(65)]
         for number, permit in enumerate(permits[1:]):
-            assert permit is not None
             gate.begin_work(number)
             gate.succeeded(permit)
-        assert permits[0] is not None
         gate.throttled(permits[0], delay_s=1, named=False)
         for number in range(64):
             gate.end_work(number)
         assert heard == [1]
-        assert limiter.opens_in_s() == 1.0
+        assert closed_s(limiter) == 1.0
 
     def test_a_pause_of_the_queue_is_whole(self) -> None:
         _, limiter, gate = refused_at_work(64, named=False, passed_s=0.5)
         limiter.close_for(2)
         for number in range(64):
             gate.end_work(number)
-        assert limiter.opens_in_s() == 2.0
+        assert closed_s(limiter) == 2.0
 
     def test_a_late_refusal_does_not_lower_the_bound(self) -> None:
         clock, _, gate = limiter_and_gate()
         permits = [gate.acquire() for _ in range(66)]
         for number, permit in enumerate(permits[2:]):
-            assert permit is not None
             gate.begin_work(number)
             gate.succeeded(permit)
         first, last = permits[:2]
         assert first is not None
-        assert last is not None
         gate.throttled(first, delay_s=1, named=False)
         for number in range(40):
             gate.end_work(number)
@@ -313,6 +302,21 @@ class TestWork:
         assert take_all(gate) == []
         clock.advance(1)
         assert accept_all(gate, "next") == 40
+
+    def test_the_limiter_is_closed_when_the_work_is_counted(self) -> None:
+        """Otherwise work that begins just after the count would not be bounded."""
+        _, limiter, gate = limiter_and_gate()
+        free: list[Permit | None] = []
+
+        class Watched(RateWindow):
+            def bound_work(self) -> None:
+                free.append(limiter._free)
+
+        limiter._window = Watched(limiter._clock, pace=1.0)
+        for close in (limiter.close_for, limiter.follow, partial(gate.throttled, Permit(0, counted=False))):
+            limiter._free = Permit(0, counted=False)
+            close(1.0)
+        assert free == [None] * 3
 
     def test_work_takes_no_lock_while_open(self) -> None:
         _, limiter, gate = limiter_and_gate()
@@ -337,9 +341,8 @@ def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
 
 class TestReopening:
     def test_a_few_first(self) -> None:
-        _, limiter, gate = throttled_once()
+        _, _, gate = throttled_once()
         assert len(take_all(gate)) == FIRST_WINDOW
-        assert limiter.opens_in_s() == math.inf
 
     def test_one_more_with_each_success(self) -> None:
         _, _, gate = throttled_once()
@@ -378,14 +381,12 @@ class TestReopening:
         clock, limiter, gate = limiter_and_gate()
         permits = [gate.acquire() for _ in range(300)]
         for permit in permits[:-1]:
-            assert permit is not None
             gate.throttled(permit, delay_s=1)
         clock.advance(1)
         few = take_all(gate)
         assert len(few) == FIRST_WINDOW
-        assert permits[-1] is not None
         gate.throttled(permits[-1], delay_s=2)  # a late refusal, whose delay counts anyway
-        assert limiter.opens_in_s() == 2
+        assert closed_s(limiter) == 2
         for permit in few:
             gate.failed(permit)
         clock.advance(2)
@@ -436,7 +437,6 @@ class TestReopening:
         for _ in range(OPEN_WINDOW - FIRST_WINDOW):
             assert limiter.state() is LimiterState.REOPENING
             permit = gate.try_acquire()
-            assert permit is not None
             gate.succeeded(permit)
         assert limiter.state() is LimiterState.OPEN
         assert repr(limiter) == f"<RateLimiter open, window {OPEN_WINDOW}, 0 in flight, 0 in line>"
@@ -445,10 +445,8 @@ class TestReopening:
         clock, _, gate = throttled_once()
         for _ in range(OPEN_WINDOW - FIRST_WINDOW):
             permit = gate.try_acquire()
-            assert permit is not None
             gate.succeeded(permit)
         permit = gate.try_acquire()
-        assert permit is not None
         gate.throttled(permit, delay_s=1)
         clock.advance(1)
         assert len(take_all(gate)) == FIRST_WINDOW
@@ -540,19 +538,16 @@ class TestSharing:
         limiter.share(announced.append)
         permits = [gate.acquire() for _ in range(50)]
         for permit in permits:
-            assert permit is not None
             gate.throttled(permit, delay_s=5)
         assert announced == [5]
 
     def test_an_announcement_holds_no_lock(self) -> None:
         _, limiter, gate = limiter_and_gate()
-        free: list[bool] = []
-        limiter.share(lambda _: free.append(not limiter._lock.locked()))
-        permit = gate.acquire()
-        assert permit is not None
-        gate.throttled(permit, delay_s=5)
+        seen: list[str] = []
+        limiter.share(lambda _: seen.append(repr(limiter)))  # would hang
+        refuse(gate, delay_s=5)
         limiter.close_for(5)
-        assert free == [True, True]
+        assert seen == [f"<RateLimiter closed, window {FIRST_WINDOW}, 0 in flight, 0 in line>"] * 2
 
     def test_what_another_process_met_closes_this_one_and_is_not_announced_again(self) -> None:
         clock, limiter, gate = limiter_and_gate()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
 from support.polls import HandPoller
+from support.raising import raising
 from support.sends import HandWorkers
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, ClientClosedError, TinkerError
@@ -16,6 +18,7 @@ from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.sample_scheduler import (
+    Holdings,
     Refused,
     Resubmit,
     SampleScheduler,
@@ -95,6 +98,11 @@ class Bench:
             self.soon.append(job)
         return self.watched
 
+    def filled_with(self, names: str) -> Bench:
+        for name in names:
+            self.put(name)
+        return self
+
     def put(self, name: str, *, first: bool = False, **options: Any) -> Job:
         job = Job(self.log, name, **options)
         sample: Any = job
@@ -103,9 +111,7 @@ class Bench:
 
 
 def test_samples_go_in_the_order_of_the_calls() -> None:
-    bench = Bench()
-    for name in "abc":
-        bench.put(name)
+    bench = Bench().filled_with("abc")
     assert bench.log == []  # `put` leaves everything to a worker
     bench.workers.do_all()
     assert [line for line in bench.log if line.startswith("admit")] == ["admit a", "admit b", "admit c"]
@@ -113,34 +119,26 @@ def test_samples_go_in_the_order_of_the_calls() -> None:
 
 
 def test_one_that_is_submitted_again_goes_before_the_others() -> None:
-    bench = Bench()
-    for name in "ab":
-        bench.put(name)
+    bench = Bench().filled_with("ab")
     bench.put("again", first=True)
     bench.workers.do_all()
     assert bench.log[0] == "admit again"
 
 
 def test_only_one_worker_admits() -> None:
-    bench = Bench()
-    for name in "abc":
-        bench.put(name)
+    bench = Bench().filled_with("abc")
     assert len(bench.workers.jobs) == 1
 
 
 def test_over_idle_connections_one_worker_submits_everything() -> None:
-    bench = Bench(idle=True)
-    for name in "abc":
-        bench.put(name)
+    bench = Bench(idle=True).filled_with("abc")
     bench.workers.do()
     assert bench.log[-1] == "submit c"
     assert not bench.workers.jobs
 
 
 def test_where_connections_must_be_opened_each_submit_gets_a_worker() -> None:
-    bench = Bench(idle=False)
-    for name in "abc":
-        bench.put(name)
+    bench = Bench(idle=False).filled_with("abc")
     bench.workers.do()
     assert len(bench.workers.jobs) == 2
     assert bench.log == ["admit a", "admit b", "admit c", "submit c"]  # it submits the last one itself
@@ -181,9 +179,7 @@ def test_a_sample_that_comes_during_an_admission_is_admitted_by_the_same_worker(
 
 
 def test_the_thread_of_the_poller_admits_and_submits_what_need_not_wait() -> None:
-    bench = Bench(watched=True)
-    for name in "abc":
-        bench.put(name)
+    bench = Bench(watched=True).filled_with("abc")
     (job,) = bench.soon
     job()
     assert bench.log == ["admit a", "submit a", "admit b", "submit b", "admit c", "submit c"]
@@ -227,10 +223,7 @@ def test_closing_fails_what_is_queued_and_what_comes_later() -> None:
 def test_closed_workers_close_the_scheduler() -> None:
     bench = Bench()
 
-    def refuse(_: object) -> None:
-        raise RuntimeError("closed")
-
-    bench.workers.run = refuse  # type: ignore[method-assign]
+    bench.workers.run = raising(RuntimeError("closed"))  # type: ignore[method-assign]
     assert isinstance(bench.put("a").failure, TinkerError)
 
 
@@ -250,8 +243,6 @@ def test_keys_are_unique() -> None:
 
 
 # ------------------------------------------------------------------------------------------- the policy
-
-
 def policy(*, billing_s: float = 0.0) -> SubmitPolicy:
     clock = FakeClock(automatic=False)
     judge = Judge("http://127.0.0.1:1", clock, tuple)
@@ -301,3 +292,29 @@ def test_an_error_of_the_client_itself_stays_what_it_is() -> None:
     failed, cause = SendFailed("no key", maybe_received=False), TinkerError("no key")
     failed.__cause__ = cause
     assert decide(failed) == Refused(cause)
+
+
+class FullLimit:
+    """A limit that lets every sample pass, but only after a wait. It keeps the longest time of each wait."""
+
+    limit_bytes = 1000
+    limiter = SimpleNamespace(recently_closed=lambda: False)
+
+    def __init__(self, waits: list[float | None]) -> None:
+        self._waits = waits
+
+    def try_acquire(self, *_: object) -> None:
+        return None
+
+    def acquire(self, *given: Any) -> bool:
+        self._waits.append(given[-1])
+        return True
+
+
+def test_each_wait_of_a_sample_has_the_time_that_the_others_have_left() -> None:
+    waits: list[float | None] = []
+    limit = FullLimit(waits)
+    holdings = Holdings()
+    holdings.scheduler = SimpleNamespace(places=limit, sending_bytes=limit, gate=limit)  # type: ignore[assignment]
+    assert holdings.take(10, iter([3.0, 2.0, 1.0]).__next__)
+    assert waits == [3.0, 2.0, 1.0]

@@ -40,8 +40,9 @@ def test_first_come_first_served() -> None:
     order: list[int] = []
 
     def enter(number: int) -> None:
-        with budget.hold(5):
-            order.append(number)
+        assert budget.acquire(5)
+        order.append(number)
+        budget.release(5)
 
     jobs: list[threading.Thread] = []
     for number in range(6):

@@ -14,15 +14,13 @@ from support.crowd import aside, let_others_run, together, until
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import rate_limiter
 from tinker_sync.runtime.rate_limiter import (
-    FIRST_WINDOW,
-    OPEN_WINDOW,
     Gate,
     LimiterState,
-    Permit,
     RateLimiter,
     key_fingerprint,
     shared_rate_limiter,
 )
+from tinker_sync.runtime.rate_window import FIRST_WINDOW, OPEN_WINDOW, Permit, RateWindow
 
 
 def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
@@ -96,7 +94,7 @@ def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_few_go() -> None:
 def test_first_come_first_served() -> None:
     clock, limiter, gate = closed_limiter(5)
     permit_holders = Crowd(8, gate)
-    limiter._window = 1
+    limiter.count_sharers(FIRST_WINDOW)  # a window of one
     permit_holders.start(clock)
     clock.advance(5)
     for count in range(1, 9):
@@ -132,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
     """After a refusal, the first thread waiting for a place must wake by itself at the end of the pause."""
     clock, limiter, gate = closed_limiter(1)
-    limiter._window = 1
+    limiter.count_sharers(FIRST_WINDOW)  # a window of one
     clock.advance(1)
     only = gate.try_acquire()
     assert only is not None
@@ -216,24 +214,26 @@ class PassingClock(FakeClock):
         return True
 
 
-class WatchedLimiter(RateLimiter):
-    """A limiter that records two figures at each permit: the free places, and the time since it reopened."""
+class WatchedWindow(RateWindow):
+    """A window that records two figures at each permit: the free places, and the time since it reopened."""
 
     def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
-        self.room: list[int] = []  # guarded by _lock
-        self.since_closed_s: list[float] = []  # guarded by _lock
+        super().__init__(clock, pace=1.0)
+        self.room: list[int] = []  # guarded by the lock of the limiter
+        self.since_closed_s: list[float] = []  # guarded by the lock of the limiter
 
-    def _count_locked(self) -> Permit:
-        permit = super()._count_locked()
-        self.room.append(self._window - self._in_flight)
-        self.since_closed_s.append(self._clock.now() - self._closed_until_s)
+    def count(self) -> Permit:
+        permit = super().count()
+        self.room.append(self.size - self.in_flight)
+        self.since_closed_s.append(self._clock.now() - self.closed_until_s)
         return permit
 
 
 def test_a_crowd_passes_without_exceeding_the_window() -> None:
     """32 threads retry at a server that accepts `capacity` requests at once and refuses the others."""
-    limiter = WatchedLimiter(PassingClock())
+    clock = PassingClock()
+    limiter = RateLimiter(clock=clock)
+    limiter._window = window = WatchedWindow(clock)
     gate = limiter.gate()
     lock = threading.Lock()
     under_way, refusals, capacity = 0, 0, 6
@@ -269,16 +269,15 @@ def test_a_crowd_passes_without_exceeding_the_window() -> None:
     limiter.close_for(1)
     assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [50] * 32
     assert refusals > 0
-    assert min(limiter.room) >= 0
-    assert min(limiter.since_closed_s) >= 0
-    assert limiter._in_flight == 0
-    assert not limiter._line
+    assert min(window.room) >= 0
+    assert min(window.since_closed_s) >= 0
+    assert "0 in flight, 0 in line" in repr(limiter)
 
 
 def test_opens_only_when_no_thread_waits() -> None:
     clock, limiter, gate = closed_limiter(1)
     clock.advance(1)
-    limiter._window = OPEN_WINDOW - 1
+    limiter._window.size = OPEN_WINDOW - 1
     permits = [gate.try_acquire() for _ in range(OPEN_WINDOW - 1)]
     crowd = Crowd(3, gate)
     crowd.start(clock)
@@ -304,4 +303,4 @@ def test_closing_races_with_entering() -> None:
 
         jobs: list[Callable[[], object]] = [enter, enter, partial(gate.close, TinkerError("closed"))]
         assert together(*jobs)[:2] == ["closed", "closed"]
-        assert not limiter._line
+        assert "0 in line" in repr(limiter)

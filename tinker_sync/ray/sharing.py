@@ -30,7 +30,8 @@ from tinker_sync._observe import ModelNamed
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, TinkerError
 from tinker_sync.runtime.lazy import Shared
-from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_window import FIRST_WINDOW
 from tinker_sync.usage.meter import Meter, TokenCounts
 
 if TYPE_CHECKING:

@@ -1,16 +1,17 @@
-"""`ByteBudget`: a limit on the bytes under way at once. Also the sizes of requests, and their split.
+"""`ByteBudget`: a limit on the bytes under way. Also the sizes of requests, and the split into chunks.
 
 Sizes are the estimates to which the server's limits on chunks refer. They are computed from the contents of a
-datum or a prompt, without encoding it. Keys, spans and framing do not count.
+datum or a prompt, without encoding it. Field names, provenance spans and framing do not count.
 
-The rule is that of the reference client: a request may enter while the balance is not negative. Entering
-takes its size off the balance, leaving puts it back. The balance may go below zero. So a request larger than
-the whole budget may enter too, once the balance is not negative, and then keeps all others out.
+The rule is that of the reference client, the vendor's own. A budget has a balance, which is its limit at
+first. A request may enter while the balance is not negative. Entering takes the size of the request off the
+balance, leaving puts it back. The balance may become negative. So a request larger than the whole budget may
+enter too, and then keeps all others out until it leaves.
 
-The check and the deduction are one step under one lock. Requests that cannot enter wait in a line. Requests
-that leave let them in, in order of arrival. So no thread wakes up only to find its place taken, and a stream
-of small requests cannot starve a large one. For this, each request waits for its own event and not for a
-shared Condition. The injected clock does the waiting for events.
+The check and the deduction are one step under one lock. Requests that cannot enter wait in a line. A request
+that leaves lets them in, in order of arrival, and takes their sizes off the balance at once. So a thread that
+is let in need not compete for its bytes, and a stream of small requests cannot starve a large one. For this,
+each thread waits for its own event and not for a shared Condition. The clock of the budget does the waiting.
 
 Threads: any. Workers that must not block use `try_acquire` or `when_free`.
 """
@@ -20,12 +21,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync.errors import InvalidInputError, TinkerError
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types.model_input import (
@@ -45,7 +45,7 @@ _SAMPLING_TOKEN_BYTES: Final = 10
 
 
 class DataChunk(NamedTuple):
-    """The data of one request, in the order of the call, and their estimated size."""
+    """A chunk of a pass: the data of one request, in the order of the call, and their estimated size."""
 
     data: Sequence[Datum]
     size_bytes: int
@@ -68,7 +68,7 @@ def estimate_bytes(datum: Datum) -> int:
 
 
 def estimate_prompt_bytes(prompt: ModelInput) -> int:
-    """Return the estimated size of a prompt in a sampling request.
+    """Return the estimated size of a prompt in a sampling request. A text token counts as 10 bytes.
 
     >>> estimate_prompt_bytes(ModelInput.from_ints([1, 2, 3]))
     30
@@ -90,7 +90,7 @@ def _chunk_bytes(chunk: ModelInputChunk, token_bytes: int) -> int:
 
 
 def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[DataChunk]:
-    """Split data into chunks of at most `max_bytes` (estimated) and `max_count` each, in order.
+    """Split data into chunks of at most `max_bytes` (estimated) and `max_count` data each, in order.
 
     A datum larger than `max_bytes` gets a chunk of its own.
 
@@ -118,7 +118,10 @@ def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[Data
 
 
 class _PlaceInLine:
-    """The place of a waiting request in the line of a budget. `granted` is guarded by the budget's lock."""
+    """The place of a waiting request in the line of a budget.
+
+    `granted` is True once the request has its bytes; the lock of the budget guards it.
+    """
 
     __slots__ = ("granted", "size_bytes", "wake")
 
@@ -130,6 +133,8 @@ class _PlaceInLine:
 
 class ByteBudget:
     """A limit on the bytes under way, first come first served. Thread-safe.
+
+    A request may enter unless those under way exceed `limit_bytes`. It may itself exceed the limit.
 
     >>> budget = ByteBudget(100)
     >>> budget.try_acquire(70), budget.try_acquire(70), budget.try_acquire(1)
@@ -154,10 +159,10 @@ class ByteBudget:
 
         Args:
             size_bytes: the size of the request.
-            turn: put in line if there is no room; for the methods of this class.
+            turn: the place to put in line if there is no room; only methods of this class pass it.
 
         Raises:
-            TinkerError: the failure given to `close`.
+            Exception: the budget is closed; a copy of the failure given to `close`.
 
         >>> ByteBudget(10).try_acquire(4)
         True
@@ -186,12 +191,12 @@ class ByteBudget:
         return self._balance_bytes >= 0
 
     def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
-        """Take `size_bytes` from the budget, after waiting at most `timeout` seconds for room.
+        """Wait at most `timeout` seconds for room, take `size_bytes` from the budget, and return True.
 
-        Return False if there is no room in time.
+        Return False if there is no room in time. Without `timeout`, wait without a limit.
 
         Raises:
-            TinkerError: the failure given to `close`.
+            Exception: the budget is closed, now or during the wait; a copy of the failure given to `close`.
 
         >>> ByteBudget(10).acquire(4, timeout=1)
         True
@@ -214,13 +219,14 @@ class ByteBudget:
         return granted
 
     def when_free(self, size_bytes: int, then: Callable[[bool], object]) -> None:
-        """Take the bytes and call `then(True)`, or call `then(False)` if the budget closes before.
+        """Take `size_bytes` and call `then(True)`, or call `then(False)` if the budget closes first.
 
-        The call comes now, or later from the thread that makes room. This method is for threads that must not
-        wait, such as the workers whose results make room. `then` must be short.
+        If there is room, this method calls `then` itself. Otherwise it returns, and the thread that makes
+        room or closes the budget calls `then`. This method is for threads that must not wait, such as the
+        workers whose results make room. `then` must be short.
 
         Raises:
-            TinkerError: the failure given to `close`.
+            Exception: the budget is closed already; a copy of the failure given to `close`.
 
         >>> budget = ByteBudget(0)
         >>> for name in "ab":
@@ -253,36 +259,18 @@ class ByteBudget:
             turn.wake(True)
         assert not overfull, "more came back than was taken"  # noqa: S101
 
-    @contextmanager
-    def hold(self, size_bytes: int, timeout: float | None = None) -> Iterator[None]:
-        """Take `size_bytes` from the budget for the duration of a `with` block.
-
-        Raises:
-            TinkerError: there is no room in time. If the budget is closed, the failure given to `close`.
-
-        >>> budget = ByteBudget(10)
-        >>> with budget.hold(4):
-        ...     print(budget)
-        <ByteBudget 6 of 10 bytes free, 0 in line>
-        """
-        if not self.acquire(size_bytes, timeout):
-            raise TinkerError(f"no room for {size_bytes} more bytes under way within {timeout} s")
-        try:
-            yield
-        finally:
-            self.release(size_bytes)
-
     def close(self, failure: Exception) -> None:
-        """Close the budget: requests that wait now or come later fail with `failure`.
+        """Close the budget: threads that wait in `acquire`, and later requests, fail with `failure`.
 
-        Bytes can still be put back.
+        Functions that wait in `when_free` are called with False. Bytes can still be put back. If the budget
+        is closed already, the first failure stays.
 
         >>> budget = ByteBudget(10)
-        >>> budget.close(TinkerError("closed"))
+        >>> budget.close(RuntimeError("closed"))
         >>> budget.acquire(1)
         Traceback (most recent call last):
             ...
-        tinker_sync.errors.TinkerError: closed
+        RuntimeError: closed
         """
         with self._lock:
             if self._failure is None:
@@ -292,7 +280,7 @@ class ByteBudget:
             turn.wake(False)
 
     def renew_after_fork(self) -> None:
-        """Forget the bytes under way in the parent; they do not count in the child."""
+        """Forget the requests of the parent, under way or in line; they do not count in the child."""
         self._lock = threading.Lock()
         self._balance_bytes = self.limit_bytes
         self._line = deque()
@@ -304,7 +292,7 @@ class ByteBudget:
             return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
 
     def _leave_line(self, turn: _PlaceInLine) -> bool:
-        """Remove a request from the line. Return True if it has already got its bytes."""
+        """Remove a request from the line, if it is there. Return True if it has already got its bytes."""
         with self._lock:
             if turn in self._line:
                 self._line.remove(turn)

@@ -1,28 +1,14 @@
-"""`RateLimiter`: slows down all clients of the process when the server asks for fewer requests.
+"""`RateLimiter`: slows down the clients of one server and key when the server asks for fewer requests.
 
-One limiter belongs to a base URL and a key; `shared_rate_limiter` returns the same one to all clients that
-use both. Each client goes through a `Gate` of its own, which it can close without closing those of other
-clients.
+One limiter belongs to a base URL and a key; `shared_rate_limiter` returns the same one to all clients of this
+process that use both. Each client has a `Gate` of its own, which it can close without closing the others.
 
     permit = gate.acquire(timeout)      # waits while the limiter is closed or its window is full
     ... send ...
     gate.succeeded(permit)              # or gate.throttled(permit, delay_s) or gate.failed(permit), once
 
-While the limiter is open, a request passes after one look at an attribute, and nothing is counted. A refusal
-(429), or a queue that the server reports as paused, closes the limiter for a time: no request passes. Then it
-reopens for a small window of requests. The window grows by one with each request that succeeds; a further
-refusal halves it. The limiter opens when the window covers all requests that can be in their send phase, and
-no request waits. So the requests that gathered meanwhile never go all at once.
-
-A server often refuses because it works on as many requests as it can hold. So a refusal also bounds the work:
-the requests that the server has accepted and not finished. The bound is the work that the server held when it
-refused. While it lasts, a request passes when another one ends, and the server refuses no more. After
-`RECENT_S` the bound ends, and a small window finds out what the server holds by then.
-
-A refusal that names no time closes the limiter for a time of our own. When half of that work has ended, the
-server has room, so the limiter reopens for its small window without waiting for the rest of the time. A
-server that refuses the first requests after that had another reason, and the next pause is whole. A limiter
-that shares its pauses with other processes always waits for their end.
+While the limiter is open, a request passes after one look at an attribute, and nothing is counted. A
+`RateWindow` decides when and how far a refusal closes the limiter, and when it opens again.
 
 The requests that wait form one line. The thread of the first one watches the time while the limiter is
 closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
@@ -43,26 +29,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Shared
-
-# The reference client sends this many requests at once after a refusal.
-FIRST_WINDOW: Final = 10
-# At most this many samples are in their send phase at once, so a wider window limits nothing.
-OPEN_WINDOW: Final = 400
-# For this time after a pause, a prompt counts as several times its size in the limit on bytes.
-RECENT_S: Final = 10.0
-
-# The bound is smaller than the work at a refusal by one part in this many.
-_SPARE: Final = 32
-_SMALL_BYTES: Final = 128 * 1024
-
-
-def default_delay_s(size_bytes: int) -> float:
-    """Return the pause after a refusal that names no time: one second, or five for a large request.
-
-    >>> default_delay_s(1000), default_delay_s(1_000_000)
-    (1.0, 5.0)
-    """
-    return 1.0 if size_bytes <= _SMALL_BYTES else 5.0
+from tinker_sync.runtime.rate_window import RECENT_S, Permit, RateWindow
 
 
 def key_fingerprint(key: str) -> str:
@@ -75,13 +42,13 @@ def key_fingerprint(key: str) -> str:
 
 
 class LimiterState(Enum):
-    """The state of a limiter: all requests pass, none passes, or a window of them passes.
+    """The state of a limiter: all requests pass, none passes, or as many as its window allows.
 
     OPEN -> CLOSED             a refusal or a pause
     CLOSED -> CLOSED           another refusal or pause: the later end counts
-    CLOSED -> REOPENING        the time is over
+    CLOSED -> REOPENING        the pause is over
     REOPENING -> CLOSED        a refusal or a pause
-    REOPENING -> OPEN          the window is wide and no request waits
+    REOPENING -> OPEN          the window limits nothing and no request waits
 
     Illegal: CLOSED -> OPEN, which would let all waiting requests go at once, and OPEN -> REOPENING, since
     only a refusal or a pause sets a window.
@@ -90,16 +57,6 @@ class LimiterState(Enum):
     OPEN = "open"
     CLOSED = "closed"
     REOPENING = "reopening"
-
-
-class Permit:
-    """A permission to send one request. A `counted` one uses a place in the window until it is given back."""
-
-    __slots__ = ("counted", "epoch")
-
-    def __init__(self, epoch: int, counted: bool) -> None:
-        self.epoch = epoch
-        self.counted = counted
 
 
 class _Turn:
@@ -113,8 +70,14 @@ class _Turn:
         self.permit: Permit | None = None
 
 
+def _wake(*turns: _Turn | None) -> None:
+    for turn in turns:
+        if turn is not None:
+            turn.event.set()
+
+
 class RateLimiter:
-    """A limiter of the requests to one server under one key. Thread-safe.
+    """A limiter of the requests to one server with one API key. Thread-safe.
 
     >>> limiter = RateLimiter()
     >>> gate = limiter.gate()
@@ -125,41 +88,23 @@ class RateLimiter:
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
         self._clock = clock
-        self._pace = pace  # pauses are multiplied by this
         # The permit while open, else None; written under _lock, read without.
         self._free: Permit | None = Permit(0, counted=False)
         self._lock = threading.Lock()
-        self._closed_until_s = -math.inf  # written under _lock, read without
-        self._epoch = 0  # guarded by _lock; the number of times that a window was set
-        self._window = OPEN_WINDOW  # guarded by _lock
-        self._in_flight = 0  # guarded by _lock; counted permits not given back
+        self._window = RateWindow(clock, pace)  # guarded by _lock, except where its attributes differ
         self._line: deque[_Turn] = deque()  # guarded by _lock
-        self._work: set[object] = set()  # what the server works on; one operation at a time, without _lock
-        self._most_work = math.inf  # guarded by _lock; the bound
-        self._may_hold_more = False  # guarded by _lock; no work has ended since the refusal
-        self._ends_with_work = False  # guarded by _lock; the pause may end before its time
-        self._has_ended = False  # some work has ended since there was none; written without _lock
-        self._first_window = FIRST_WINDOW  # written under _lock
         self._announce: Callable[[float], None] | None = None  # written once
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
-        """Return a gate for one client.
-
-        >>> RateLimiter().gate().acquire() is None
-        False
-        """
+        """Return a new gate, through which one client uses this limiter."""
         return Gate(self)
 
     def state(self) -> LimiterState:
-        """Return the current state.
-
-        >>> RateLimiter().state()
-        <LimiterState.OPEN: 'open'>
-        """
+        """Return the current state."""
         if self._free is not None:
             return LimiterState.OPEN
-        return LimiterState.CLOSED if self._clock.now() < self._closed_until_s else LimiterState.REOPENING
+        return LimiterState.CLOSED if self._window.is_closed() else LimiterState.REOPENING
 
     def close_for(self, delay_s: float) -> None:
         """Let no request pass for `delay_s`, and few afterwards, because the server has paused the queue.
@@ -170,20 +115,15 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            if self._free is not None:
-                self._epoch += 1
-            self._window = min(self._window, self._first_window)
-            self._ends_with_work = False
-            watch = self._close_locked(delay_s)
-        if watch is not None:
-            watch.event.set()
+            self._window.pause(delay_s, was_open=self._shut_locked())
+            watch = self._first_locked()
+        _wake(watch)
         if self._announce is not None:
             self._announce(delay_s)
 
     def share(self, announce: Callable[[float], None]) -> None:
-        """Set a function that passes the delay of each refusal to the limiters of other processes.
-
-        The limiter calls it with no lock held.
+        """Set a function that passes the delay of each refusal or pause to the limiters of other processes.
+        Refusals of requests that were under way together count as one. No lock is held during the call.
 
         >>> limiter, heard = RateLimiter(), []
         >>> limiter.share(heard.append)
@@ -194,8 +134,7 @@ class RateLimiter:
         self._announce = announce
 
     def count_sharers(self, processes: int) -> None:
-        """Divide the first window by the number of processes that share it.
-
+        """Divide the first window after a refusal among the processes that share the server's limit.
         The part of a process is at least 1. A closed limiter reopens with a window of at most that size.
 
         >>> limiter = RateLimiter()
@@ -205,13 +144,10 @@ class RateLimiter:
         <RateLimiter closed, window 2, 0 in flight, 0 in line>
         """
         with self._lock:
-            self._first_window = max(1, FIRST_WINDOW // max(1, processes))
-            if self._clock.now() < self._closed_until_s:
-                self._window = min(self._window, self._first_window)
+            self._window.share_among(processes)
 
     def follow(self, delay_s: float) -> None:
         """Close for `delay_s`, because the server has refused a request of another process.
-
         Refusals that arrive while the limiter is closed count as one: they only extend the time.
 
         >>> limiter = RateLimiter()
@@ -220,178 +156,100 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            if self._free is not None:
-                self._epoch += 1
-                self._window = self._first_window
-            elif self._clock.now() >= self._closed_until_s:
-                self._epoch += 1
-                self._window = max(1, self._window // 2)
-            self._ends_with_work = False
-            watch = self._close_locked(delay_s)
-        if watch is not None:
-            watch.event.set()
+            self._window.follow(delay_s, was_open=self._shut_locked())
+            watch = self._first_locked()
+        _wake(watch)
 
     def recently_closed(self) -> bool:
-        """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds.
-
-        >>> RateLimiter().recently_closed()
-        False
-        """
-        return self._clock.now() < self._closed_until_s + RECENT_S
-
-    def opens_in_s(self) -> float:
-        """Return the seconds until a request may pass: 0 for now, inf if another request must end first.
-
-        >>> RateLimiter().opens_in_s()
-        0.0
-        """
-        with self._lock:
-            if self._free is not None:
-                return 0.0
-            closed_s = self._closed_until_s - self._clock.now()
-            if closed_s > 0:
-                return closed_s
-            return 0.0 if self._has_room_locked() else math.inf
+        """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
+        return self._clock.now() < self._window.closed_until_s + RECENT_S
 
     def renew_after_fork(self) -> None:
         """In a forked child, keep the pause and the window, and forget the requests of the parent."""
         self._lock = threading.Lock()
-        self._in_flight = 0
+        self._window.forget_requests()
         self._line = deque()
-        self._work = set()
 
     def __repr__(self) -> str:
         state = self.state()
         with self._lock:
-            counts = f"window {self._window}, {self._in_flight} in flight, {len(self._line)} in line"
+            window = self._window
+            counts = f"window {window.size}, {window.in_flight} in flight, {len(self._line)} in line"
         return f"<RateLimiter {state.value}, {counts}>"
 
     # ---------------------------------------------------- for gates
 
-    def _close_locked(self, delay_s: float, *, late: bool = False) -> _Turn | None:
-        """Close for `delay_s`. Return the turn whose thread must be woken to watch the time, or None.
+    def _shut_locked(self) -> bool:
+        """Make each request ask the window from now on. Return True if the limiter was open.
 
-        Args:
-            delay_s: the length of the pause.
-            late: True for the refusal of a request that was sent before the last pause began.
+        Call this before the window counts the requests that the server works on. From then on, `begin_work`
+        takes the lock and, during a pause, makes the window count again. So no request is missed.
         """
-        self._free = None
-        # The refusals of one storm arrive one after the other, while work ends. The first one counts.
-        if not late and self._clock.now() >= self._closed_until_s:
-            self._may_hold_more = True
-            self._most_work = math.inf
-        self._bound_work_locked()
-        self._closed_until_s = max(self._closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
+        was_open, self._free = self._free is not None, None
+        return was_open
+
+    def _first_locked(self) -> _Turn | None:
+        """Return the first turn in line, or None. The caller wakes its thread to watch the end of a pause."""
         return self._line[0] if self._line else None
 
     def _enter_locked(self, gate: Gate, turn: _Turn | None) -> Permit | None:
-        """Return a permit if there is one now. Else put the turn, if given, into the line and return None."""
+        """Return a permit if there is one now. Else put the turn, if given, into the line and return None.
+        If the gate is closed, return None and do not use the line.
+        """
         if gate._failure is not None:
             return None
         if self._free is not None:
             return self._free
-        if not self._line and self._has_room_locked():
-            return self._count_locked()
+        if not self._line and self._window.has_room():
+            return self._window.count()
         if turn is not None:
             self._line.append(turn)
         return None
 
-    def _has_room_locked(self) -> bool:
-        if math.isfinite(self._most_work) and not self.recently_closed():
-            self._most_work = math.inf
-            self._window = min(self._window, self._first_window)
-        if self._in_flight >= self._window or self._in_flight + len(self._work) >= self._most_work:
-            return False
-        return self._clock.now() >= self._closed_until_s
-
-    def _bound_work_locked(self) -> None:
-        """Bound the work by what the server holds, as far as this client knows.
-
-        The server ends work some time before this client has the result. So once some work has ended, the
-        bound is a little less. A server that refuses while it works on few requests has another reason.
-        """
-        work = len(self._work)
-        if self._may_hold_more and work >= FIRST_WINDOW:
-            self._most_work = work - work // _SPARE if self._has_ended else work
-
-    def _end_work_locked(self) -> None:
-        """Take note that the server has room for more, and end a pause that waits for that alone."""
-        self._may_hold_more = False
-        if self._ends_with_work and 2 * len(self._work) <= self._most_work < math.inf:
-            self._ends_with_work = False
-            self._closed_until_s = min(self._closed_until_s, self._clock.now())
-
-    def _count_locked(self) -> Permit:
-        self._in_flight += 1
-        return Permit(self._epoch, counted=True)
-
     def _admit_locked(self) -> list[_Turn]:
-        """Admit turns in order while there is room. Open if the window is wide and the line is empty."""
-        admitted = []
-        while self._line and self._has_room_locked():
+        """Admit turns in order while there is room, and return them. Open the limiter if the window limits
+        nothing and the line is empty.
+        """
+        admitted, window = [], self._window
+        while self._line and window.has_room():
             turn = self._line.popleft()
-            turn.permit = self._count_locked()
+            turn.permit = window.count()
             admitted.append(turn)
-        wide = self._window >= OPEN_WINDOW and not self._line and math.isinf(self._most_work)
-        if wide and self._free is None and self._clock.now() >= self._closed_until_s:
-            self._free = Permit(self._epoch, counted=False)
+        if self._free is None and not self._line and window.limits_nothing():
+            self._free = Permit(window.epoch, counted=False)
         return admitted
 
     def _watch_s_locked(self, turn: _Turn) -> float:
-        """Return the longest time that the thread of a turn may sleep.
-
-        Only the first in line watches the time.
-        """
-        if self._line and self._line[0] is turn:
-            closed_s = self._closed_until_s - self._clock.now()
-            if closed_s > 0:
-                return closed_s
-            if math.isfinite(self._most_work):
-                return closed_s + RECENT_S
-        return math.inf
+        """Return how long the thread of a turn may sleep at most; infinity unless the turn is the first."""
+        return self._window.changes_in_s() if self._first_locked() is turn else math.inf
 
     def _leave_locked(self, turns: list[_Turn]) -> _Turn | None:
-        """Remove turns from the line.
-
-        Return the turn that is first now, if its thread must be woken to watch the time.
-        """
+        """Remove turns from the line. Return the new first turn if its thread must now watch the time."""
         if not turns:
             return None
         watched = self._line[0] in turns
         self._line = deque(turn for turn in self._line if turn not in turns)
-        return self._line[0] if watched and self._line else None
+        return self._first_locked() if watched else None
 
     def _end(self, permit: Permit, *, success: bool) -> None:
         with self._lock:
-            self._in_flight -= 1
-            # A request sent before the last refusal proves nothing about the time after it.
-            if success and permit.epoch == self._epoch:
-                self._window += 1
+            self._window.end(permit, success=success)
             admitted = self._admit_locked()
-        for turn in admitted:
-            turn.event.set()
+        _wake(*admitted)
 
-    def _refused(self, permit: Permit, delay_s: float, *, named: bool) -> None:
+    def _refuse(self, permit: Permit, delay_s: float, *, named: bool) -> None:
+        early = not named and self._announce is None
         with self._lock:
-            if permit.counted:
-                self._in_flight -= 1
-            # The server refuses the requests that are under way together; this counts as one refusal.
-            first = permit.epoch == self._epoch
-            if first:
-                accepted = not permit.counted or self._window > self._first_window
-                self._ends_with_work = accepted and self._announce is None
-                self._epoch += 1
-                self._window = max(1, self._window // 2) if permit.counted else self._first_window
-            self._ends_with_work = self._ends_with_work and not named
-            watch = self._close_locked(delay_s, late=not first)
-        if watch is not None:
-            watch.event.set()
+            self._shut_locked()
+            first = self._window.refuse(permit, delay_s, may_end_early=early)
+            watch = self._first_locked()
+        _wake(watch)
         if first and self._announce is not None:
             self._announce(delay_s)
 
 
 class Gate:
-    """The access of one client to a limiter. Thread-safe.
+    """The access of one client to a rate limiter: it gives out permits and takes them back. Thread-safe.
 
     >>> gate = RateLimiter().gate()
     >>> permit = gate.acquire(timeout=1)
@@ -400,9 +258,8 @@ class Gate:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
-        self._failure: Exception | None = (
-            None  # written under the limiter's lock, read without; set once, final
-        )
+        # Written under the limiter's lock, read without; set once, final.
+        self._failure: Exception | None = None
 
     def try_acquire(self, turn: _Turn | None = None) -> Permit | None:
         """Return a permit if there is one now, else None.
@@ -411,10 +268,7 @@ class Gate:
             turn: put into the line if there is no permit; for the methods of this class.
 
         Raises:
-            Exception: the failure given to `close`.
-
-        >>> RateLimiter().gate().try_acquire() is None
-        False
+            Exception: the gate is closed; a copy of the failure given to `close`.
         """
         limiter = self.limiter
         free = limiter._free
@@ -428,12 +282,10 @@ class Gate:
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
         """Wait for a permit and return it, or None if no permit comes within `timeout` seconds.
+        A `timeout` of None stands for no limit.
 
         Raises:
-            Exception: the failure given to `close`, also in threads that are waiting.
-
-        >>> RateLimiter().gate().acquire(timeout=1) is None
-        False
+            Exception: the gate is closed, now or during the wait; a copy of the failure given to `close`.
         """
         permit = self.try_acquire()
         if permit is not None:
@@ -443,9 +295,8 @@ class Gate:
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
     def lets_pass(self, permit: Permit) -> bool:
-        """Return True if the limiter has not closed since it gave this permit.
-
-        The sender of a request calls this right before it sends.
+        """Return True if a request with this permit may still be sent.
+        The sender asks right before it sends, because the limiter may have closed since it gave the permit.
 
         >>> gate = RateLimiter().gate()
         >>> permit = gate.acquire()
@@ -456,54 +307,51 @@ class Gate:
         limiter = self.limiter
         if limiter._free is not None:
             return True
-        closed = limiter._clock.now() < limiter._closed_until_s
-        return permit.counted and permit.epoch == limiter._epoch and not closed
+        window = limiter._window
+        return permit.counted and permit.epoch == window.epoch and not window.is_closed()
 
     def succeeded(self, permit: Permit) -> None:
-        """Give the permit back and widen the window by one, because the server has accepted the request.
-
-        >>> gate = RateLimiter().gate()
-        >>> gate.succeeded(gate.acquire())
+        """Give the permit back, because the server has accepted the request.
+        This widens the window by one if the limiter gave the permit after the last refusal and counted it.
         """
         if permit.counted:
             self.limiter._end(permit, success=True)
 
     def failed(self, permit: Permit) -> None:
-        """Give the permit back; the server neither accepted the request nor asked for fewer requests.
-
-        >>> gate = RateLimiter().gate()
-        >>> gate.failed(gate.acquire())
-        """
+        """Give the permit back; the server neither accepted the request nor asked for fewer requests."""
         if permit.counted:
             self.limiter._end(permit, success=False)
 
     def begin_work(self, work: object) -> None:
         """Note that the server works on a request from now on. Call this before `succeeded`.
 
+        Args:
+            work: an object that stands for the request.
+
         >>> gate = RateLimiter().gate()
         >>> gate.begin_work("sample 1")
         >>> gate.end_work("sample 1")
         """
         limiter = self.limiter
-        if not limiter._work:
-            limiter._has_ended = False
-        limiter._work.add(work)
+        window = limiter._window
+        if not window.work:
+            window.has_ended = False
+        window.work.add(work)
         if limiter._free is None:
             with limiter._lock:
-                if limiter._clock.now() < limiter._closed_until_s:
-                    limiter._bound_work_locked()  # the request was under way when the server refused others
+                if window.is_closed():
+                    window.bound_work()  # the request was under way when the server refused others
 
     def end_work(self, work: object) -> None:
         """Note that the server has finished a request, or that its result is not needed any more."""
         limiter = self.limiter
-        limiter._work.discard(work)
-        limiter._has_ended = True
+        limiter._window.work.discard(work)
+        limiter._window.has_ended = True
         if limiter._free is None:
             with limiter._lock:
-                limiter._end_work_locked()
+                limiter._window.end_work()
                 admitted = limiter._admit_locked()
-            for turn in admitted:
-                turn.event.set()
+            _wake(*admitted)
 
     def throttled(self, permit: Permit, delay_s: float, *, named: bool = True) -> None:
         """Give the permit back and close the limiter for `delay_s`: the server asks for fewer requests.
@@ -511,19 +359,18 @@ class Gate:
         Args:
             permit: the permit of the refused request.
             delay_s: the length of the pause.
-            named: True if the pause must be kept to its end: the server has named its length, or waits for
-                something else than the end of work.
+            named: True if the pause must last for the whole time, such as a time that the server has named.
+                With False, the pause may end when the server has finished half of its requests.
 
         >>> gate = RateLimiter().gate()
-        >>> gate.throttled(gate.acquire(), default_delay_s(1000))
+        >>> gate.throttled(gate.acquire(), 1.0)
         >>> gate.limiter
         <RateLimiter closed, window 10, 0 in flight, 0 in line>
         """
-        self.limiter._refused(permit, delay_s, named=named)
+        self.limiter._refuse(permit, delay_s, named=named)
 
     def close(self, failure: Exception) -> None:
-        """Close the gate: waiting and later calls of `acquire` raise `failure`.
-
+        """Close the gate: waiting and later calls of `acquire` raise a copy of `failure`.
         Permits may still be given back.
 
         >>> gate = RateLimiter().gate()
@@ -539,8 +386,7 @@ class Gate:
                 self._failure = failure
             own = [turn for turn in limiter._line if turn.gate is self]
             watch = limiter._leave_locked(own)
-        for turn in own if watch is None else [*own, watch]:
-            turn.event.set()
+        _wake(*own, watch)
 
     def _wait(self, turn: _Turn, timeout_s: float) -> Permit | None:
         clock = self.limiter._clock
@@ -559,17 +405,15 @@ class Gate:
             raise
 
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
-        """Admit turns while there is room.
-
-        Return the permit of `turn`, or None, and the longest time that its thread may sleep.
+        """Admit turns while there is room. Return the permit of `turn`, or None, and the longest time that
+        its thread may sleep.
         """
         limiter = self.limiter
         turn.event.clear()
         with limiter._lock:
             admitted = limiter._admit_locked()
             permit, sleep_s = turn.permit, limiter._watch_s_locked(turn)
-        for other in admitted:
-            other.event.set()
+        _wake(*admitted)
         if permit is None and self._failure is not None:
             raise copy_exception(self._failure)
         return permit, sleep_s
@@ -579,8 +423,7 @@ class Gate:
         limiter = self.limiter
         with limiter._lock:
             watch = limiter._leave_locked([turn]) if turn in limiter._line else None
-        if watch is not None:
-            watch.event.set()
+        _wake(watch)
         return turn.permit
 
 
@@ -590,7 +433,7 @@ _limiters: Final[Shared[tuple[str, str], RateLimiter]] = Shared(weakref.WeakValu
 def shared_rate_limiter(
     base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0
 ) -> RateLimiter:
-    """Return the limiter of this process for a server and a key. It lives as long as a reference to it.
+    """Return the limiter of this process for a server and a key. It lives as long as it is in use.
 
     Args:
         base_url: the address of the server.

@@ -61,6 +61,10 @@ _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 _log = logging.getLogger(__name__)
 
 
+def _no_time() -> float:
+    return 0.0
+
+
 class Abandonable(Protocol):
     """A retrieval that can be stopped."""
 
@@ -216,17 +220,17 @@ class SampleJob:
         return self._future is not None and self._future.done()
 
     def admit(self, *, may_wait: bool = True) -> bool | None:
-        """Wait for the limits and take a number. Return True if the sample is to be submitted.
+        """Take places under the limits, and a number. Return True if the sample is to be submitted now.
 
-        Without `may_wait`, return None if a limit does not allow the sample now. The sample then holds no
-        place and no bytes, so the next call begins anew.
+        Return False if the sample has ended. With `may_wait`, wait for the places until the deadline, and
+        fail the sample then. Without it, return None if a limit does not allow the sample now. The sample
+        then holds no place and no bytes, so the next call begins anew.
         """
         try:
-            left_s = self._left_s() if may_wait else 0.0
-            reserve = self._held.take(self.estimate_bytes, left_s)
+            admitted = self._held.take(self.estimate_bytes, self._left_s if may_wait else _no_time)
             if self._is_called_off():
                 return False
-            if not reserve:
+            if not admitted:
                 if not may_wait:
                     # A sample that is sent again may go before this one, and needs a place too.
                     self._held.give_back()
@@ -238,7 +242,7 @@ class SampleJob:
         except Exception as error:  # noqa: BLE001  # it fails this sample only
             self.fail(error)
             return False
-        return reserve
+        return admitted
 
     def submit(self) -> None:
         """Send the request."""

@@ -1,5 +1,6 @@
-"""`SampleScheduler`: admits the samples of one client in order, and decides about failed submits.
+"""`SampleScheduler`, which admits samples in order, and `SubmitPolicy`, which decides about failed submits.
 
+A `ServiceClient` and the clients that it makes share one scheduler.
 Samples are admitted first come, first served. Three limits apply: the samples under way, the bytes being
 sent, and the rate limiter. The poller's thread admits the samples that need not wait. At the first one that
 must wait, one worker takes over, so a closed limiter holds that one worker and no caller. `put` never waits
@@ -24,7 +25,8 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.poller import QUICK_BYTES
-from tinker_sync.runtime.rate_limiter import OPEN_WINDOW, Gate, default_delay_s
+from tinker_sync.runtime.rate_limiter import Gate
+from tinker_sync.runtime.rate_window import OPEN_WINDOW, default_delay_s
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -32,7 +34,7 @@ from tinker_sync.transport.verdict import Judge
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
-    from tinker_sync.runtime.rate_limiter import Permit
+    from tinker_sync.runtime.rate_window import Permit
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
 
@@ -44,7 +46,7 @@ _ADMITTED_AT_ONCE: Final = 16
 
 
 class SampleScheduler:
-    """A scheduler that admits and submits the samples of one client in order. Thread-safe.
+    """A scheduler that admits and submits the samples of the clients of one service in order. Thread-safe.
 
     Args:
         fetcher: polls for results; its poller sends the submits too.
@@ -90,7 +92,7 @@ class SampleScheduler:
         """Returns a key that no other submit has, so that the server recognises a repetition."""
 
     def put(self, job: SampleJob, *, first: bool = False) -> None:
-        """Queue a sample: behind the others, or before them if `first` is true."""
+        """Queue a sample: behind the others, or before them if `first` is true. After `close`, fail it."""
         start = False
         try:
             with self._lock:
@@ -112,7 +114,7 @@ class SampleScheduler:
             job.fail(failure)
 
     def close(self, failure: Exception) -> None:
-        """Fail the queued samples. The samples under way end with the poller."""
+        """Fail the queued samples and all later ones. The samples under way fail when the poller closes."""
         with self._lock:
             self._failure = failure
             doomed, self._queue = self._queue, deque()
@@ -150,25 +152,28 @@ class SampleScheduler:
                 job.fail(no_thread(error))
 
     def _admit_at_once(self) -> None:
-        """Admit samples on the poller's thread. A worker takes over at the first one that must wait."""
+        """Admit a few samples on the poller's thread, then the next few after the answers that have arrived.
+
+        A worker takes over at the first sample that must wait.
+        """
         for _ in range(_ADMITTED_AT_ONCE):
             job = self._next()
             if job is None:
                 return
-            reserve = job.admit(may_wait=False)
-            if reserve is None:
+            admitted = job.admit(may_wait=False)
+            if admitted is None:
                 with self._lock:
                     self._queue.appendleft(job)
                 self._admit_patiently()
                 return
-            if reserve and self._is_quick(job):
+            if admitted and self._is_quick(job):
                 job.submit()  # here, because this runs within a step of the poller
-            elif reserve:
+            elif admitted:
                 self._submit_elsewhere(job)
         self._start_admitting()  # after the answers that have arrived meanwhile
 
     def _admit(self) -> None:
-        """Admit samples until none waits. One worker at a time runs this method.
+        """Admit samples until none waits. Except after Ctrl-C, one worker at a time runs this method.
 
         The worker itself submits a sample that it can send without waiting, and the last sample, after it has
         stopped admitting. Other workers submit the rest, because opening a connection takes a while.
@@ -189,7 +194,6 @@ class SampleScheduler:
         return job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection()
 
     def _submit_elsewhere(self, job: SampleJob) -> None:
-        """Submit a sample on a worker."""
         try:
             self._workers.run(partial(self.poller.run_step, job.submit))
         except RuntimeError as error:
@@ -214,8 +218,8 @@ class SampleScheduler:
 class Holdings:
     """The places that one sample holds under the limits of its scheduler.
 
-    Any thread may cancel the sample while another one is in a step of it. To pop an entry is one operation of
-    the interpreter, and the thread that pops it gives the place back.
+    Any thread may cancel the sample while another thread takes a step of it, and both may try to give a place
+    back. To pop an entry is one operation of the interpreter; only the thread that pops it gives it back.
     """
 
     __slots__ = ("_held", "scheduler")
@@ -226,11 +230,18 @@ class Holdings:
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}  # by kind: "place", "bytes", "permit", "work"
 
-    def take(self, estimate_bytes: int, left_s: float | None) -> bool:
-        """Take the places that are missing. Return False if one of them is not free within `left_s`."""
+    def take(self, estimate_bytes: int, left_s: Callable[[], float | None]) -> bool:
+        """Take the places that the sample does not hold yet. Return False if one of them is not free in time.
+
+        The sample keeps the places that were free. After the close of the client, the limits raise an error.
+
+        Args:
+            estimate_bytes: the size of the request.
+            left_s: returns the longest time that a wait may take now; None: without a limit.
+        """
         held, scheduler = self._held, self.scheduler
         if "place" not in held:
-            if not (scheduler.places.try_acquire(1) or scheduler.places.acquire(1, left_s)):
+            if not (scheduler.places.try_acquire(1) or scheduler.places.acquire(1, left_s())):
                 return False
             held["place"] = 1
         if "bytes" not in held:
@@ -238,17 +249,17 @@ class Holdings:
             if scheduler.gate.limiter.recently_closed():
                 estimate_bytes *= _WEIGHT_AFTER_REFUSAL
             weight = max(estimate_bytes, budget.limit_bytes // OPEN_WINDOW)
-            if not (budget.try_acquire(weight) or budget.acquire(weight, left_s)):
+            if not (budget.try_acquire(weight) or budget.acquire(weight, left_s())):
                 return False
             held["bytes"] = weight
-        permit = scheduler.gate.try_acquire() or scheduler.gate.acquire(left_s)
+        permit = scheduler.gate.try_acquire() or scheduler.gate.acquire(left_s())
         if permit is None:
             return False
         held["permit"] = permit
         return True
 
     def may_pass(self) -> bool:
-        """Return True if the limiter has not closed since the permit was given. Ask right before sending."""
+        """Return True if the rate limiter still lets the sample pass. Ask this right before sending."""
         permit: Permit | None = self._held.get("permit")
         return permit is None or self.scheduler.gate.lets_pass(permit)
 
@@ -259,7 +270,7 @@ class Holdings:
         self.end_sending(accepted=True)
 
     def end_work(self) -> None:
-        """Take note that the server works on the sample no more, or never did."""
+        """Take note that the server does not work on the sample any more. No effect if it never did."""
         if self._held.pop("work", None):
             self.scheduler.gate.end_work(self)
 
@@ -287,7 +298,7 @@ class Holdings:
             self.scheduler.places.release(1)
 
     def give_back(self) -> None:
-        """Give back all places of a sample that is not at the server."""
+        """Give back the place, the permit and the bytes of a sample that the server has not accepted."""
         self.end_sending()
         self.give_back_place()
 
@@ -295,7 +306,7 @@ class Holdings:
 def _unique_keys() -> Iterator[str]:
     """Return an iterator of unique keys.
 
-    Any thread may draw from it: see "Threads" in the package's docstring.
+    Any thread may draw from it; the end of the docstring of `tinker_sync.runtime` gives the conditions.
     """
     return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
@@ -314,17 +325,17 @@ class Throttled(NamedTuple):
 
     delay_s: float
     named: bool = True
-    """False if the server has named no time and only wants fewer requests."""
+    """False if the pause may end early, because the server has named no time."""
 
 
 class Refused(NamedTuple):
-    """The decision to fail the sample, because another try would end the same way."""
+    """The decision to fail the sample: another try would end the same way, or no try is left."""
 
     error: Exception
 
 
 class SubmitPolicy:
-    """A policy for submits that the server did not accept. Immutable, for any thread.
+    """A policy for submits that the server did not accept. For any thread.
 
     A 429, and a 402 that is to be waited out, concern all samples, so the limiter closes. Other failures are
     tried again a bounded number of times, if `tinker_sync._policy` counts them as temporary.

@@ -32,13 +32,8 @@ from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.published import Published
-from tinker_sync.runtime.rate_limiter import (
-    Gate,
-    RateLimiter,
-    default_delay_s,
-    key_fingerprint,
-    shared_rate_limiter,
-)
+from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_window import default_delay_s
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
 from tinker_sync.runtime.workers import WorkerPools
