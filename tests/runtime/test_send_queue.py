@@ -7,18 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.sends import FakePart, HandWorkers, at_once, operation
+from support.raising import raising
+from support.sends import FakePart, HandWorkers, at_once, enqueue, operation
 
-from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
+from tinker_sync.errors import APIStatusError, EarlierCallFailedError
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.operation import NotTaken, Operation
 from tinker_sync.runtime.progress import FutureState
-from tinker_sync.runtime.send_queue import (
-    NotTaken,
-    Operation,
-    QueueState,
-    SendQueue,
-    stages,
-)
+from tinker_sync.runtime.send_queue import SendQueue, SendQueueState, stages
 
 
 class Bench:
@@ -52,8 +48,19 @@ class Bench:
     ) -> Operation[FakePart]:
         made = operation(name, count, parallel=parallel)
         made.alone = alone
-        self.queue.append(made)
+        enqueue(self.queue, made)
         return made
+
+    def while_sending(self, name: str | None, do: Callable[[], object]) -> None:
+        """Call `do` while the part with this name is sent, or while any part is sent if it is None."""
+        real_send = self.send
+
+        def send(part: FakePart, number: int) -> None:
+            if name in (None, part.name):
+                do()
+            real_send(part, number)
+
+        self.send = send  # type: ignore[method-assign]
 
     @property
     def sent(self) -> str:
@@ -101,20 +108,13 @@ class TestOrder:
         bench.workers.do_all()
         assert bench.sent == "1:a.1 2:a.2 3:b"
 
-    @pytest.mark.parametrize("end", ["failure", "close"])
-    def test_an_operation_that_is_alone_holds_nothing_up_for_ever(self, bench: Bench, end: str) -> None:
+    def test_an_operation_that_is_alone_holds_nothing_up_for_ever(self, bench: Bench) -> None:
         first = bench.append("a", alone=True)
-        second = bench.append("b")
+        bench.append("b")
         bench.workers.do_all()
-        if end == "failure":
-            first.future.fail(REFUSED)
-            bench.workers.do_all()
-            assert bench.sent == "1:a 2:b"
-        else:
-            bench.queue.close(TinkerError("closed"))
-            assert str(second.future.exception(0)) == "closed"
-            first.future.resolve(None)
-            assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
+        first.future.fail(REFUSED)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b"
 
     def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
         """The first chunk of each pass is sent last."""
@@ -159,7 +159,7 @@ class TestOrder:
             at_once(lambda part, number: wire.append((number, part.name))), lambda job: job()
         )
         for name in "ab":
-            queue.append(operation(name, 3, parallel=True))
+            enqueue(queue, operation(name, 3, parallel=True))
         assert wire == [(2, "a.2"), (3, "a.3"), (1, "a.1"), (5, "b.2"), (6, "b.3"), (4, "b.1")]
 
 
@@ -175,7 +175,7 @@ class TestSendsThatEndLater:
         )
         made = [operation("a", count, parallel=True), operation("b")]
         for each in made:
-            queue.append(each)
+            enqueue(queue, each)
         return ends, made
 
     def test_the_next_one_waits_for_the_end(self) -> None:
@@ -222,7 +222,7 @@ class TestW02Cancel:
     def test_w2_before_it_was_appended(self, bench: Bench) -> None:
         made = operation("a")
         made.future.cancel()
-        bench.queue.append(made)
+        enqueue(bench.queue, made)
         bench.append("b")
         bench.workers.do_all()
         assert bench.sent == "1:b"
@@ -237,30 +237,21 @@ class TestW02Cancel:
             assert part.future.resolve(part.name)
         assert made.future.result(0) == ("a" if count == 1 else ["a.1", "a.2", "a.3"])
 
-    def test_the_body_is_let_go_at_once(self, bench: Bench) -> None:
-        bench.append("a")
-        made = bench.append("b")
-        made.future.cancel()
-        assert not bench.queue._queue
 
+def test_one_that_is_cancelled_before_it_begins_gets_no_number(bench: Bench) -> None:
+    class Late(APIFuture[Any]):
+        def begin(self) -> bool:
+            self.cancel()
+            return super().begin()
 
-class TestCancelAtTheDoor:
-    """Tests of an operation that is cancelled after the queue has taken it, and before it begins."""
-
-    def test_it_gets_no_number_and_the_next_one_goes_on(self, bench: Bench) -> None:
-        class Late(APIFuture[Any]):
-            def begin(self) -> bool:
-                self.cancel()
-                return super().begin()
-
-        part = FakePart("late")
-        part.future = Late()
-        bench.append("first")
-        bench.queue.append(Operation("late", [part], part.future))
-        bench.append("last")
-        bench.workers.do_all()
-        assert bench.sent == "1:first 2:last"
-        assert part.future.cancelled()
+    part = FakePart("late")
+    part.future = Late()
+    bench.append("first")
+    enqueue(bench.queue, Operation("late", [part], part.future))
+    bench.append("last")
+    bench.workers.do_all()
+    assert bench.sent == "1:first 2:last"
+    assert part.future.cancelled()
 
 
 def refusal_of(made: Operation[FakePart]) -> EarlierCallFailedError:
@@ -293,7 +284,7 @@ class TestFailedSend:
             "a (sequence number 1)",
             "unknown loss",
             "last checkpoint",
-            "create_training_client_from_state",
+            "training_client_from_state",
         ):
             assert words in text
 
@@ -346,15 +337,7 @@ class TestFailedSend:
         bench.failures = {"fb.2": REFUSED, "fb.3": KeyError("second")}
 
         made = bench.append("fb", 3, parallel=True)
-        # Both requests are under way when the first one fails.
-        real_send = bench.send
-
-        def send(part: FakePart, number: int) -> Any:
-            if part.name == "fb.2" and bench.workers.jobs:
-                bench.workers.do()
-            return real_send(part, number)
-
-        bench.send = send  # type: ignore[method-assign]
+        bench.while_sending("fb.2", bench.workers.do_all)  # fb.3 fails meanwhile
         bench.workers.do_all()
         assert isinstance(made.future.exception(0), KeyError)
         assert refusal_of(bench.append("later")).number == 3
@@ -362,14 +345,7 @@ class TestFailedSend:
     def test_one_accepted_after_a_sibling_failed_changes_nothing(self, bench: Bench) -> None:
         bench.failures["fb.3"] = REFUSED
         made = bench.append("fb", 3, parallel=True)
-        real_send = bench.send
-
-        def send(part: FakePart, number: int) -> Any:
-            if part.name == "fb.2":
-                bench.workers.do()  # fb.3 fails while fb.2 is under way
-            return real_send(part, number)
-
-        bench.send = send  # type: ignore[method-assign]
+        bench.while_sending("fb.2", bench.workers.do_all)  # fb.3 fails meanwhile
         bench.workers.do_all()
         assert bench.sent == "3:fb.3 2:fb.2"
         assert made.future.exception(0) is REFUSED
@@ -396,9 +372,9 @@ class TestFailedSend:
         queue: SendQueue[FakePart] = SendQueue(
             at_once(lambda part, number: wire.append(number)), workers.run, follow=follows
         )
-        queue.append(operation("alone"))
-        queue.append(
-            operation("many", 3, parallel=True)
+        enqueue(queue, operation("alone"))
+        enqueue(
+            queue, operation("many", 3, parallel=True)
         )  # the last two are sent together, the first by itself
         assert (wire, follow) == ([1], ["alone"])
         workers.do_all()
@@ -415,24 +391,26 @@ class TestFailedSend:
         bench.workers.do_all()
         assert bench.sent == "1:a 2:b"
 
-    def test_what_was_put_before_a_close_fails(self, bench: Bench) -> None:
-        made = operation("a")
+    def test_what_was_put_before_the_queue_broke_fails(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        bench.append("a")
+        made = operation("b")
         bench.queue.put(made)
-        bench.queue.close(CLOSED)
+        bench.workers.do_all()
+        assert not made.future.done()
         bench.queue.take_in()
-        assert str(made.future.exception(0)) == str(CLOSED)
+        assert refusal_of(made).call == "a"
 
     def test_workers_that_take_no_more_break_it(self) -> None:
-        def closed(_: object) -> None:
-            raise RuntimeError("the workers 'send' are closed")
-
-        queue: SendQueue[FakePart] = SendQueue(at_once(lambda part, number: None), closed)
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: None), raising(RuntimeError("the workers 'send' are closed"))
+        )
         made = operation("fb", 3, parallel=True)
-        queue.append(made)
+        enqueue(queue, made)
         assert isinstance(made.future.exception(0), RuntimeError)
         assert all(part.future.done() for part in made.parts)
         later = operation("later")
-        queue.append(later)
+        enqueue(queue, later)
         assert "are closed" in str(refusal_of(later))
 
     def test_a_cancelled_one_is_not_failed_again(self, bench: Bench) -> None:
@@ -444,25 +422,10 @@ class TestFailedSend:
         assert cancelled.future.cancelled()
 
 
-CLOSED = TinkerError("the client was closed")
-
-
 def not_taken() -> NotTaken:
     failure = NotTaken()
     failure.__cause__ = REFUSED
     return failure
-
-
-def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
-    """Let the bench call `do` while it sends the part with this name."""
-    real_send = bench.send
-
-    def send(part: FakePart, number: int) -> Any:
-        if part.name == name:
-            do()
-        return real_send(part, number)
-
-    bench.send = send  # type: ignore[method-assign]
 
 
 class TestRefusedSend:
@@ -516,7 +479,7 @@ class TestRefusedSend:
         The server would wait for numbers 1 and 3, so empty requests are sent under them.
         """
         bench.failures["fb.3"] = not_taken()
-        while_sending(bench, "fb.3", bench.workers.do_all)
+        bench.while_sending("fb.3", bench.workers.do_all)
         made = bench.append("fb", 4, parallel=True)
         bench.append("next")
         bench.workers.do(1)
@@ -551,20 +514,13 @@ class TestRefusedSend:
 
     def test_one_that_is_unknown_breaks_it_all_the_same(self, bench: Bench) -> None:
         bench.failures = {"fb.2": not_taken(), "fb.3": KeyError("lost")}
-        while_sending(bench, "fb.2", bench.workers.do_all)
+        bench.while_sending("fb.2", bench.workers.do_all)
         made = bench.append("fb", 3, parallel=True)
         queued = bench.append("next")
         bench.workers.do_all()
         assert isinstance(made.future.exception(0), KeyError)
         assert all(part.future.done() for part in made.parts)
         assert refusal_of(queued).number == 3
-
-    def test_a_refusal_that_comes_after_the_close(self, bench: Bench) -> None:
-        bench.failures["a"] = not_taken()
-        while_sending(bench, "a", lambda: bench.queue.close(CLOSED))
-        made = bench.append("a")
-        bench.workers.do_all()
-        assert made.future.exception(0) is REFUSED
 
     def test_an_operation_that_is_sent_alone(self, bench: Bench) -> None:
         bench.failures["a"] = not_taken()
@@ -574,100 +530,20 @@ class TestRefusedSend:
         assert bench.sent == "1:a 1:b"
 
 
-class TestClose:
-    def test_fails_what_is_queued_and_what_comes_later(self, bench: Bench) -> None:
-        sending, queued = bench.append("a"), bench.append("b", 3)
-        bench.queue.close(CLOSED)
-        bench.queue.close(TinkerError("second"))
-        later = bench.append("c")
-        for made in (queued, later):
-            assert str(made.future.exception(0)) == "the client was closed"
-        assert all(part.future.done() for part in queued.parts)
-        bench.workers.do_all()
-        assert bench.sent == ""  # had not begun
-        assert str(sending.future.exception(0)) == "the client was closed"
-        assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
-
-    def test_lets_what_is_on_its_way_arrive(self, bench: Bench) -> None:
-        made = bench.append("a")
-        real_send = bench.send
-
-        def send(part: FakePart, number: int) -> Any:
-            bench.queue.close(CLOSED)
-            return real_send(part, number)
-
-        bench.send = send  # type: ignore[method-assign]
-        bench.workers.do_all()
-        assert bench.sent == "1:a"
-        assert not made.future.done()
-        assert made.future.resolve(7)
-
-    @pytest.mark.parametrize("parallel", [False, True])
-    def test_an_operation_half_sent_fails_as_a_whole(self, bench: Bench, parallel: bool) -> None:
-        made = bench.append("fb", 3, parallel=parallel)
-        bench.workers.do()
-        bench.queue.close(CLOSED)
-        bench.workers.do_all()
-        assert len(bench.wire) == 1
-        assert str(made.future.exception(0)) == "the client was closed"
-        assert all(part.future.done() for part in made.parts)
-
-    @pytest.mark.parametrize("parallel", [False, True])
-    def test_also_while_a_part_of_it_is_on_its_way(self, bench: Bench, parallel: bool) -> None:
-        made = bench.append("fb", 2, parallel=parallel)
-        real_send = bench.send
-
-        def send(part: FakePart, number: int) -> Any:
-            bench.queue.close(CLOSED)
-            return real_send(part, number)
-
-        bench.send = send  # type: ignore[method-assign]
-        bench.workers.do_all()
-        assert len(bench.wire) == 1
-        assert str(made.future.exception(0)) == "the client was closed"
-        assert all(part.future.done() for part in made.parts)
-
-    def test_after_a_failure(self, bench: Bench) -> None:
-        bench.failures["a"] = REFUSED
-        bench.append("a")
-        bench.workers.do_all()
-        bench.queue.close(CLOSED)
-        assert str(bench.append("b").future.exception(0)) == "the client was closed"
-
-    def test_a_send_that_fails_after_it_fails_its_own_future_only(self, bench: Bench) -> None:
-        made = bench.append("a")
-
-        def send(part: FakePart, number: int) -> Any:
-            bench.queue.close(CLOSED)
-            raise REFUSED
-
-        bench.send = send  # type: ignore[method-assign]
-        bench.workers.do_all()
-        assert made.future.exception(0) is REFUSED
-        assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
-
-
 class TestMoves:
     @pytest.mark.parametrize(
         ("state", "to"),
         [
-            (QueueState.CLOSED, QueueState.IDLE),
-            (QueueState.BROKEN, QueueState.IDLE),
-            (QueueState.BROKEN, QueueState.SENDING),
-            (QueueState.SENDING, QueueState.SENDING),
-            (QueueState.IDLE, QueueState.IDLE),
+            (SendQueueState.BROKEN, SendQueueState.IDLE),
+            (SendQueueState.BROKEN, SendQueueState.SENDING),
+            (SendQueueState.SENDING, SendQueueState.SENDING),
+            (SendQueueState.IDLE, SendQueueState.IDLE),
         ],
     )
-    def test_illegal_ones_are_stopped_at_the_door(
-        self, bench: Bench, state: QueueState, to: QueueState
-    ) -> None:
+    def test_illegal_moves_are_refused(self, bench: Bench, state: SendQueueState, to: SendQueueState) -> None:
         bench.queue._state = state
         with pytest.raises(AssertionError, match=f"{state} -> {to}"):
             bench.queue._move_locked(to)
-
-    def test_an_operation_without_requests_is_a_programming_error(self, bench: Bench) -> None:
-        with pytest.raises(AssertionError, match="without requests"):
-            bench.queue.append(Operation("a", [], APIFuture()))
 
 
 class TestPlaces:
@@ -675,7 +551,7 @@ class TestPlaces:
 
     def keep(self, bench: Bench, first: str = "first") -> Operation[FakePart]:
         place: Operation[FakePart] = Operation("late", (), APIFuture())
-        bench.queue.append(operation(first), place)
+        enqueue(bench.queue, operation(first), place)
         return place
 
     def test_what_is_behind_waits_for_the_requests(self, bench: Bench) -> None:
@@ -707,7 +583,7 @@ class TestPlaces:
                 queue.fill(place, operation("late").parts)
 
         queue: SendQueue[FakePart] = SendQueue(at_once(send), lambda job: job())
-        queue.append(operation("first"), place)
+        enqueue(queue, operation("first"), place)
         assert wire == [(1, "first"), (2, "late")]
 
     def test_the_future_cannot_be_cancelled_any_more_once_they_are_sent(self, bench: Bench) -> None:
@@ -716,22 +592,17 @@ class TestPlaces:
         bench.queue.fill(place, operation("late").parts)
         assert (place.future.cancel(), place.future.running()) == (False, True)
 
-    @pytest.mark.parametrize("ending", ["cancelled", "failed", "resolved"])
-    def test_a_place_whose_future_ends_is_given_up_and_takes_no_number(
-        self, bench: Bench, ending: str
-    ) -> None:
+    @pytest.mark.parametrize(
+        "end", [lambda it: it.cancel(), lambda it: it.fail(REFUSED), lambda it: it.resolve(None)]
+    )
+    def test_a_place_that_ends_takes_no_number(self, bench: Bench, end: Callable[[Any], object]) -> None:
         place = self.keep(bench)
         bench.append("b")
         bench.workers.do_all()
-        if ending == "cancelled":
-            place.future.cancel()
-        elif ending == "failed":
-            place.future.fail(REFUSED)
-        else:
-            place.future.resolve(None)
+        end(place.future)
+        late = operation("late")
         bench.workers.do_all()
         assert bench.sent == "1:first 2:b"
-        late = operation("late")
         bench.queue.fill(place, late.parts)
         assert late.parts[0].future.cancelled()
         bench.workers.do_all()
@@ -756,44 +627,28 @@ class TestPlaces:
         assert part.future.exception(timeout=0) is REFUSED
         assert isinstance(behind.future.exception(timeout=0), EarlierCallFailedError)
 
-    def test_a_closed_queue_fails_the_places(self, bench: Bench) -> None:
-        place = self.keep(bench)
-        bench.queue.close(TinkerError("over"))
-        assert isinstance(place.future.exception(timeout=0), TinkerError)
-
-    def test_places_and_requests_must_match(self, bench: Bench) -> None:
+    def test_a_place_takes_at_least_one_request(self, bench: Bench) -> None:
         place = self.keep(bench)
         with pytest.raises(AssertionError, match="without requests"):
             bench.queue.fill(place, [])
-        with pytest.raises(AssertionError, match="nothing to wait for"):
-            bench.queue.append(operation("a"), operation("b"))
 
 
 class TestNoLockIsHeld:
     """Tests that the queue calls other code without holding its lock; otherwise they hang."""
 
-    def test_when_a_future_fails(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("end", ["failure", "cancel"])
+    def test_when_a_future_ends(self, bench: Bench, end: str) -> None:
+        seen: list[str] = []
         bench.failures["a"] = REFUSED
-        seen: list[str] = []
-        for name in "ab":
-            bench.append(name).future.when_done(lambda _: seen.append(repr(bench.queue)))
-        bench.workers.do_all()
-        assert len(seen) == 2
-
-    def test_when_a_future_is_cancelled(self, bench: Bench) -> None:
-        seen: list[str] = []
         bench.append("a")
         made = bench.append("b")
         made.future.when_done(lambda _: seen.append(repr(bench.queue)))
-        made.future.cancel()
-        assert seen == ["<SendQueue sending, 0 queued, next number 2>"]
-
-    def test_when_it_closes(self, bench: Bench) -> None:
-        seen: list[str] = []
-        bench.append("a")
-        bench.append("b").future.when_done(lambda _: seen.append(repr(bench.queue)))
-        bench.queue.close(CLOSED)
-        assert seen == ["<SendQueue closed, 0 queued, next number 2>"]
+        if end == "failure":
+            bench.workers.do_all()
+        else:
+            made.future.cancel()
+        state = {"failure": "broken", "cancel": "sending"}[end]
+        assert seen == [f"<SendQueue {state}, 0 queued, next number 2>"]
 
     def test_a_callback_may_call_again(self, bench: Bench) -> None:
         first = bench.append("a")
@@ -810,10 +665,12 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "import os\n"
         "from types import SimpleNamespace\n"
         "from tinker_sync.runtime.futures import APIFuture\n"
-        "from tinker_sync.runtime.send_queue import Operation, SendQueue\n"
+        "from tinker_sync.runtime.operation import Operation\n"
+        "from tinker_sync.runtime.send_queue import SendQueue\n"
         "def call(queue):\n"
         "    part = SimpleNamespace(future=APIFuture())\n"
-        "    queue.append(Operation('optim_step', [part], part.future))\n"
+        "    queue.put(Operation('optim_step', [part], part.future))\n"
+        "    queue.take_in()\n"
         "    return part.future\n"
         "wire = []\n"
         "idle = SendQueue(lambda part, number, ended: ended(wire.append(number)), lambda job: job())\n"
@@ -838,3 +695,14 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "assert repr(busy) == '<SendQueue sending, 2 queued, next number 2>', busy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_calls_that_were_put_or_being_taken_in_at_a_fork_cannot_be_taken_over(bench: Bench) -> None:
+    put, changing = bench.queue, Bench().queue
+    put.put(operation("a"))
+    put.renew_after_fork()
+    with changing._lock:  # as of another thread that takes operations in
+        changing.renew_after_fork()
+    for queue in (put, changing):
+        with pytest.raises(EarlierCallFailedError, match="forked while calls were under way"):
+            queue.take_over()

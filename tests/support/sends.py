@@ -7,7 +7,8 @@ from typing import Any
 
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.send_queue import Operation
+from tinker_sync.runtime.operation import Operation
+from tinker_sync.runtime.send_queue import SendQueue
 
 
 class FakePart:
@@ -32,6 +33,14 @@ def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation
     parts = [FakePart(f"{name}.{number}") for number in range(1, count + 1)]
     whole: CombinedFuture[Any, Any] = CombinedFuture([part.future for part in parts], merge=list)
     return Operation(name, parts, whole, parallel)
+
+
+def enqueue(
+    queue: SendQueue[FakePart], made: Operation[FakePart], place: Operation[FakePart] | None = None
+) -> None:
+    """Put an operation into a queue, and send it when its turn comes."""
+    queue.put(made, place)
+    queue.take_in()
 
 
 def at_once(send: Callable[..., object]) -> Callable[..., object]:

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
-from support.crowd import aside, together, until
-from support.sends import FakePart, at_once, operation
+from support.crowd import together, until
+from support.sends import FakePart, at_once, enqueue, operation
 from support.steps import Steps
 
-from tinker_sync.errors import EarlierCallFailedError, TinkerError
+from tinker_sync.errors import EarlierCallFailedError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.operation import Operation
+from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.workers import Workers
 
 THREADS = 64
@@ -59,23 +60,6 @@ def stepped(name: str, steps: Steps) -> Operation[FakePart]:
 
 
 class TestForcedInterleavings:
-    def test_w2_a_cancel_between_taking_an_operation_and_beginning_it(self) -> None:
-        """An operation that is cancelled after the queue has taken it, before it begins, uses no number."""
-        steps = Steps("cancel", "begin")
-        wire: list[tuple[int, str]] = []
-        with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(
-                at_once(lambda part, n: wire.append((n, part.name))), pool.run
-            )
-            made = stepped("a", steps)
-            with aside(partial(queue.append, made)):
-                with steps("cancel"):
-                    assert made.future.cancel()
-                steps_left = steps.left()
-            assert steps_left in (["begin"], [])
-            queue.append(operation("b"))
-        assert wire == [(1, "b")]
-
     def test_w2_a_cancel_just_after_sending_began_is_refused(self) -> None:
         steps = Steps("begin", "cancel", "send")
         wire: list[tuple[int, str]] = []
@@ -87,23 +71,10 @@ class TestForcedInterleavings:
         with workers() as pool:
             queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
             made = stepped("a", steps)
-            queue.append(made)
+            enqueue(queue, made)
             with steps("cancel"):
                 assert not made.future.cancel()
         assert wire == [(1, "a")]
-
-    def test_a_close_between_taking_an_operation_and_beginning_it(self) -> None:
-        steps = Steps("close", "begin")
-        wire: list[int] = []
-        with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(
-                at_once(lambda part, number: wire.append(number)), pool.run
-            )
-            made = stepped("a", steps)
-            with aside(partial(queue.append, made)), steps("close"):
-                queue.close(TinkerError("closed"))
-        assert str(made.future.exception(PATIENCE_S)) == "closed"
-        assert wire == []
 
     def test_a_call_made_while_another_is_failing(self) -> None:
         """An operation that is appended when a send has failed, before the queue is broken, is not sent."""
@@ -126,9 +97,9 @@ class TestForcedInterleavings:
             queue = SendQueue(at_once(send), pool.run)
             first, second = operation("a"), operation("b")
             first.future.when_done(hold)
-            queue.append(first)
+            enqueue(queue, first)
             with steps("append"):
-                queue.append(second)
+                enqueue(queue, second)
             assert isinstance(second.future.exception(PATIENCE_S), EarlierCallFailedError)
             assert isinstance(first.future.exception(PATIENCE_S), KeyError)
         assert wire == [1]
@@ -150,7 +121,7 @@ class TestForcedInterleavings:
         with workers() as pool:
             queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
             made = operation("fb", 3, parallel=True)
-            queue.append(made)
+            enqueue(queue, made)
             assert isinstance(made.future.exception(PATIENCE_S), KeyError)
         assert wire == ["fb.3", "fb.2"]
         assert all(part.future.done() for part in made.parts)
@@ -171,7 +142,7 @@ class TestForcedInterleavings:
             with workers() as pool:
                 queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
                 made = [operation(name) for name in "abcdefgh"]
-                together(*[partial(queue.append, each) for each in made])
+                together(*[partial(enqueue, queue, each) for each in made])
                 assert sorted(each.future.result(PATIENCE_S) for each in made) == list(range(1, 9))
             assert most == [1] * 8
             assert repr(queue) == "<SendQueue idle, 0 queued, next number 9>"
@@ -279,7 +250,7 @@ class Caller:
             count = 1 if kind < 0.8 else self._draw.randint(2, 4)
             made = operation(f"{self._thread}-{call}", count, parallel=kind > 0.9)
             self.made.append(made)
-            self._queue.append(made)
+            enqueue(self._queue, made)
             if self._draw.random() < 0.05:
                 chosen = self._draw.choice(self.made)
                 if chosen.future.cancel() and chosen not in self.cancelled:

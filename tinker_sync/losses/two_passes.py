@@ -28,8 +28,9 @@ from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.answers import add_mean_loss
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.naming import named
+from tinker_sync.runtime.operation import Operation
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
-from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.training_calls import Operations, PassCall, TrainingCall, TrainingLine
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.types.datum import Datum, count_trained

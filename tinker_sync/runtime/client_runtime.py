@@ -32,10 +32,10 @@ from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.lifecycle import Acknowledging, Companion, Lifecycle, shut_elsewhere
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
+from tinker_sync.runtime.operation import Ended
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.poller import QUICK_BYTES, Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
-from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.spending import SpendGuard

@@ -2,26 +2,25 @@
 
 Guarantees
 
-- Operations are sent in the order of the calls of `append` or `put`, from any number of threads.
+- Operations are sent in the order of the calls of `put`, from any number of threads.
 - Sequence numbers on the wire are 1, 2, 3 ... without a gap. The number of a request is the count of the
   requests sent before it plus one. It is fixed when its operation leaves the queue, in the same step that
   makes the operation the one being sent. Until then the operation can be cancelled, and the operations behind
-  it move up. So all of a body but the number is encoded before `append`, and `bytes_for(number)` completes
-  it.
+  it move up. So all of a body but the number is encoded before `put` or `fill`, and `bytes_for(number)`
+  completes the body.
 - At most one operation is in its send phase. It consists of one or more requests with consecutive numbers,
   which are sent in one of two ways. Serial: each request is sent when the one before it is accepted.
   Parallel: all requests but the first are sent at once, and the first when all the others are accepted. The
   server holds back requests that it cannot run yet, so it sees the batch as a whole. An operation that begins
   with the number of a refused request is always sent in the serial way.
 - An operation whose requests are not known yet keeps its place: the operations behind it wait until `fill`
-  brings the requests. It uses no number before that. It uses none at all if its future ends first; then the
-  operations behind it move up.
+  brings the requests. If its future ends before that, it uses no number, and the operations behind move up.
 - A request that the server refuses uses no number: the next operation gets the number, and the queue goes on.
   The operation fails as a whole, and no more of it is sent. Its unused numbers before an accepted request are
   filled with requests without effect, so that no later operation runs in the middle of this one.
 - If it is unknown whether the server has accepted a request, no later number can be right. The future of the
   request fails with the cause. All other futures of the operation, of the queue and of later calls fail at
-  once with an `EarlierCallFailedError` that names it.
+  once with an `EarlierCallFailedError` that names the request.
 
 Assumptions
 
@@ -32,9 +31,10 @@ Assumptions
 - `submit(job)` runs a job on another thread or inline, or raises RuntimeError. It runs every job that it
   accepts.
 
-Threads: any thread may append, cancel and close; sends run on the workers. A queue has no thread of its own,
-and no thread waits for its turn: the end of each send starts the next one. Futures are ended and callbacks
-run with the lock free. In a forked child the copy refuses work until `take_over`.
+Threads: any thread may put and cancel. Sends run on workers, or on the poller's thread after its current step
+(`follow`). A queue has no thread of its own, and no thread waits for its turn: the end of each send starts
+the next one. Futures are ended and callbacks run with the lock free. In a forked child the copy refuses work
+until `take_over`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic
 
-from attrs import define
-
-from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
+from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
-from tinker_sync.transport.body import PiecedBody
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation, PartT
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -64,47 +62,7 @@ _INHERITED: Final = (
 _log: Final = logging.getLogger(__name__)
 
 
-class Part(Protocol):
-    """One request of an operation, encoded except for its number. The queue owns it once it is appended."""
-
-    @property
-    def future(self) -> APIFuture[Any]:
-        """The future that ends with the answer to this request."""
-
-    def bytes_for(self, number: int) -> bytes | PiecedBody:
-        """Return the body with a sequence number. The sender calls this once, and repeats the same bytes."""
-
-
-PartT = TypeVar("PartT", bound=Part)
-
-Ended = Callable[["BaseException | None"], object]
-"""A function that takes the end of a send: None if the server has accepted the request, else the failure."""
-
-
-@define(eq=False)
-class Operation(Generic[PartT]):
-    """One call of the user: a name for errors, its requests, and the future that the user holds.
-
-    With a single part `future` is the future of that part; with several parts it combines theirs. `parallel`
-    chooses the order of sending. An operation without parts keeps a place in the queue; only the queue sets
-    its parts.
-
-    `alone` is for servers that do not keep the order of the calls that they have accepted: the queue sends
-    the next operation only when `future` has ended.
-    """
-
-    name: str
-    parts: Sequence[PartT]
-    future: APIFuture[Any]
-    parallel: bool = False
-    alone: bool = False
-
-
-class NotTaken(Exception):
-    """A failure of a request that the server certainly has not accepted. `__cause__` is the reason."""
-
-
-class QueueState(Enum):
+class SendQueueState(Enum):
     """The state of a send queue.
 
     IDLE -> SENDING      an operation leaves the queue
@@ -112,31 +70,26 @@ class QueueState(Enum):
                          operation that is `alone` has ended as well
     SENDING -> BROKEN    the server may or may not have one of its requests
     any -> BROKEN        in a forked child, if calls of the parent were under way
-    any -> CLOSED        `close`
 
-    Illegal: all moves out of CLOSED; BROKEN -> IDLE or SENDING, because a gap in the numbers cannot be
-    repaired; SENDING -> SENDING, because at most one operation is in its send phase.
+    Illegal: BROKEN -> IDLE or SENDING, because a gap in the numbers cannot be repaired; SENDING -> SENDING,
+    because at most one operation is in its send phase.
     """
 
     IDLE = "idle"
     SENDING = "sending"
     BROKEN = "broken"
-    CLOSED = "closed"
 
 
 # By value, because an enum hashes slowly.
 _MOVES = {
-    "idle": (QueueState.SENDING, QueueState.CLOSED),
-    "sending": (QueueState.IDLE, QueueState.BROKEN, QueueState.CLOSED),
-    "broken": (QueueState.CLOSED,),
-    "closed": (),
+    "idle": (SendQueueState.SENDING,),
+    "sending": (SendQueueState.IDLE, SendQueueState.BROKEN),
+    "broken": (),
 }
 
 
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
-    """Return the indices of an operation's parts, grouped into stages.
-
-    The parts of a stage are sent together.
+    """Return the indices of an operation's parts in stages. The parts of a stage are sent together.
 
     >>> [list(stage) for stage in stages(4, parallel=True)]
     [[1, 2, 3], [0]]
@@ -179,7 +132,8 @@ class SendQueue(Generic[PartT]):
     >>> from types import SimpleNamespace
     >>> queue = SendQueue(lambda part, number, ended: ended(print("sent", number)), submit=lambda job: job())
     >>> part = SimpleNamespace(future=APIFuture())
-    >>> queue.append(Operation("optim_step", [part], part.future))
+    >>> queue.put(Operation("optim_step", [part], part.future))
+    >>> queue.take_in()
     sent 1
     >>> queue
     <SendQueue idle, 0 queued, next number 2>
@@ -198,59 +152,45 @@ class SendQueue(Generic[PartT]):
             send: sends a part under a number.
             submit: runs a job on a worker.
             send_nothing: sends a request without effect under a number, in the same way.
-            follow: takes a job that sends a part, to run it soon on this thread; returns False if it does not
-                take the job.
+            follow: takes a part and a job that sends it, to run the job soon on this thread; returns False if
+                it does not take the job.
         """
         self._send = send
         self._submit = submit
         self._send_nothing = send_nothing
         self._follow = follow
         self._lock = threading.Lock()
-        self._state = QueueState.IDLE  # guarded by _lock
-        self._put: deque[tuple[Operation[PartT], ...]] = (
-            deque()
-        )  # any thread appends; guarded by _lock beyond
+        self._state = SendQueueState.IDLE  # guarded by _lock
+        # Any thread appends without a lock; _lock guards the rest.
+        self._put: deque[tuple[Operation[PartT], ...]] = deque()
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
         self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
         self._unused_number = 1  # guarded by _lock; the smallest number that was never used
-        self._refusal: Exception | None = (
-            None  # guarded by _lock; the failure of new calls, once the queue is broken or closed
-        )
+        self._refusal: Exception | None = None  # guarded by _lock; the failure of new calls
         self._inherited = False  # guarded by _lock; in a forked child that has not taken over
         _fork.renew_in_child(self)
 
-    def append(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
-        """Add an operation, and send it when its turn comes.
-
-        This never raises: after a failure or a close the futures of the operation fail. So a script that
-        makes several calls and then asks for their results gets the first failure first.
+    def put(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
+        """Fix the turn of an operation, in one step that Ctrl-C cannot split. `take_in` then queues it.
 
         Args:
             operation: the operation, with its requests.
             place: a second operation, queued right behind the first; its requests are not known yet. Later
                 operations wait until `fill` brings its requests, or its future ends.
         """
-        assert operation.parts, "an operation without requests"  # noqa: S101
-        assert place is None or not place.parts, "nothing to wait for"  # noqa: S101
-        self.put(operation, place)
-        self.take_in()
-
-    def put(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
-        """Fix the turn of an operation, in one step that Ctrl-C cannot split. `take_in` does the rest.
-
-        Arguments as in `append`.
-        """
         # Both in one step, because the first may end before the next step of this thread.
         self._put.append((operation,) if place is None else (operation, place))
 
     def take_in(self) -> None:
-        """Add the operations that were put, and send the first when its turn comes. Never raises."""
+        """Queue the operations that `put` has received, and begin to send if no operation is being sent.
+
+        This never raises: once the queue is broken, the futures of the operations fail. So a script that
+        makes several calls and then asks for their results gets the first failure first.
+        """
         with self._lock:
-            refusal, added = (
-                self._refusal,
-                [each for _ in range(len(self._put)) for each in self._put.popleft()],
-            )
+            refusal = self._refusal
+            added = [each for _ in range(len(self._put)) for each in self._put.popleft()]
             if refusal is None:
                 self._queue.extend(added)
         for each in added:
@@ -258,15 +198,12 @@ class SendQueue(Generic[PartT]):
                 # A function, because a bound method would be one object more for each queued call.
                 each.future.when_done(partial(SendQueue._forget_ended, self, each))
             else:
-                _fail(each, refusal)
+                each.fail(refusal)
         if added and refusal is None:
             self._advance()
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
-        """Add the requests of an operation that was queued without any.
-
-        If the operation has left the queue, cancel the requests.
-        """
+        """Add the requests of a queued operation, or cancel them if the operation has left the queue."""
         assert parts, "an operation without requests"  # noqa: S101
         with self._lock:
             kept = operation in self._queue
@@ -284,30 +221,13 @@ class SendQueue(Generic[PartT]):
         with self._lock:
             return self._next_number
 
-    def close(self, failure: Exception) -> None:
-        """Send nothing more. Fail the queued operations and all later ones with `failure`.
-
-        Only the first call has an effect. Requests that are being sent go on. Their operation also goes on,
-        unless it has requests that are still to be sent.
-        """
-        with self._lock:
-            if self._state is QueueState.CLOSED:
-                return
-            self._move_locked(QueueState.CLOSED)
-            self._refusal = failure
-            doomed, self._queue = list(self._queue), deque()
-            if self._sending is not None and self._sending.stages:
-                doomed.insert(0, self._sending.operation)
-            self._sending = None
-        for operation in doomed:
-            _fail(operation, failure)
-
     def renew_after_fork(self) -> None:
         """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
-        self._lock = threading.Lock()
+        changing, self._lock = self._lock.locked(), threading.Lock()
         if self._refusal is None:
-            if self._state is not QueueState.IDLE or self._queue:
-                self._state = QueueState.BROKEN
+            # While another thread changes the queue, an operation may be in none of the attributes.
+            if changing or self._state is not SendQueueState.IDLE or self._put or self._queue:
+                self._state = SendQueueState.BROKEN
             self._refusal, self._inherited = TinkerError(_INHERITED), True
         self._put, self._queue, self._sending = deque(), deque(), None
 
@@ -321,7 +241,7 @@ class SendQueue(Generic[PartT]):
             raise TinkerError(_INHERITED)
 
     def take_over(self) -> None:
-        """Go on with the numbers of the parent process, which must not use them any more.
+        """In a forked child, go on with the numbers of the parent, which must not use them any more.
 
         Raises:
             EarlierCallFailedError: calls were under way when the process was forked.
@@ -329,15 +249,13 @@ class SendQueue(Generic[PartT]):
         with self._lock:
             if not self._inherited:
                 return
-            if self._state is QueueState.BROKEN:
+            self._inherited, refusal = False, None
+            if self._state is SendQueueState.BROKEN:
                 cause = "the process was forked while calls were under way"
-                self._refusal = EarlierCallFailedError("a call of the parent process", None, cause)
-                self._inherited = False
-                refusal = copy_exception(self._refusal)
-            else:
-                self._refusal, self._inherited = None, False
-                return
-        raise refusal
+                refusal = EarlierCallFailedError("a call of the parent process", None, cause)
+            self._refusal = refusal
+        if refusal is not None:
+            raise copy_exception(refusal)
 
     def __repr__(self) -> str:
         with self._lock:
@@ -354,35 +272,24 @@ class SendQueue(Generic[PartT]):
             if operation.future.begin():
                 self._begin(operation)
                 return
-            self._pass_over()
+            with self._lock:  # it was cancelled, so it gets no number
+                self._move_locked(SendQueueState.IDLE)
 
     def _take_next(self) -> Operation[PartT] | None:
         with self._lock:
-            if self._state is not QueueState.IDLE or not self._queue or not self._queue[0].parts:
+            if self._state is not SendQueueState.IDLE or not self._queue or not self._queue[0].parts:
                 return None
-            self._move_locked(QueueState.SENDING)
+            self._move_locked(SendQueueState.SENDING)
             return self._queue.popleft()
-
-    def _pass_over(self) -> None:
-        """Drop an operation that was cancelled. It gets no number."""
-        with self._lock:
-            if self._state is QueueState.SENDING:
-                self._move_locked(QueueState.IDLE)
 
     def _begin(self, operation: Operation[PartT]) -> None:
         with self._lock:
-            refusal = self._refusal  # set if the queue was closed meanwhile
             reused = self._next_number < self._unused_number
-            sending = _Sending(operation, self._next_number, reused=reused)
+            self._sending = sending = _Sending(operation, self._next_number, reused=reused)
             stage = sending.next_stage()
-            if refusal is None:
-                self._sending = sending
-                self._next_number += len(operation.parts)
-                self._unused_number = max(self._unused_number, self._next_number)
-        if refusal is not None:
-            _fail(operation, refusal)
-        else:
-            self._launch(sending, stage)
+            self._next_number += len(operation.parts)
+            self._unused_number = max(self._unused_number, self._next_number)
+        self._launch(sending, stage)
 
     def _launch(self, sending: _Sending[PartT], stage: Sequence[int]) -> None:
         for index in stage:
@@ -396,13 +303,13 @@ class SendQueue(Generic[PartT]):
                 self._break(sending, index, failure)
 
     def _send_one(self, sending: _Sending[PartT], index: int) -> None:
-        """Send one part, on a worker."""
+        """Send one part, unless another part of its operation has failed or was refused."""
         with self._lock:
-            # Another part failed, or the queue was closed, before this part was sent.
+            # Another part failed before this part was sent.
             refusal = None if self._sending is sending else self._refusal
             stays = bool(sending.refused)
         if refusal is not None:
-            _fail(sending.operation, refusal)
+            sending.operation.fail(refusal)
             return
         if stays:
             self._end_send(sending, index, None, stays=True)
@@ -415,7 +322,9 @@ class SendQueue(Generic[PartT]):
     def _end_send(
         self, sending: _Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
     ) -> None:
-        """Record the end of one send. After the last send of a stage, begin the next stage."""
+        """Record the end of one send; with `stays`, the part was not sent. After the last one, end the stage.
+        Break the queue if it is unknown whether the server has accepted the part.
+        """
         if failure is not None and not isinstance(failure, NotTaken):
             self._break(sending, index, failure)
             return
@@ -454,15 +363,13 @@ class SendQueue(Generic[PartT]):
             self._sending = None
             if sending.refused:
                 self._next_number = sending.first_number + max(sending.taken, default=-1) + 1
-            self._move_locked(QueueState.IDLE)
+            self._move_locked(SendQueueState.IDLE)
         self._advance()
 
     def _take_back(self, sending: _Sending[PartT]) -> None:
-        """Fail an operation that was refused, and leave its unused numbers to the next one."""
-        operation = sending.operation
+        """Fill the unused numbers of an operation of which a part was refused. Then fail the operation."""
         index, failure = next(iter(sending.refused.items()))
-        if sending.taken:
-            failure = _partly(failure, len(sending.taken), len(operation.parts))
+        failure = sending.operation.failure_after(failure, len(sending.taken))
         self._fill(sending, index, failure, sending.holes(), None)
 
     def _fill(
@@ -473,7 +380,14 @@ class SendQueue(Generic[PartT]):
         holes: Sequence[int],
         unfilled: BaseException | None,
     ) -> None:
-        """Fill the unused numbers before an accepted request, one by one. Then begin the next operation."""
+        """Fill the unused numbers before an accepted request, one by one. Then begin the next operation.
+        Break the queue if a number cannot be filled.
+
+        Args:
+            index: the index of the part that was refused first.
+            holes: the indices of the parts whose numbers are still to be filled.
+            unfilled: the reason why the last number could not be filled; None if it was.
+        """
         if unfilled is not None:
             _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
             self._break(sending, index, failure)
@@ -491,7 +405,7 @@ class SendQueue(Generic[PartT]):
         operation.parts[index].future.fail(failure)
         for other, cause in sending.refused.items():
             operation.parts[other].future.fail(copy_exception(cause))
-        consequence = _consequence(operation, sending.first_number + index, failure)
+        consequence = operation.consequence_of(sending.first_number + index, failure)
         for other, part in enumerate(operation.parts):
             if other not in sending.taken:
                 part.future.fail(copy_exception(consequence))
@@ -502,16 +416,16 @@ class SendQueue(Generic[PartT]):
         # Fail this part with the cause first. A combined future keeps the first failure that it gets, and
         # after the next lines any other part may fail with the consequence.
         operation.parts[index].future.fail(failure)
-        refusal = _consequence(operation, number, failure)
+        refusal = operation.consequence_of(number, failure)
         doomed: list[Operation[PartT]] = []
         with self._lock:
             if self._sending is sending:
                 self._sending = None
-                self._move_locked(QueueState.BROKEN)
+                self._move_locked(SendQueueState.BROKEN)
                 self._refusal = refusal
                 doomed, self._queue = [operation, *self._queue], deque()
         for each in doomed:
-            _fail(each, refusal)
+            each.fail(refusal)
 
     def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
         """Drop a queued operation and its bodies at once if it was cancelled, or ended without requests."""
@@ -522,10 +436,9 @@ class SendQueue(Generic[PartT]):
             self._queue.remove(operation)
         self._advance()  # the other operations may have waited for this one
 
-    def _move_locked(self, state: QueueState) -> None:
-        before, self._state = self._state, state
-        legal = state in _MOVES[before.value]
-        assert legal, f"{before} -> {state}"  # noqa: S101
+    def _move_locked(self, state: SendQueueState) -> None:
+        assert state in _MOVES[self._state.value], f"{self._state} -> {state}"  # noqa: S101
+        self._state = state
 
 
 def _run(send: Callable[[Ended], object], ended: Ended) -> None:
@@ -533,32 +446,3 @@ def _run(send: Callable[[Ended], object], ended: Ended) -> None:
         send(ended)
     except BaseException as failure:  # noqa: BLE001  # any failure must end the futures
         ended(failure)
-
-
-def _fail(operation: Operation[PartT], failure: Exception) -> None:
-    for part in operation.parts:
-        part.future.fail(copy_exception(failure))
-    operation.future.fail(copy_exception(failure))
-
-
-def _consequence(operation: Operation[Any], number: int, failure: BaseException) -> EarlierCallFailedError:
-    refusal = EarlierCallFailedError(operation.name, number, _words(failure))
-    refusal.__cause__ = failure
-    return refusal
-
-
-def _partly(failure: BaseException, taken: int, count: int) -> BaseException:
-    """Return a failure whose text also states that the server has a part of the call."""
-    if not isinstance(failure, TinkerError):
-        return failure
-    failure = copy_exception(failure)
-    with_words(
-        failure,
-        f"{taken} of the {count} requests of this call were accepted; where they are backward passes, their "
-        "gradients stay accumulated",
-    )
-    return failure
-
-
-def _words(failure: BaseException) -> str:
-    return str(failure).rstrip(".") or type(failure).__name__

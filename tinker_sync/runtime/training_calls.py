@@ -37,7 +37,8 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import Unread, current, find_call_site, named, watch
-from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation
+from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
     TrainingPart,

@@ -30,7 +30,7 @@ from tinker_sync.runtime.calls import make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
-from tinker_sync.runtime.send_queue import Ended, NotTaken
+from tinker_sync.runtime.operation import Ended, NotTaken
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed

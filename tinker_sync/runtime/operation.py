@@ -1,0 +1,87 @@
+"""`Operation`: a call of a training client in the send queue of the client. Its parts are requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from attrs import define
+
+from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
+from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.transport.body import PiecedBody
+
+
+class Part(Protocol):
+    """One request of an operation, encoded except for its number, which the send queue gives it."""
+
+    @property
+    def future(self) -> APIFuture[Any]:
+        """The future that ends with the answer to this request."""
+
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
+        """Return the body with its sequence number. May be called once; retries send the same bytes."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+Ended = Callable[["BaseException | None"], object]
+"""A function that takes the end of a send: None if the server has accepted the request, else the failure."""
+
+
+@define(eq=False)
+class Operation(Generic[PartT]):
+    """One training call in the send queue: a name for errors, its requests, and the future of the user.
+
+    `future` combines the futures of the parts, or is the future of the only part. With `parallel`, all parts
+    but the first are sent at once, and the first when the server has accepted the others. An operation
+    without parts keeps a place in the queue until `SendQueue.fill` sets its parts or `future` ends.
+
+    `alone` is for servers that do not keep the order of the calls that they have accepted: the queue sends
+    the next operation only when `future` has ended.
+    """
+
+    name: str
+    parts: Sequence[PartT]
+    future: APIFuture[Any]
+    parallel: bool = False
+    alone: bool = False
+
+    def fail(self, failure: Exception) -> None:
+        """Fail the futures of the requests and the future of the call."""
+        for part in self.parts:
+            part.future.fail(copy_exception(failure))
+        self.future.fail(copy_exception(failure))
+
+    def consequence_of(self, number: int, failure: BaseException) -> EarlierCallFailedError:
+        """Return the error for other requests that fail because the request with this number has failed.
+
+        Args:
+            number: the number of a request of this operation.
+            failure: the failure of that request.
+        """
+        words = str(failure).rstrip(".") or type(failure).__name__
+        refusal = EarlierCallFailedError(self.name, number, words)
+        refusal.__cause__ = failure
+        return refusal
+
+    def failure_after(self, failure: BaseException, taken: int) -> BaseException:
+        """Return `failure`, the failure of a refused request of this call.
+
+        If it is a `TinkerError` and `taken` is not 0, return a copy. The text of the copy adds that the
+        server has accepted `taken` requests of the call.
+        """
+        if not taken or not isinstance(failure, TinkerError):
+            return failure
+        failure = copy_exception(failure)
+        with_words(
+            failure,
+            f"{taken} of the {len(self.parts)} requests of this call were accepted; where they are backward "
+            "passes, their gradients stay accumulated",
+        )
+        return failure
+
+
+class NotTaken(Exception):
+    """A failure of a request that the server certainly has not accepted. `__cause__` is the reason."""
