@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from tinker_sync import types
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
-from tinker_sync.types import (
-    Datum,
-    ForwardBackwardOutput,
-    ModelInput,
-    PromptProvenanceSpan,
-    SampledProvenanceSpan,
-    TensorData,
-)
 
 CANDIDATES = np.array([[1, 2], [3, 4], [5, 6]])
 
 
-def datum(**inputs: object) -> Datum:
+def datum(**inputs: object) -> types.Datum:
     spans = [
-        PromptProvenanceSpan(sequence_id="s", length=1),
-        SampledProvenanceSpan(sequence_id="s", length=2),
+        types.PromptProvenanceSpan(sequence_id="s", length=1),
+        types.SampledProvenanceSpan(sequence_id="s", length=2),
     ]
-    targets = [SampledProvenanceSpan(sequence_id="s", length=3)]
-    return Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], **inputs}, spans, targets)  # type: ignore[dict-item]
+    targets = [types.SampledProvenanceSpan(sequence_id="s", length=3)]
+    return types.Datum(
+        types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], **inputs}, spans, targets
+    )  # type: ignore[dict-item]
 
 
 def test_forward_data_keep_tokens_and_spans_only() -> None:
@@ -42,7 +37,7 @@ def test_forward_data_keep_tokens_and_spans_only() -> None:
 
 
 def test_gradients_are_sparse_when_smaller() -> None:
-    wide = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": np.ones((3, 8), dtype=int)})
+    wide = types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": np.ones((3, 8), dtype=int)})
     gradient = np.zeros((3, 8), dtype=np.float32)
     gradient[1, 5] = 2.0
     weights = backward_data([wide], [gradient])[0].loss_fn_inputs["weights"]
@@ -53,9 +48,9 @@ def test_gradients_are_sparse_when_smaller() -> None:
 def test_default_weights_have_the_layout_of_the_targets() -> None:
     dense = np.zeros((6, 6), dtype=int)
     dense[2, 3], dense[4, 1] = 7, 9
-    targets = TensorData.from_numpy_sparse(dense)
+    targets = types.TensorData.from_numpy_sparse(dense)
     assert targets.is_sparse
-    given = Datum(ModelInput.from_ints([1] * 6), {"target_tokens": targets})
+    given = types.Datum(types.ModelInput.from_ints([1] * 6), {"target_tokens": targets})
     weights = forward_data([given])[0].loss_fn_inputs["weights"]
     assert weights.sparse_col_indices == targets.sparse_col_indices
     assert weights.sparse_crow_indices == targets.sparse_crow_indices
@@ -63,7 +58,7 @@ def test_default_weights_have_the_layout_of_the_targets() -> None:
 
 
 def test_flat_logprobs_get_the_shape_of_the_targets() -> None:
-    given = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": CANDIDATES})
-    flat = TensorData(np.arange(-6.0, 0.0), "float32", [6])
-    (found,) = read_logprobs(ForwardBackwardOutput("ArrayRecord", [{"logprobs": flat}]), [given])
+    given = types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": CANDIDATES})
+    flat = types.TensorData(np.arange(-6.0, 0.0), "float32", [6])
+    (found,) = read_logprobs(types.ForwardBackwardOutput("ArrayRecord", [{"logprobs": flat}]), [given])
     assert (found.dtype, found.tolist()) == (np.float64, [[-6, -5], [-4, -3], [-2, -1]])

@@ -13,19 +13,8 @@ import pytest
 from support.embedded import BASE, KEY, Running, running
 
 import tinker_sync
-from tinker_sync import types
+from tinker_sync import losses, types
 from tinker_sync.errors import InvalidInputError, RequestFailedError
-from tinker_sync.losses import (
-    DPO,
-    PPO,
-    CrossEntropy,
-    EntropyBonus,
-    ImportanceSampling,
-    KLToReference,
-    WeightedSum,
-    dpo_pairs,
-    with_reference,
-)
 
 PATIENCE_S = 120.0
 STEPS = int(os.environ.get("TINKER_SYNC_TEST_DPO_STEPS", "6"))
@@ -97,9 +86,9 @@ def trained(
 def test_numpy_losses_match_the_server(server: Running) -> None:
     with service(server) as client:
         for name, loss in (
-            ("cross_entropy", CrossEntropy()),
-            ("importance_sampling", ImportanceSampling()),
-            ("ppo", PPO()),
+            ("cross_entropy", losses.CrossEntropy()),
+            ("importance_sampling", losses.ImportanceSampling()),
+            ("ppo", losses.PPO()),
         ):
             data = supervised() if name == "cross_entropy" else sampled(trainer(client))
             server_side, client_side = (
@@ -194,9 +183,9 @@ def preferences() -> tuple[list[types.Datum], list[types.Datum]]:
 def test_dpo_improves_its_margin(server: Running) -> None:
     with service(server) as client:
         training = trainer(client)
-        data = dpo_pairs(*preferences())
-        data = with_reference(data, training.forward(data, "cross_entropy").result(PATIENCE_S))
-        loss = DPO(beta=0.5)
+        data = losses.dpo_pairs(*preferences())
+        data = losses.with_reference(data, training.forward(data, "cross_entropy").result(PATIENCE_S))
+        loss = losses.DPO(beta=0.5)
         asked = []
         for _ in range(STEPS):
             asked.append(training.forward_backward_custom(data, loss))
@@ -214,9 +203,9 @@ def test_weighted_sum_restrains_a_policy(server: Running) -> None:
     def apart(weight: float) -> float:
         training = trainer(client)
         before = training.forward(supervised(), "cross_entropy").result(PATIENCE_S)
-        data = with_reference(sampled(training), before)
-        terms = {"reward": (1.0, ImportanceSampling()), "kl": (weight, KLToReference("k2"))}
-        loss = WeightedSum({**terms, "bonus": (0.0, EntropyBonus())})
+        data = losses.with_reference(sampled(training), before)
+        terms = {"reward": (1.0, losses.ImportanceSampling()), "kl": (weight, losses.KLToReference("k2"))}
+        loss = losses.WeightedSum({**terms, "bonus": (0.0, losses.EntropyBonus())})
         for _ in range(4):
             passed = training.forward_backward_custom(data, loss)
             training.optim_step(types.AdamParams(learning_rate=2e-3))
@@ -232,8 +221,10 @@ def test_unsuitable_data_are_refused_before_sending(server: Running) -> None:
     with service(server) as client:
         training = trainer(client)
         with pytest.raises(InvalidInputError, match=r"reference_logprobs.*is missing"):
-            training.forward_backward_custom(dpo_pairs(*preferences()), DPO()).result(PATIENCE_S)
+            training.forward_backward_custom(losses.dpo_pairs(*preferences()), losses.DPO()).result(
+                PATIENCE_S
+            )
         bad = types.Datum(types.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
         with pytest.raises(RequestFailedError, match="token id"):
-            training.forward_backward_custom([bad], CrossEntropy()).result(PATIENCE_S)
+            training.forward_backward_custom([bad], losses.CrossEntropy()).result(PATIENCE_S)
         training.optim_step(types.AdamParams()).result(PATIENCE_S)

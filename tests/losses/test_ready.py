@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 from support.custom_losses import log_sigmoid
 
+from tinker_sync import losses
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses import (
-    DPO,
-    PPO,
-    CrossEntropy,
-    EntropyBonus,
-    ImportanceSampling,
-    KLToReference,
-    LabelSmoothing,
-    WeightedSum,
-    dpo_pairs,
-    numpy_loss,
-    with_reference,
-)
+from tinker_sync.losses import DPO, CrossEntropy, EntropyBonus, KLToReference, LabelSmoothing, WeightedSum
 from tinker_sync.types import Datum, ForwardBackwardOutput, ModelInput, TensorData
 
 PROMPT = ModelInput.from_ints([1, 2, 3, 4])
@@ -63,16 +52,16 @@ def batch(shape: str) -> tuple[list[Datum], list[Any]]:
 
 TOKENS = [
     CrossEntropy(),
-    ImportanceSampling(),
-    PPO(),
-    PPO(clip_low=0.5, clip_high=1.5),
+    losses.ImportanceSampling(),
+    losses.PPO(),
+    losses.PPO(clip_low=0.5, clip_high=1.5),
     KLToReference(),
     KLToReference("k2"),
     EntropyBonus(),
     DPO(),
     DPO(beta=2.0, label_smoothing=0.2),
     DPO(reference=None),
-    WeightedSum({"main": (1.0, PPO()), "kl": (0.3, KLToReference()), "bonus": (-0.2, EntropyBonus())}),
+    WeightedSum({"main": (1.0, losses.PPO()), "kl": (0.3, KLToReference()), "bonus": (-0.2, EntropyBonus())}),
 ]
 CANDIDATES = [
     CrossEntropy(),
@@ -107,7 +96,6 @@ def test_gradients_match_finite_differences(loss: Any, shape: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ formulas
-
 P = np.array([-1.0, -2.0, -0.5, -3.0])
 Q = np.array([-1.5, -1.0, -0.5, -2.5])
 W = np.array([0.0, 1.0, 2.0, 0.5])
@@ -124,11 +112,11 @@ def test_importance_sampling_and_ppo() -> None:
     advantages = np.array([2.0, 1.0, -1.0, -0.5])
     datum = one(logprobs=Q, advantages=advantages)
     ratio = np.exp(P - Q)
-    loss, metrics, _ = ImportanceSampling()([datum], [P])
+    loss, metrics, _ = losses.ImportanceSampling()([datum], [P])
     assert loss == pytest.approx(-(ratio * advantages).sum(), rel=1e-6)
     assert metrics == {"importance_sampling:mean": pytest.approx(loss / 4)}
     expected = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages).sum()
-    assert PPO()([datum], [P])[0] == pytest.approx(expected, rel=1e-6)
+    assert losses.PPO()([datum], [P])[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_kl() -> None:
@@ -173,7 +161,7 @@ def test_dpo() -> None:
     weights = np.array([0.0, 1.0, 1.0, 1.0])
     chosen = [one(reference_logprobs=Q, weights=weights), one(reference_logprobs=P, weights=weights)]
     rejected = [one(reference_logprobs=P, weights=weights), one(reference_logprobs=Q, weights=weights)]
-    data = dpo_pairs(chosen, rejected)
+    data = losses.dpo_pairs(chosen, rejected)
     loss, metrics, _ = DPO(beta=0.5)(data, [P, Q, Q, P])
     s = float((weights * (P - Q)).sum())
     first, second = 0.5 * (s + s), 0.5 * (-s - s)
@@ -220,7 +208,7 @@ def test_weighted_sum_has_every_metric() -> None:
 
 
 def test_losses_in_a_sum_get_their_own_arrays() -> None:
-    @numpy_loss
+    @losses.numpy_loss
     def greedy(data: Any, logprobs: Any) -> Any:
         for each in logprobs:
             each[:] = 7
@@ -306,13 +294,15 @@ def test_listed_estimators_are_exact_for_the_vocabulary() -> None:
 
 
 # ------------------------------------------------------------------------------------------ errors
-
-
 @pytest.mark.parametrize(
     ("loss", "inputs", "complaint"),
     [
-        (ImportanceSampling(), {"advantages": P}, r"data\[0\].loss_fn_inputs\['logprobs'\]: is missing"),
-        (PPO(), {"logprobs": P}, r"data\[0\].loss_fn_inputs\['advantages'\]: is missing"),
+        (
+            losses.ImportanceSampling(),
+            {"advantages": P},
+            r"data\[0\].loss_fn_inputs\['logprobs'\]: is missing",
+        ),
+        (losses.PPO(), {"logprobs": P}, r"data\[0\].loss_fn_inputs\['advantages'\]: is missing"),
         (
             KLToReference(),
             {},
@@ -368,7 +358,7 @@ def test_missing_reference_is_named() -> None:
         (lambda: WeightedSum({"a:sum": (1.0, CrossEntropy())}), "without a colon"),
         (lambda: WeightedSum({"": (1.0, CrossEntropy())}), "a name without a colon"),
         (lambda: WeightedSum({"a": (1.0, lambda data, logprobs: None)}), "<lambda> does not take numpy"),
-        (lambda: dpo_pairs([one()], []), "as many rejected as chosen data, got 1 and 0"),
+        (lambda: losses.dpo_pairs([one()], []), "as many rejected as chosen data, got 1 and 0"),
     ],
 )
 def test_invalid_settings_are_refused(make: Any, complaint: str) -> None:
@@ -377,7 +367,7 @@ def test_invalid_settings_are_refused(make: Any, complaint: str) -> None:
 
 
 def test_errors_in_a_sum_name_the_loss() -> None:
-    @numpy_loss
+    @losses.numpy_loss
     def short(data: Any, logprobs: Any) -> Any:
         return 0.0, {}, [np.zeros(1)]
 
@@ -388,18 +378,16 @@ def test_errors_in_a_sum_name_the_loss() -> None:
 
 
 # ------------------------------------------------------------------------------------------ references
-
-
 def test_with_reference_adds_logprobs() -> None:
     data, logprobs = batch("candidates")
     output = ForwardBackwardOutput(
         "ArrayRecord", [{"logprobs": TensorData.from_numpy(p)} for p in logprobs], {}
     )
-    brought = with_reference(data, output, "teacher")
+    brought = losses.with_reference(data, output, "teacher")
     for before, after, p in zip(data, brought, logprobs, strict=True):
         assert set(after.loss_fn_inputs) == {*before.loss_fn_inputs, "teacher"}
         np.testing.assert_allclose(after.loss_fn_inputs["teacher"].to_numpy(), p, rtol=1e-6)
         assert "teacher" not in before.loss_fn_inputs
     assert KLToReference("listed", reference="teacher")(brought, logprobs)[0] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(InvalidInputError, match="the output has 4 entries for 3 data"):
-        with_reference(data[:3], output)
+        losses.with_reference(data[:3], output)

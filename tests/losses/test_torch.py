@@ -45,10 +45,7 @@ class TestResults:
     @pytest.mark.parametrize(
         ("loss", "complaint"),
         [
-            (
-                lambda data, p: p[0].sum(),
-                r"<lambda> returned a Tensor; a torch loss returns \(loss",
-            ),
+            (lambda data, p: p[0].sum(), r"<lambda> returned a Tensor; a torch loss returns \(loss"),
             (
                 lambda data, p: (p[0].sum(), {}, []),
                 "a tuple of 3; .*Mark a numpy loss, .* with tinker_sync.losses.numpy_loss",
@@ -101,8 +98,6 @@ class TestResults:
 
 
 # ---------------------------------------------------------------------------------------- equal to the engine
-
-
 class InTheEngine:
     """A trainer of the engine, used without a server and a client.
 
@@ -233,8 +228,6 @@ def test_missing_weights_count_every_token(layout: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ handles
-
-
 def nll(logprobs: Any, weights: Any) -> Any:
     loss = -(logprobs * weights).sum()
     return loss, {"custom/nll:sum": loss, "custom/most:mean": logprobs.max()}

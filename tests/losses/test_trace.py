@@ -48,8 +48,6 @@ def with_parameters(text: str) -> Any:
 
 
 # ------------------------------------------------------------------------------------------ valid losses
-
-
 def test_loss_and_handle() -> None:
     def nll(logprobs: Any, /, weights: Any) -> Any:
         loss = -(logprobs * weights).sum()
@@ -91,8 +89,6 @@ def test_list_in_place_of_a_pair() -> None:
 
 
 # ------------------------------------------------------------------------------------------ parameters
-
-
 PAIR = "logprobs, weights"
 NAMED = "the parameter {} of loss must be named with at most 64 lower-case letters"
 POSITIONAL = "the parameter {} of loss must be a plain positional one"
@@ -143,8 +139,6 @@ def test_signature_must_be_readable(loss: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------ calls
-
-
 @torch.fx.wrap
 def helper(x: Any) -> Any:
     return x
@@ -237,16 +231,8 @@ class WithParameter(torch.nn.Module):  # type: ignore[misc,name-defined]
             "calls the method summe, which torch.Tensor does not have",
         ),
         (with_backward, "total.backward()", "calls backward(); return the loss"),
-        (
-            capturing,
-            "scaled = logprobs * CAPTURED",
-            "uses a tensor that is not one of its parameters",
-        ),
-        (
-            WithModule(),
-            "held = self.inner(logprobs)",
-            "WithModule uses the module 'inner'; call functions",
-        ),
+        (capturing, "scaled = logprobs * CAPTURED", "uses a tensor that is not one of its parameters"),
+        (WithModule(), "held = self.inner(logprobs)", "WithModule uses the module 'inner'; call functions"),
         (WithParameter(), None, "uses a tensor that is not one of its parameters ('scale')"),
     ],
 )
@@ -290,8 +276,6 @@ def test_builtins_other_than_getattr(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------------------------------ output
-
-
 METRIC_NAMES = (
     *("nll:sum", "custom/nll", "custom/nll:max", "custom/:sum", "custom/NLL:sum", "custom/a b:sum"),
     *(f"custom/{'a' * 65}:sum", "loss:sum", "custom/a:b:sum", "my/custom/a:sum", "custom/a:sum\n"),
@@ -332,8 +316,6 @@ def test_error_falls_back_to_the_definition() -> None:
 
 
 # ------------------------------------------------------------------------------------------ the graph
-
-
 class TestEncoding:
     def test_every_encoding(self) -> None:
         def loss(logprobs: Any) -> Any:

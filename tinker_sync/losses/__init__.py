@@ -1,6 +1,7 @@
 """Custom losses for `forward_backward_custom` and `create_custom_loss`, and ready-made ones.
 
-Ready-made losses work in numpy and return their gradients. Each is a callable for `forward_backward_custom`.
+Ready-made losses work in numpy and return their gradients. Pass an instance to `forward_backward_custom` or
+`forward_custom`.
 
     CrossEntropy, ImportanceSampling, PPO      the server's losses, to be summed with other losses
     DPO                                        preferences between answers; dpo_pairs arranges the data

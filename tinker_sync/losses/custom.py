@@ -9,7 +9,6 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses.evaluate import NumpyLossFn, TorchLossFn
 from tinker_sync.losses.handle import LossHandle, check_data
 from tinker_sync.losses.two_passes import TwoPassCall
-from tinker_sync.runtime.naming import warn_caller
 from tinker_sync.runtime.training_calls import PassCall, TrainingCall, TrainingLine
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.training import ForwardBackwardInput, listed_data
@@ -23,20 +22,13 @@ CustomLossFn: TypeAlias = "NumpyLossFn | TorchLossFn | LossHandle"
 
 
 def check_loss_type_input(given: Any) -> None:
-    """Warn of the argument `loss_type_input` of older scripts, which has no effect.
-
-    Raises:
-        InvalidInputError: the value was never valid.
-    """
-    if given is None:
-        return
-    if given != "logprobs":
+    """Raise InvalidInputError if `loss_type_input` is neither None nor "logprobs", which mean the same."""
+    if given not in (None, "logprobs"):
         raise InvalidInputError(f"loss_type_input: expected 'logprobs', got {given!r}")
-    warn_caller("loss_type_input has no effect: a loss always takes log-probabilities", DeprecationWarning)
 
 
 def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
-    """Return the call of `TrainingClient.forward_backward_custom`, which documents arguments and errors."""
+    """Return the call that `TrainingClient.forward_backward_custom` submits; see there for the errors."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
         check_session(loss_fn, line.runtime)
@@ -48,7 +40,7 @@ def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadlin
 
 
 def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
-    """Return the call of `TrainingClient.forward_custom`; this process computes the loss."""
+    """Return the call that `TrainingClient.forward_custom` submits; this process computes the loss."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
         check_session(loss_fn, line.runtime)
@@ -57,7 +49,7 @@ def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline
 
 
 def check_session(handle: LossHandle, runtime: ClientRuntime) -> None:
-    """Refuse a handle of another session: in this session its id may belong to another loss."""
+    """Raise InvalidInputError for a handle of another session: in this one its id may name another loss."""
     if handle.session_id != runtime.known_session_id:
         raise InvalidInputError(
             f"the loss {handle.name} was made in session {handle.session_id}, not in "

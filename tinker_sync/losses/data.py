@@ -1,4 +1,7 @@
-"""The data and log-probabilities that pass between a custom loss and the server. Pure."""
+"""The data and log-probabilities that pass between a custom loss and the server, and the inputs of losses.
+
+The functions do no I/O, and do not change their arguments.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,27 @@ from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.losses.evaluate import Float32Array, FloatArray
 from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.datum import Datum
-from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.tensor_data import TensorData, not_tensors
 from tinker_sync.types.training import REFERENCE, ForwardBackwardOutput
 
 _TARGETS: Final = "target_tokens"
 
 
 def forward_data(data: Sequence[Datum]) -> list[Datum]:
-    """Reduce data to what a forward pass needs: targets, and weights, which some servers require.
+    """Return the data with only those inputs that a forward pass needs: targets and weights.
+
+    Some servers require weights, so missing ones become zeros.
 
     Raises:
-        InvalidInputError: a datum has no targets.
+        InvalidInputError: a datum has no targets, or an input is no tensor.
     """
+    refuse_all(
+        [
+            f"data[{index}]{problem}"
+            for index, datum in enumerate(data)
+            for problem in not_tensors(datum.loss_fn_inputs)
+        ]
+    )
     refuse_all(
         [
             f"data[{index}].loss_fn_inputs['target_tokens']: is missing; "
@@ -51,7 +63,10 @@ def _reduce(datum: Datum, weights: TensorData) -> Datum:
 
 
 def backward_data(data: Sequence[Datum], gradients: Sequence[Float32Array]) -> list[Datum]:
-    """Return data whose cross-entropy, the sum of `-logprob * weight`, has the given derivatives."""
+    """Return data with weights that give the cross-entropy the wanted derivatives by the log-probabilities.
+
+    The server computes the cross-entropy, the sum of `-logprob * weight`, so the weights are `-gradients`.
+    """
     return [
         _reduce(datum, TensorData.from_numpy_sparse(-gradient))
         for datum, gradient in zip(data, gradients, strict=True)
@@ -59,10 +74,12 @@ def backward_data(data: Sequence[Datum], gradients: Sequence[Float32Array]) -> l
 
 
 def read_logprobs(output: ForwardBackwardOutput, data: Sequence[Datum]) -> list[FloatArray]:
-    """Copy the log-probabilities into dense float64 arrays of the shapes of the targets.
+    """Return the log-probabilities of a forward pass: for each datum an array in the shape of its targets.
+
+    The arrays are dense copies in float64.
 
     Raises:
-        APIResponseValidationError: the output lacks them, or has another shape.
+        APIResponseValidationError: the output lacks some of them, or has too many.
     """
     records = output.loss_fn_outputs
     if len(records) != len(data):
@@ -92,15 +109,16 @@ def _read_each(output: ForwardBackwardOutput, data: Sequence[Datum]) -> Iterator
 def with_reference(
     data: Sequence[Datum], output: ForwardBackwardOutput, name: str = REFERENCE
 ) -> list[Datum]:
-    """Add to each datum the log-probabilities of its target tokens under a reference model.
+    """Return copies of the data with the log-probabilities of their targets under a reference model.
 
     Args:
         data: the examples.
         output: the result of the reference model's forward pass over the same data.
-        name: of the input to add; it is not sent to the server.
+        name: the input to add; the ready-made losses read it under the default name.
 
     Raises:
-        InvalidInputError: the output belongs to other data.
+        InvalidInputError: the output has entries for another number of data.
+        APIResponseValidationError: the log-probabilities of a datum are missing, or of another shape.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
@@ -140,9 +158,9 @@ def read_input(datum: Datum, index: int, name: str, shape: tuple[int, ...], hint
 
 
 def read_weights(datum: Datum, index: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return the weights of the log-probabilities: `weights`, or 1 without that input.
+    """Return the weights of the log-probabilities: the input `weights`.
 
-    Positions that sparse targets omit have the weight 0.
+    Without that input, each target has the weight 1, and cells that sparse targets omit have the weight 0.
     """
     if "weights" in datum.loss_fn_inputs:
         return read_input(datum, index, "weights", shape)

@@ -1,7 +1,7 @@
 """The two kinds of custom losses, in numpy and in torch, and their evaluation, with checks of the result.
 
-The evaluation runs on a worker and uses no client. Each error names the loss, the problem, its place, and the
-remedy.
+The evaluation runs on a worker and uses no client. An error about a result names the loss and the problem,
+and often the place and the remedy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def numpy_loss(loss_fn: LossT) -> LossT:
 
 
 def takes_numpy(loss_fn: Any) -> bool:
-    """Return True for a loss that works in numpy."""
+    """Return True for a loss that is marked as working in numpy."""
     return bool(getattr(loss_fn, "takes_numpy", False))
 
 
@@ -71,7 +71,7 @@ def name_of(loss_fn: Any) -> str:
 
 @frozen(eq=False)
 class Evaluated:
-    """The value of a loss, its metrics, and its derivatives by the log-probabilities of each datum."""
+    """The result of a loss: its value, metrics, and derivatives by the log-probabilities of each datum."""
 
     loss: float
     metrics: dict[str, Any]
@@ -82,7 +82,9 @@ Evaluate: TypeAlias = "Callable[[list[Datum], list[FloatArray]], Evaluated]"
 
 
 def make_evaluator(loss_fn: Any) -> Evaluate:
-    """Return a function that evaluates a loss, which works in numpy or in torch.
+    """Return a function that evaluates a loss and checks the result.
+
+    The loss is a function in numpy or in torch, or a `LossHandle`, which this process computes with torch.
 
     Raises:
         MissingExtraError: the loss works in torch, which is not installed.
@@ -121,7 +123,8 @@ def call_numpy_loss(
     """Call a numpy loss and check its result.
 
     Raises:
-        InvalidInputError: the result is not a loss, metrics, and an array of derivatives for each datum.
+        InvalidInputError: the result is not a finite loss, a dict of metrics, and for each datum an array of
+            derivatives in the shape of its log-probabilities.
     """
     name = name_of(loss_fn)
     shapes = [each.shape for each in logprobs]
@@ -249,7 +252,10 @@ def _read_metrics(name: str, metrics: Any) -> dict[str, Any]:
 
 
 def _read_metric(where: str, value: Any) -> Any:
-    """Convert a tensor or an array of one number to that number. Other values stay as they are."""
+    """Convert a tensor or an array of one number to that number. Refuse tensors and arrays of another size.
+
+    Other values stay as they are.
+    """
     if not hasattr(value, "item"):
         return value
     if np.prod(tuple(value.shape)) != 1:

@@ -27,14 +27,15 @@ and scalar metrics named ``custom/<name>:sum`` or ``custom/<name>:mean``."""
 class LossHandle:
     """A loss created by `ServiceClient.create_custom_loss`, for use in the same session. Immutable.
 
-    Pass it to `TrainingClient.forward_backward_custom`, or to `forward_backward` as its loss.
+    Pass it as the loss to `forward_backward_custom`, `forward_backward` or `forward_custom` of a training
+    client.
 
     Attributes:
         name: the name of the function.
         inputs: ``logprobs``, then the `loss_fn_inputs` of the function, in the order of its parameters.
-        session_id: the session it belongs to.
+        session_id: the session at the server in which the loss can be used.
         graph: the traced computation, which runs in place of the function.
-        loss_id: its id on the server; None means that this process computes it.
+        loss_id: the id of the loss on the server; None means that this process computes the loss.
 
     >>> LossHandle("nll", (CustomLossInput(name="logprobs", rank=1),), "session-1", graph=None).input_names
     ()
@@ -62,10 +63,10 @@ class LossHandle:
 
 
 def check_data(handle: LossHandle, data: Sequence[Datum]) -> None:
-    """Refuse data that lack an input of a loss, or have one of another rank.
+    """Check that data have the targets and the other inputs of a loss, each of the declared rank.
 
     Raises:
-        InvalidInputError: with a line for each problem.
+        InvalidInputError: an input is missing or has another rank; the text has a line for each problem.
     """
     wanted = [("target_tokens", handle.inputs[0]), *((each.name, each) for each in handle.inputs[1:])]
     problems = []
@@ -86,7 +87,13 @@ def check_data(handle: LossHandle, data: Sequence[Datum]) -> None:
 def run_on_each(
     handle: LossHandle, data: Sequence[Datum], logprobs: Sequence[Any]
 ) -> tuple[Any, dict[str, float]]:
-    """Return the loss summed over the data, and its metrics, summed or averaged according to their names."""
+    """Compute a loss on each datum. Return the sum of the losses, and the metrics.
+
+    Metrics with a name that ends with ``:mean`` are averaged over the data, the others summed.
+
+    Raises:
+        InvalidInputError: the loss of a datum is not a scalar.
+    """
     losses: list[Any] = []
     sums: dict[str, float] = {}
     for index, (datum, each) in enumerate(zip(data, logprobs, strict=True)):

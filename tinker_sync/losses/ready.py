@@ -1,9 +1,9 @@
 """Ready-made losses: sums over tokens, preferences between answers, and sums of losses.
 
-They are pure numpy, and threads may share one. `p` is the model's log-probability of a target token. `w` is
-its weight: `weights`, else 1, or 0 for cells that sparse targets omit. A `TokenLoss` is a plain sum over all
-tokens of all data, so it grows with their number. Its metric ``NAME:mean`` is the mean over tokens with a
-weight.
+They use only numpy, and threads may share an instance. `p` is the model's log-probability of a target token.
+`w` is the weight of the token: the input `weights`, or without it 1, and 0 for cells that sparse targets
+omit. A `TokenLoss` is a plain sum over all tokens of all data, so it grows with their number. Its metric
+``NAME:mean`` is a weighted sum divided by the number of positions with a weight other than 0.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 
 
 class Cells(NamedTuple):
-    """Three weighted arrays, with a value for each log-probability.
+    """The loss of one datum as three arrays in the shape of its log-probabilities, times the weights.
 
-    These are its part of the loss, the derivative of the loss by it, and its part of the metric.
+    For each log-probability, `loss` has a part of the loss, `slope` the derivative of the loss by it, and
+    `shown` a part of the metric.
     """
 
     loss: FloatArray
@@ -39,7 +40,7 @@ class Cells(NamedTuple):
 
 
 class TokenLoss:
-    """The base of losses that sum over tokens."""
+    """The base class of losses that are a sum over tokens. A subclass sets `name` and defines `_cells`."""
 
     __slots__ = ()
 
@@ -49,7 +50,11 @@ class TokenLoss:
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """Return the loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability.
+
+        Raises:
+            InvalidInputError: an input that the loss needs is missing, or has another shape.
+        """
         loss, shown, tokens = 0.0, 0.0, 0
         gradients = []
         for index, (datum, p) in enumerate(zip(data, logprobs, strict=True)):
@@ -73,6 +78,8 @@ def _weigh(weights: FloatArray, each: FloatArray, slope: FloatArray) -> Cells:
 class CrossEntropy(TokenLoss):
     """The loss `-sum(w * p)`, the server's `cross_entropy`, to be summed with other losses.
 
+    p is the model's log-probability of a token, w its weight.
+
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]})
     >>> CrossEntropy()([example], [np.array([-1.0, -2.0])])[0]
@@ -87,7 +94,9 @@ class CrossEntropy(TokenLoss):
 
 @frozen
 class ImportanceSampling(TokenLoss):
-    """The loss `-sum(w * exp(p - q) * A)` with the sampler's `logprobs` q and the `advantages` A.
+    """The loss `-sum(w * exp(p - q) * A)`; with weights of 1, the server's `importance_sampling`.
+
+    p is the model's log-probability of a token, w its weight, q the sampler's `logprobs`, A the `advantages`.
 
     >>> from tinker_sync.types import ModelInput
     >>> inputs = {"target_tokens": [2], "logprobs": [-1.0], "advantages": [3.0]}
@@ -105,8 +114,9 @@ class ImportanceSampling(TokenLoss):
 
 @frozen
 class PPO(TokenLoss):
-    """`-sum(w * min(r * A, clip(r, low, high) * A))` with `r = exp(p - q)`, q and A as in
-    `ImportanceSampling`.
+    """The loss `-sum(w * min(r * A, clip(r, clip_low, clip_high) * A))` with `r = exp(p - q)`.
+
+    With weights of 1 it is the server's `ppo`. p, w, q and A are as in `ImportanceSampling`.
 
     >>> PPO(clip_high=1.28).clip_low
     0.8
@@ -136,9 +146,10 @@ def _is_one_of(*allowed: str) -> Any:
 
 @frozen
 class KLToReference(TokenLoss):
-    """The divergence of the model from a reference model.
+    """A loss that keeps the model close to a reference model: an estimate of their divergence.
 
-    `q` is the `reference_logprobs` of the same tokens. The estimators differ in the tokens they need:
+    p is the model's log-probability of a token, q that of the reference model, w the weight of the token.
+    `reference` is the name of the input with q. The values of `estimator` differ in the tokens they need:
 
     - "k3", for one target a token: `sum(w * (exp(q - p) - 1 - (q - p)))`. It is never negative. On tokens
       that the model itself sampled, its value is an unbiased estimate of KL(model, reference) of each
@@ -147,9 +158,10 @@ class KLToReference(TokenLoss):
       derivative is an unbiased estimate of that of KL(model, reference). Its value is close to the divergence
       when the two models are close.
     - "listed", for several targets a token: `sum(w * exp(p) * (p - q))` over the listed tokens. It equals
-      KL(model, reference) when they are the whole vocabulary, else their part of it.
+      KL(model, reference) when they are the whole vocabulary; else it is the part of these tokens.
 
-    On tokens from another source the first two penalize the difference on these tokens, without an estimate.
+    On tokens from another source, "k3" and "k2" penalize the difference on these tokens, without an
+    estimate of a divergence.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "reference_logprobs": [-1.0]})
@@ -176,18 +188,19 @@ class KLToReference(TokenLoss):
 
 @frozen
 class EntropyBonus(TokenLoss):
-    """A loss that falls as the model becomes less certain.
+    """A loss that makes the model less certain: gradient descent on it raises the entropy.
 
-    The metric ``entropy:mean`` estimates the entropy of a position. The loss itself matters for its
-    derivative:
+    The metric ``entropy:mean`` estimates the entropy of a position. The derivative of the loss estimates the
+    derivative of minus the entropy. p is the model's log-probability of a token, w its weight. The values of
+    `estimator` differ in the tokens that they need:
 
     - "sampled", for one target a token: `sum(w * p**2 / 2)`. On tokens that the model itself sampled at
       temperature 1, its derivative is an unbiased estimate of minus the derivative of the entropy of each
       position given the tokens before it. The metric, the mean of `-p`, is an unbiased estimate of the
-      entropy. (The derivative of `-p` itself is zero on average.) On tokens from another source it estimates
-      neither.
+      entropy. (The derivative of `-p` itself is zero on average.) On tokens from another source, loss and
+      metric estimate nothing.
     - "listed", for several targets a token: `sum(w * exp(p) * p)` over the listed tokens. It is minus the
-      entropy when they are the whole vocabulary, else their part of it.
+      entropy when they are the whole vocabulary; else it is the part of these tokens.
 
     Weight it in a `WeightedSum`.
 
@@ -220,12 +233,12 @@ def _check_share(instance: Any, attribute: Any, value: float) -> None:
 
 @frozen
 class LabelSmoothing(TokenLoss):
-    """Cross-entropy that spreads a share of each weight evenly over the tokens listed for the position.
+    """Cross-entropy that spreads the share `epsilon` of a weight evenly over the tokens of a position.
 
     It needs several targets a token: at each position first the right token, then its alternatives. With K
     tokens listed at a position, the first has the factor `1 - epsilon + epsilon / K` and each other `epsilon
     / K`, times the weight of the first. With the whole vocabulary listed, this is the usual label smoothing.
-    A token is listed where `weights` is not 0, or, without `weights`, where sparse targets list it.
+    A target is listed if its weight in `weights` is not 0. Without `weights`, each target is listed.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": np.array([[2, 3]])})
@@ -283,7 +296,7 @@ def _check_half(instance: Any, attribute: Any, value: float) -> None:
 
 @frozen
 class DPO:
-    """Direct preference optimization: raises the chosen answer over the rejected one, against a reference.
+    """Direct preference optimization: favours chosen answers over rejected ones, compared with a reference.
 
     The data are pairs, see `dpo_pairs`. S(x) is the sum of `w * (p - q)` over the tokens of an answer: w is
     the weight of a token, p its log-probability under the model, q that under the reference model. The margin
@@ -291,13 +304,14 @@ class DPO:
     smoothing of e it is `-(1 - e) * log sigmoid(margin) - e * log sigmoid(-margin)`. The loss is the sum over
     the pairs. Set `weights` to 0 for the tokens of the prompt.
 
-    Metrics: ``dpo:mean`` is the loss of a pair, ``dpo_margin:mean`` its margin, ``dpo_accuracy:mean`` the
-    share of pairs with a margin above 0; ``dpo_chosen:mean`` and ``dpo_rejected:mean`` are `beta * S`.
+    Metrics are means over the pairs: ``dpo:mean`` of the loss, ``dpo_margin:mean`` of the margin,
+    ``dpo_chosen:mean`` and ``dpo_rejected:mean`` of `beta * S`. ``dpo_accuracy:mean`` is the share of pairs
+    with a margin above 0.
 
     Attributes:
-        beta: the weight of a margin.
+        beta: the factor of each margin.
         reference: the input with the reference's log-probabilities; None takes 0 for them.
-        label_smoothing: the assumed share of pairs with chosen and rejected answer swapped.
+        label_smoothing: the assumed share of pairs with chosen and rejected answer swapped, below 0.5.
 
     >>> from tinker_sync.types import ModelInput
     >>> inputs = {"target_tokens": [2], "reference_logprobs": [-1.0]}
@@ -316,7 +330,11 @@ class DPO:
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """Return the loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability.
+
+        Raises:
+            InvalidInputError: the number of data is odd, or an input is missing or has another shape.
+        """
         if len(data) % 2:
             raise InvalidInputError(
                 f"DPO: expected pairs, got {len(data)} data; put each rejected answer after its chosen one"
@@ -386,6 +404,13 @@ class WeightedSum:
 
     Metrics: ``NAME:sum`` is the unweighted value of a loss, ``NAME/METRIC`` are its own metrics.
 
+    Attributes:
+        terms: for each name its ``(weight, loss)``.
+
+    Raises:
+        InvalidInputError: there is no loss, a name is empty or has a colon, a weight is not finite, or a loss
+            does not work in numpy.
+
     >>> from tinker_sync.losses import CrossEntropy, EntropyBonus
     >>> from tinker_sync.types import ModelInput
     >>> both = WeightedSum({"nll": (1.0, CrossEntropy()), "bonus": (0.1, EntropyBonus())})
@@ -402,7 +427,11 @@ class WeightedSum:
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """Return the loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability.
+
+        Raises:
+            InvalidInputError: a loss refuses the data, or returns an invalid result.
+        """
         total = 0.0
         metrics: dict[str, float] = {}
         gradients = [np.zeros(p.shape) for p in logprobs]

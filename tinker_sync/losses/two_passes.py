@@ -1,5 +1,7 @@
 """A loss computed in this process: a forward pass, the loss, and a backward pass with its gradients.
 
+`forward_backward_custom` makes both passes; `forward_custom` makes no backward pass.
+
 Order. The call puts both passes into the send queue together: the forward pass with its requests, and the
 backward pass as an operation whose requests are added later. No other operation gets between them. A call
 that any thread makes on the same training client during the forward pass or the loss is sent after the
@@ -7,7 +9,9 @@ backward pass, with a higher number. So the weights cannot change between the lo
 gradients, and a script may call `forward_backward_custom` and `optim_step` without waiting in between.
 
 Failure. If the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
-the backward pass is left out: it uses no number, later operations go on, and the weights do not change.
+the backward pass is left out: it uses no number, later operations go on, and the weights do not change. One
+failure is worse: if it is unknown whether the server has accepted the forward pass, the send queue fails all
+later operations.
 
 Threads. A user's thread makes the call, the passes end on runtime threads, and the loss runs on a worker for
 losses. Any thread may use a `TwoPassFuture`.
@@ -26,10 +30,11 @@ from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.answers import add_mean_loss
+from tinker_sync.runtime.combine import ComposedFuture
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.naming import named
 from tinker_sync.runtime.operation import Operation
-from tinker_sync.runtime.progress import FutureState, Status, Timeline
+from tinker_sync.runtime.progress import FutureState, Status
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.training_calls import Operations, PassCall, TrainingCall, TrainingLine
 from tinker_sync.runtime.training_part import TrainingPart
@@ -46,11 +51,12 @@ _COMPUTING: Final = Status(FutureState.WAITING, "the loss is being computed")
 _computing = threading.local()  # .queue: the send queue whose loss this thread computes
 
 
-class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
-    """The result of a forward pass, a loss, and a backward pass. Thread-safe.
+class TwoPassFuture(ComposedFuture[ForwardBackwardOutput, ForwardBackwardOutput]):
+    """The future of a call with a forward pass, a loss, and a backward pass. Thread-safe.
 
     It can be cancelled until the backward pass is sent. It has the request ids of both passes. Its timeline
-    has the sending time of the forward pass and the acceptance time of the backward pass.
+    has the sending time of the forward pass and the acceptance time of the backward pass. If it ends early,
+    it cancels the passes.
 
     >>> forward = APIFuture()
     >>> both = TwoPassFuture(forward)
@@ -68,42 +74,20 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
     ) -> None:
         """Create the future of a call whose forward pass is `forward`. `follow` adds the backward pass."""
         super().__init__(submit=submit, clock=clock)
-        self._passes: tuple[APIFuture[ForwardBackwardOutput], ...] = (forward,)  # empty after the end
-        self._ended_ids: tuple[str, ...] = ()
-        self.when_done(_end)
+        self._add(forward)
 
     def follow(self, backward: APIFuture[ForwardBackwardOutput]) -> None:
-        """Add the backward pass."""
-        self._passes = (*self._passes, backward)
-        if self.done():  # this future may have ended before it knew the backward pass
-            self._passes = ()
+        """Add the backward pass, or cancel it if this future has ended."""
+        if not self._add(backward):
             backward.cancel()
 
-    @property
-    def request_id(self) -> str | None:
-        """The id of the first request, or None before the server accepts one.
-
-        >>> TwoPassFuture(APIFuture()).request_id is None
-        True
-        """
-        return next(iter(self.request_ids), None)
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """The ids of all accepted requests, those of the forward pass first.
-
-        >>> TwoPassFuture(APIFuture()).request_ids
-        ()
-        """
-        return _ids(self._passes) or self._ended_ids
-
     def status(self) -> Status:
-        """Return the status of the forward pass until it ends, then "waiting" or "paused".
+        """Return the forward pass's status while it runs, then "waiting" or "paused" until the call ends.
 
         >>> TwoPassFuture(APIFuture()).status().state
         <FutureState.QUEUED: 'queued'>
         """
-        passes = self._passes
+        passes = self._parts
         if self.done() or not passes:
             return super().status()
         if not passes[0].done():
@@ -113,38 +97,14 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
             return _COMPUTING
         return status if status.state is FutureState.PAUSED else Status(FutureState.WAITING, status.reason)
 
-    @property
-    def timeline(self) -> Timeline:
-        """The times of the call: the forward pass gives the sending time, the backward pass the acceptance.
+    def _moments(
+        self, parts: Sequence[APIFuture[ForwardBackwardOutput]]
+    ) -> tuple[float | None, float | None]:
+        sending, accepted = super()._moments(parts)
+        return sending, accepted if len(parts) > 1 else None  # the call is accepted with its backward pass
 
-        >>> TwoPassFuture(APIFuture()).timeline.sending is None
-        True
-        """
-        passes = self._passes
-        if not passes:
-            return super().timeline
-        accepted = passes[1].timeline.accepted if len(passes) > 1 else None
-        return Timeline(self._queued_s, passes[0].timeline.sending, accepted, self._completed_s)
-
-    def _let_go(self) -> None:
-        """Release the passes when this future ends, so that their results do not stay in memory.
-
-        The request ids and the times are copied first. A pass that is not sent yet is cancelled.
-        """
-        passes, timeline = self._passes, self.timeline
-        self._ended_ids = _ids(passes) or self._ended_ids
-        self._sending_s, self._accepted_s = timeline.sending, timeline.accepted
-        self._passes = ()
-        for each in passes:
-            each.cancel()
-
-
-def _end(both: TwoPassFuture) -> None:
-    both._let_go()
-
-
-def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
-    return tuple(request_id for each in passes for request_id in each.request_ids)
+    def _cancels_parts(self) -> bool:
+        return True
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
@@ -160,15 +120,16 @@ class TwoPassCall(TrainingCall):
     """A call that makes a forward pass, computes a loss, and makes a backward pass.
 
     Args:
-        line: the send queue of the client, and the parts that it shares.
+        line: the `TrainingLine` of the client, which has its send queue.
         data: the examples.
-        loss_fn: the loss, of either kind.
+        loss_fn: a loss in numpy or in torch, or a `LossHandle`, which this process computes.
         deadline_at: the moment of the clock at which to give up.
         train: False leaves out the backward pass, for `forward_custom`.
 
     Raises:
         InvalidInputError: the data cannot be sent.
         MissingExtraError: the loss works in torch, which is not installed.
+        TypeError: the loss is not callable.
     """
 
     def __init__(
@@ -191,7 +152,7 @@ class TwoPassCall(TrainingCall):
         self._place: Operation[TrainingPart]
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
-        """Return the future of the call before the model is ready. No request exists yet."""
+        """Return the future of a call that is made before the model is ready. No request exists yet."""
         return self._follow(self._forward.wait_for_model(limiters))
 
     def prepare(self) -> Operations:
@@ -215,7 +176,7 @@ class TwoPassCall(TrainingCall):
         return future
 
     def _forward_ended(self, forward: APIFuture[ForwardBackwardOutput]) -> None:
-        """Start the computation of the loss on a worker. A thread of the runtime calls this method."""
+        """Start the loss on a worker, or fail the call if the forward pass has failed."""
         if not self._succeeded(forward):
             return
         try:
@@ -230,15 +191,18 @@ class TwoPassCall(TrainingCall):
         return failure is None
 
     def _compute(self, output: ForwardBackwardOutput) -> None:
-        """Compute the loss on a worker, and create the requests of the backward pass."""
+        """Compute the loss, then create the requests of the backward pass, or resolve a call without one.
+
+        Runs on a worker for losses.
+        """
         if self._both.done():
             return
-        evaluated, failure = _try(partial(self._evaluated, output))
+        evaluated, failure = _try(partial(self._evaluate_output, output))
         if evaluated is not None and not self._train:
-            self._both.resolve(self._result(output, evaluated, surrogate=False))
+            self._both.resolve(self._make_result(output, evaluated, surrogate=False))
             return
         if evaluated is not None:
-            backward, failure = _try(partial(self._backward, evaluated))
+            backward, failure = _try(partial(self._prepare_backward, evaluated))
             if backward is not None:
                 self._both.follow(backward.future)
                 backward.future.when_done(partial(self._backward_ended, evaluated))
@@ -247,7 +211,7 @@ class TwoPassCall(TrainingCall):
         assert failure is not None  # noqa: S101
         self._both.fail(failure)
 
-    def _evaluated(self, output: ForwardBackwardOutput) -> Evaluated:
+    def _evaluate_output(self, output: ForwardBackwardOutput) -> Evaluated:
         logprobs = read_logprobs(output, self._data)
         _computing.queue = self.line.queue
         try:
@@ -255,7 +219,7 @@ class TwoPassCall(TrainingCall):
         finally:
             _computing.queue = None
 
-    def _backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
+    def _prepare_backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
         now = self.line.runtime.clock.now()
         if now >= self.deadline_at:
             # If the pass failed while it is sent, its number would be missing, and the server would hold all
@@ -272,9 +236,9 @@ class TwoPassCall(TrainingCall):
 
     def _backward_ended(self, evaluated: Evaluated, backward: APIFuture[ForwardBackwardOutput]) -> None:
         if self._succeeded(backward):
-            self._both.resolve(self._result(backward.result(timeout=0), evaluated, surrogate=True))
+            self._both.resolve(self._make_result(backward.result(timeout=0), evaluated, surrogate=True))
 
-    def _result(
+    def _make_result(
         self, output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool
     ) -> ForwardBackwardOutput:
         return add_mean_loss(with_metrics(output, evaluated, surrogate=surrogate), count_trained(self._data))
@@ -283,12 +247,12 @@ class TwoPassCall(TrainingCall):
 def with_metrics(
     output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool = True
 ) -> ForwardBackwardOutput:
-    """Return the output of a pass with the metrics of the loss.
+    """Return the output of a pass with the value and metrics of the user's loss.
 
     Args:
         output: the output of the server for its own loss.
         evaluated: the loss of the user.
-        surrogate: keep the value of the server's own loss, as ``surrogate_loss:sum``.
+        surrogate: keep the sum of the server's own loss, as ``surrogate_loss:sum``; False drops it.
 
     >>> output = ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5, "clock:unique": 7.0})
     >>> with_metrics(output, Evaluated(0.5, {"dpo:sum": 0.5}, [])).metrics
