@@ -137,7 +137,7 @@ def test_passes_by_themselves_are_not_waited_for(stub: Stub) -> None:
 # The line that names what is waited for comes at once.
 SCRIPT = """
 from tinker_sync.runtime import pending
-pending._NOTICE_AFTER_S = 0.0
+pending.NOTICE_AFTER_S = 0.0
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 trainer = service.create_lora_training_client("stub/model")
 """

@@ -9,6 +9,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.isolation import our_threads
+from support.raising import raising
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, TinkerError
 from tinker_sync.runtime.heartbeat import PERIOD_S, Heartbeat
@@ -26,12 +27,12 @@ class Bench:
         self.answers = list(answers)
         self.cpu_s = 0.0
         self.beats = 0
-        self.upkeeps = 0
+        self.refresh_if_dues = 0
         self.said: list[object] = []
         self.heartbeat = Heartbeat(
             self.beat,
             self,
-            upkeep=self.upkeep,
+            refresh_if_due=self.refresh_if_due,
             always_offered=always_offered,
             clock=self.clock,
             cpu=lambda: self.cpu_s,
@@ -43,8 +44,8 @@ class Bench:
         if answer is not None:
             raise answer
 
-    def upkeep(self) -> bool:
-        self.upkeeps += 1
+    def refresh_if_due(self) -> bool:
+        self.refresh_if_dues += 1
         return True
 
     def on_lost(self, error: TinkerError) -> None:
@@ -66,18 +67,16 @@ class Bench:
 
 
 # ---------------------------------------------------------------------------------------------- answers
-
-
 def test_a_heartbeat_and_what_else_is_due() -> None:
     bench = Bench()
     assert bench.steps(3) == [True] * 3
-    assert (bench.beats, bench.upkeeps, bench.said) == (3, 3, [])
+    assert (bench.beats, bench.refresh_if_dues, bench.said) == (3, 3, [])
 
 
-def test_410_is_the_end_of_the_session_but_not_of_the_upkeep() -> None:
+def test_410_is_the_end_of_the_session_but_not_of_the_refresh_if_due() -> None:
     bench = Bench(None, status(410))
     assert bench.steps(4) == [True] * 4
-    assert (bench.beats, bench.upkeeps) == (2, 4)
+    assert (bench.beats, bench.refresh_if_dues) == (2, 4)
     assert bench.said == [("lost", 410)]
 
 
@@ -107,7 +106,7 @@ def test_a_session_that_is_known_again_is_not_lost() -> None:
 def test_a_server_that_never_had_heartbeats_gets_none(code: int) -> None:
     bench = Bench(status(code), always_offered=False)
     bench.steps(5)
-    assert (bench.beats, bench.upkeeps, bench.said) == (1, 5, [])
+    assert (bench.beats, bench.refresh_if_dues, bench.said) == (1, 5, [])
 
 
 def test_a_server_that_once_had_heartbeats_means_its_404() -> None:
@@ -140,8 +139,6 @@ def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- late ones
-
-
 def late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
 ) -> list[object]:
@@ -189,8 +186,6 @@ def test_a_slow_answer_is_no_lateness() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the thread
-
-
 def test_the_thread_beats_each_period_and_ends_at_once() -> None:
     bench = Bench()
     bench.heartbeat.start()
@@ -209,13 +204,13 @@ def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
     bench = Bench()
     bench.heartbeat.start()
     bench.clock.await_waiters()
-    bench.heartbeat.ask_soon()  # the session was opened a moment ago
+    bench.heartbeat.beat_soon()  # the session was opened a moment ago
     bench.clock.advance(2.0)
-    bench.heartbeat.ask_soon()
+    bench.heartbeat.beat_soon()
     until(lambda: bench.beats == 1)
     bench.clock.await_waiters()
     for _ in range(100):
-        bench.heartbeat.ask_soon()
+        bench.heartbeat.beat_soon()
     bench.clock.await_waiters()
     bench.heartbeat.stop()
     bench.heartbeat.join(120)
@@ -243,17 +238,14 @@ def test_without_a_thread_the_last_thing_is_done_by_the_thread_that_stops_it() -
 
 
 def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+    with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
         Bench().heartbeat.start()
 
 
 def test_it_ends_by_itself_when_no_client_is_left() -> None:
     bench = Bench()
-    bench.heartbeat = Heartbeat(bench.beat, bench, upkeep=lambda: False, clock=bench.clock)
+    bench.heartbeat = Heartbeat(bench.beat, bench, refresh_if_due=lambda: False, clock=bench.clock)
     bench.heartbeat.start()
     bench.clock.await_waiters()
     bench.clock.advance(PERIOD_S)

@@ -19,6 +19,7 @@ from support.authority import Authority
 from support.clock import FakeClock
 from support.crowd import until
 from support.embedded import KEY, Running, running
+from support.raising import raising
 from support.scripts import Script
 from support.servers import AnsweringServer, ProxyServer, answer
 
@@ -35,8 +36,6 @@ SIGNALS = pytest.mark.skipif(sys.platform == "win32", reason="stops processes by
 
 
 # ---------------------------------------------------------------------------------------------- decisions
-
-
 class Bench:
     """The loop of a keeper, with a scripted owner and server, on a clock that jumps to the next event.
 
@@ -143,8 +142,6 @@ def test_a_server_that_has_no_heartbeats_gets_none() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- requests
-
-
 def send_once(url: str) -> tuple[int, dict[str, Any]]:
     settings = Settings.resolve(base_url=url, api_key="tml-mine", default_headers={"X-Mine": "yes"})
     http = Http(settings, _Key())
@@ -176,9 +173,7 @@ def test_a_request_is_that_of_the_owner() -> None:
 
 
 @pytest.mark.parametrize("proxied", [False, True])
-def test_tls_with_a_private_authority_and_a_proxy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
-) -> None:
+def test_private_authority_and_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool) -> None:
     authority = Authority(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", Path(authority.ca_file).name)
@@ -225,8 +220,6 @@ print(sorted({{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_mod
 
 
 # ---------------------------------------------------------------------------------------------- processes
-
-
 class Ground:
     """A server with a clock that the test advances.
 
@@ -432,18 +425,25 @@ def test_a_key_that_cannot_be_renewed_ends_nothing() -> None:
     keeper.note_beat()
 
 
+def test_without_a_key_at_the_start_there_is_no_keeper(caplog: pytest.LogCaptureFixture) -> None:
+    silence = Silence()
+    silence.headers = [TinkerError("no token")]
+    silence.keeper.start()
+    assert silence.keeper.pid is None
+    assert "the keeper could not be started, heartbeats depend on this process: no token" in caplog.text
+    silence.keeper.note_beat()
+    silence.keeper.end()
+
+
 def test_no_keeper_is_left_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = Silence().keeper
     keeper.start()
     pid = keeper.pid
     assert pid is not None
 
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     beats = heartbeat.Heartbeat(lambda: None, _Listener(), keeper=keeper)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(TinkerError, match="can't start new thread"):
         beats.start()
     assert not is_alive(pid)
 
@@ -456,9 +456,7 @@ class _Listener:
     def on_late(self, delay_s: float, reason: str) -> None: ...
 
 
-def test_a_keeper_that_cannot_start_is_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_start_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     keeper = Silence().keeper
     monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
     keeper.start()
@@ -475,8 +473,6 @@ def test_a_client_that_ends_or_is_dropped_takes_its_keeper_along(
     service = ServiceClient(base_url=ground.server.url, api_key=KEY, keeper=1.0)
     service.create_lora_training_client("tinker-sync/tiny", rank=2).result()
     beats = service.holder.session._heartbeat
-    assert beats is not None
-    assert beats._keeper is not None
     keeper = beats._keeper.pid
     assert keeper is not None
     assert is_alive(keeper)

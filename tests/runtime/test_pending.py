@@ -28,9 +28,7 @@ def test_nothing_to_wait_for(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
 
 
-def test_the_wait_ends_with_the_last_call(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_call_ends_it(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     changes = PendingChanges()
     futures: list[APIFuture[Any]] = [APIFuture() for _ in range(3)]
     for future in futures:

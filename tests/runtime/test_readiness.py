@@ -15,6 +15,7 @@ from support.clock import PATIENCE_S
 
 from tinker_sync.runtime.tickets import EpollReadiness, Readiness, SelectorReadiness
 
+Pair = tuple[socket.socket, socket.socket]
 KINDS = [SelectorReadiness, *([EpollReadiness] if hasattr(select, "epoll") else [])]
 
 
@@ -26,15 +27,13 @@ def readiness(request: pytest.FixtureRequest) -> Iterator[Readiness]:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
 
 
-def test_a_watch_ends_with_its_notification(
-    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_watch_ends_with_its_notification(readiness: Readiness, pair: Pair) -> None:
     one, other = pair
     readiness.watch(one.fileno())
     assert readiness.wait(0) == []
@@ -45,9 +44,7 @@ def test_a_watch_ends_with_its_notification(
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
 
 
-def test_a_forgotten_socket_is_not_reported(
-    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_forgotten_socket_is_not_reported(readiness: Readiness, pair: Pair) -> None:
     one, other = pair
     readiness.watch(one.fileno())
     readiness.forget(one.fileno())
@@ -69,9 +66,7 @@ def test_closed_sockets_are_refused(readiness: Readiness) -> None:
         readiness.watch(-1)
 
 
-def test_a_watch_that_begins_during_a_wait(
-    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_watch_that_begins_during_a_wait(readiness: Readiness, pair: Pair) -> None:
     if not readiness.takes_effect_at_once:
         pytest.skip("the waiting thread must be woken here")
     one, other = pair

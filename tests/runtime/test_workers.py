@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S
 from support.crowd import start, until
+from support.raising import raising
 
 from tinker_sync.runtime.workers import Workers
 
@@ -142,25 +143,16 @@ class TestJobs:
 
     @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
     def test_a_failure_belongs_to_the_future(self, workers: Workers, failure: BaseException) -> None:
-        def broken() -> None:
-            raise failure
-
-        assert workers.submit(broken).exception(PATIENCE_S) is failure
+        assert workers.submit(raising(failure)).exception(PATIENCE_S) is failure
         assert workers.submit(threading.current_thread).result(PATIENCE_S).name == "tinker-send-1"
 
     @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
-    def test_a_failure_without_a_waiter_is_logged(
-        self, caplog: pytest.LogCaptureFixture, failure: BaseException
-    ) -> None:
-        def broken() -> None:
-            raise failure
-
+    def test_unseen_failure_is_logged(self, caplog: pytest.LogCaptureFixture, failure: BaseException) -> None:
         with caplog.at_level(logging.ERROR, logger="tinker_sync"), Workers("send", max_threads=1) as pool:
-            pool.run(broken)
+            pool.run(raising(failure))
             assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8
         (record,) = caplog.records
         assert record.getMessage() == "a job of the workers 'send' failed"
-        assert record.exc_info is not None
         assert record.exc_info[1] is failure
 
     def test_a_cancelled_one_is_not_done(self) -> None:
@@ -261,13 +253,10 @@ class TestCtrlC:
             until(lambda: "1 threads" in repr(pool))
 
     def test_before_a_thread_is_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
         seen: list[int] = []
         with Workers("send", max_threads=2) as pool:
             with monkeypatch.context() as patch:
-                patch.setattr(pool, "_adjust_thread_count", interrupted)
+                patch.setattr(pool, "_adjust_thread_count", raising(KeyboardInterrupt))
                 with pytest.raises(KeyboardInterrupt):
                     pool.run(lambda: seen.append(1))
             pool.submit(seen.append, 2).result(PATIENCE_S)

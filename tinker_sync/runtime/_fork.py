@@ -1,9 +1,9 @@
 """The objects that a child process renews after `os.fork()`, registered in one place.
 
-A forked child has one thread and a copy of all memory. Threads that do not exist in the child may hold locks
-there, and the counts of work under way may include work that no thread does. Objects with locks or counts
-register here. This module renews them in the child before any other code of the child runs. It holds them
-weakly. Any thread may register an object.
+A forked child has one thread and a copy of all memory. In this copy, a lock may be held by a thread that does
+not exist in the child, and a count of work under way may include work that no thread does. Objects with locks
+or counts register here. This module renews them in the child, before the code that called `os.fork()` goes on
+there. It refers to them weakly. Any thread may register an object.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _generation = 0  # written in a fresh child only, before it has a second thread
 
 
 def renew_in_child(member: Renewable) -> None:
-    """Register an object. Every process forked from this one calls its `renew_after_fork()`."""
+    """Register an object. As long as it lives, each process forked from this one calls `renew_after_fork`."""
     with _lock:
         _members.add(member)
 
 
 def generation() -> int:
-    """Return the number of forks between the first process and this one."""
+    """Return the number of forks between the process that imported this module and this process."""
     return _generation
 
 

@@ -21,15 +21,15 @@ from collections.abc import Callable
 from typing import Any
 
 DEAD = None
-"""The last entry of the lines: the owner is dead."""
+"""The last entry of the queue of lines: the owner is dead."""
 
 
 class Watch:
-    """A sender of heartbeats for one session while the process that owns it is silent. For one thread.
+    """A sender of heartbeats for one session while the owner of the session is silent. For one thread.
 
     Args:
-        orders: the first line of input: the request of a heartbeat and its timing; see
-            `runtime.keeper.Keeper`.
+        orders: the first line of input: the request of a heartbeat, its timing and the meanings of statuses;
+            see `runtime.keeper.Keeper`.
         lines: the later lines of input, which may have new headers, and `DEAD` after the last one.
         send: sends a heartbeat with the given headers; returns the status, or 0 if no answer came.
         now: returns monotonic seconds.
@@ -54,7 +54,9 @@ class Watch:
     def run(self) -> None:
         """Send heartbeats while the owner is silent.
 
-        Return when the server has dropped the session, or the owner has been dead for `outlive_s`.
+        Return when a 410 reports that the session is gone, when the server has no call for heartbeats, or
+        when the owner has been dead for the `outlive_s` of the orders. Also return if the owner is dead and
+        the server has repeated a doubtful status, such as 404, for a while.
         """
         due_at = self._now() + self._orders["silence_s"]
         while True:
@@ -74,7 +76,10 @@ class Watch:
                     due_at = self._now() + self._orders["silence_s"]
 
     def _beat(self) -> bool:
-        """Send one heartbeat. Return False if the keeper must end."""
+        """Send one heartbeat, unless the owner has been dead for the `outlive_s` of the orders.
+
+        Return False if the keeper must end.
+        """
         now, orders = self._now(), self._orders
         orphan = self._end_at is not None
         if self._end_at is not None and now >= self._end_at:
@@ -94,9 +99,9 @@ class Watch:
 
 
 def send_with(orders: dict[str, Any]) -> Callable[[dict[str, str]], int]:
-    """Return a function that sends one heartbeat over a new connection.
+    """Return a function that sends one heartbeat at each call, over a new connection.
 
-    It returns the status, or 0 without an answer.
+    The function takes the headers. It returns the status of the answer, or 0 if no answer came.
     """
     target = orders["target"]
     headers_of_proxy: dict[str, str] = {}

@@ -1,8 +1,9 @@
 """The heartbeats that keep a session alive, and the thread that sends them.
 
-The thread is `tinker-heartbeat`; its loop calls `step` when a heartbeat is due. The functions that it calls
-should hold the client weakly, so that the heartbeats of a dropped client end too. The thread runs the job
-given to `stop` and ends. This works at the end of a process too, when no new thread may start.
+The thread is `tinker-heartbeat`; its loop calls `step` when a heartbeat is due. The functions given to
+`Heartbeat` should refer to the client weakly, so that the heartbeats end with a client that is
+garbage-collected. The last job of the thread is the function given to `stop`. This works at the end of a
+process too, when no new thread may start.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
+from tinker_sync.runtime.workers import no_thread
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.keeper import Keeper
@@ -39,7 +41,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 def policy() -> dict[str, Any]:
-    """Return the statuses that decide whether a session is lost, as plain data for the keeper process."""
+    """Return the statuses and times that decide if a session is lost, as plain data for the keeper."""
     return {
         "gone": _GONE,
         "doubtful": list(_DOUBTFUL),
@@ -58,7 +60,7 @@ class Listener(Protocol):
         """Take note that the server keeps the session after all."""
 
     def on_late(self, delay_s: float, reason: str) -> None:
-        """Take note that a heartbeat was not sent when it was due."""
+        """Take note that a heartbeat is `delay_s` seconds late, for a reason given in words."""
 
 
 class Heartbeat:
@@ -67,11 +69,12 @@ class Heartbeat:
     Args:
         beat: sends a heartbeat; raises the error of the server or the network.
         listener: receives the events of the session.
-        upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
-        always_offered: True if the server certainly offers heartbeats; if False, a 404 to the first heartbeat
-            means that the server has no such call.
-        keeper: the process that sends heartbeats while this one cannot. It must be running already. It ends
-            with the heartbeats.
+        refresh_if_due: begins the other periodic work; returns False when the client is gone, which ends the
+            thread.
+        always_offered: True if the server certainly offers heartbeats; if False, a 404, 405 or 501 before the
+            first success means that the server has no such call.
+        keeper: the process that sends heartbeats while this one cannot; None for no such process. It has been
+            started already, and is ended with the heartbeats.
         period_s: the time between two heartbeats.
         clock: measures time.
         cpu: returns the seconds of processor time that this process has used.
@@ -82,7 +85,7 @@ class Heartbeat:
         beat: Callable[[], object],
         listener: Listener,
         *,
-        upkeep: Callable[[], bool] = lambda: True,
+        refresh_if_due: Callable[[], bool] = lambda: True,
         always_offered: bool = True,
         keeper: Keeper | None = None,
         period_s: float = PERIOD_S,
@@ -91,7 +94,7 @@ class Heartbeat:
     ) -> None:
         self._beat = beat
         self._listener = listener
-        self._upkeep = upkeep
+        self._refresh_if_due = refresh_if_due
         self._keeper = keeper
         self._period_s = period_s
         self._clock = clock
@@ -111,26 +114,26 @@ class Heartbeat:
         self._asked_s = clock.now()
         self._thread: threading.Thread | None = None
         self.ended = threading.Event()
-        """Set when the thread has ended its work."""
+        """Set when the heartbeats have ended and the function given to `stop` has returned."""
 
     def start(self) -> None:
-        """Start the thread. If the process is ending and allows no new thread, continue without one.
+        """Start the thread. If the process is ending and allows no new thread, send no heartbeats.
 
         Raises:
-            RuntimeError: the system gives no more threads.
+            TinkerError: the system gives no more threads.
         """
         thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
         try:
             thread.start()
-        except RuntimeError:
+        except RuntimeError as error:
             if threading.main_thread().is_alive():
                 self._end_keeper()
-                raise
+                raise no_thread(error) from error
         else:
             self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats. Their thread then calls `last` and ends; without it, this method calls `last`.
+        """End the heartbeats. The thread then calls `last`; without a thread, this method does.
 
         Only the first call has an effect.
         """
@@ -154,10 +157,10 @@ class Heartbeat:
         if self._keeper is not None:
             self._keeper.forget()
 
-    def ask_soon(self) -> None:
-        """Make the thread send the next heartbeat now.
+    def beat_soon(self) -> None:
+        """Make the thread send the next heartbeat now, unless the last one is less than a second old.
 
-        Called when a failed call may mean that the session is lost.
+        For a failed call, which may mean that the session is lost.
         """
         now = self._clock.now()
         if now - self._asked_s >= _SOONEST_S:
@@ -165,7 +168,12 @@ class Heartbeat:
             self._wake.set()
 
     def step(self) -> bool:
-        """Send a heartbeat and do the periodic work. Return False if no more heartbeats follow."""
+        """Send a heartbeat, if the server still takes them, and begin the other periodic work.
+
+        Before that, report a delay of more than `STALLED_S`.
+
+        Return False if the client is gone, so that the thread ends.
+        """
         delay_s, reason = self._watch.look()
         if reason:
             _log.warning(
@@ -175,7 +183,7 @@ class Heartbeat:
         if self._beating:
             self._asked_s = self._clock.now()
             self._send()
-        go_on = self._upkeep()
+        go_on = self._refresh_if_due()
         self._watch.expect_in(self._period_s)
         return go_on
 
@@ -273,7 +281,7 @@ class Heartbeat:
 
 
 class _DelayDetector:
-    """A detector of delays of a thread, and of their reasons. For one thread."""
+    """A detector of delays of the heartbeat thread, and of the reasons of the delays. For one thread."""
 
     def __init__(self, clock: Clock, cpu: Callable[[], float]) -> None:
         self._clock = clock
@@ -286,7 +294,7 @@ class _DelayDetector:
         self._due_s = self._now_s + period_s
 
     def look(self) -> tuple[float, str]:
-        """Return the delay and its reason; the reason is empty if `look` is called in time."""
+        """Return the delay and its reason; the reason is empty for a delay of at most `STALLED_S`."""
         now_s = self._clock.now()
         late_s = now_s - self._due_s
         # On most systems the monotonic clock stops while the machine sleeps; the wall clock does not.

@@ -4,14 +4,15 @@ The threads of this process send no heartbeat while one of them holds the interp
 C library, or while the process is stopped. The keeper then sends them. If this process dies, the keeper
 continues for a limited time, so that `ServiceClient.attach` finds the session alive.
 
-This process reports each of its heartbeats to the keeper through a pipe, and the keeper sends heartbeats only
-after a silence. So the server gets no more heartbeats than without a keeper, and this process alone decides
-about the loss of a session. The keeper gets the headers, and the key among them, through the pipe; its
-command line and its environment have no key. It writes nothing.
+This process reports each heartbeat that succeeds to the keeper through a pipe, and the keeper sends
+heartbeats only after a silence. So the server gets no more heartbeats than without a keeper, unless those of
+this process fail. While this process lives, it alone decides about the loss of a session. The keeper gets the
+headers, and the key among them, through the pipe; its command line and its environment have no key. The
+keeper writes nothing.
 
 The keeper cannot renew tokens, and does not follow redirects.
 
-Threads: one thread opens the session and starts the keeper; then only the thread of the heartbeats uses it.
+Threads: one thread opens the session and starts the keeper; then the thread of the heartbeats uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Keeper:
-    """The keeper process of one session.
+    """The owner's side of the keeper process of one session: starts the process, informs it and ends it.
 
     Args:
         headers: returns the headers of a heartbeat that is sent now; None if the client is gone.
@@ -70,13 +71,13 @@ class Keeper:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if it does not run."""
+        """The id of the keeper process; None before `start`, if that failed, and after `end` or `forget`."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process. A failure is logged, because the session works without a keeper."""
-        self._known = self._headers()
+        """Start the keeper process. If that fails, log it: the session works without a keeper."""
         try:
+            self._known = self._headers()
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter, with code of this package
                 [sys.executable, "-I", "-S", str(Path(_keeper_process.__file__))],
                 stdin=subprocess.PIPE,
@@ -88,7 +89,7 @@ class Keeper:
                 # Signals for the terminal or the group of the owner do not reach it.
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TinkerError) as error:
             _log.warning("the keeper could not be started, heartbeats depend on this process: %s", error)
             return
         self._write({**self._orders, "headers": self._known})
@@ -96,7 +97,10 @@ class Keeper:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def note_beat(self) -> None:
-        """Report to the keeper that this process has sent a heartbeat, with the headers if they changed."""
+        """Report to the keeper that this process has sent a heartbeat, with the headers if they changed.
+
+        If the keeper has ended, log that and forget it.
+        """
         process = self._process
         if process is None:
             return
@@ -117,7 +121,7 @@ class Keeper:
         self._write({"headers": headers} if changed else {})
 
     def end(self) -> None:
-        """End the process. Idempotent."""
+        """Kill the keeper process, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # it has nothing to finish
@@ -125,9 +129,10 @@ class Keeper:
             _close_pipe(process)
 
     def forget(self) -> None:
-        """In a forked child, close the copy of the pipe and leave the keeper to the parent.
+        """Close the pipe without killing the keeper: in a forked child, or after the keeper has ended.
 
-        The end of the pipe reports the parent's death to the keeper. An open copy would prevent that.
+        When all copies of the pipe are closed, the keeper takes its owner for dead. A copy that stays open in
+        a child would prevent that.
         """
         process, self._process = self._process, None
         if process is not None:

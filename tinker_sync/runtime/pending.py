@@ -1,7 +1,8 @@
 """The calls that change something at the server. A client that ends waits for them for a bounded time.
 
 Any thread may call the methods without a lock: adding a call, removing it and copying the names are each one
-step of the interpreter. Reading the newest one takes two, and is repeated if another thread comes between.
+step of the interpreter. Reading the newest call takes two steps, and is repeated if another thread comes
+between them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 
 PENDING_LIMIT_S: Final = 60.0
-"""The longest time that the end of a client waits for these calls."""
-_NOTICE_AFTER_S: Final = 2.0
+"""The longest time that the end of a client waits for these calls, unless `close` gets another time."""
+NOTICE_AFTER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
@@ -43,7 +44,7 @@ class PendingChanges:
         self._now = now
 
     def add(self, future: APIFuture[Any], name: str = "") -> None:
-        """Count a call until its future ends.
+        """Keep a call among the pending ones until its future ends.
 
         Args:
             future: the future of the call.
@@ -56,9 +57,10 @@ class PendingChanges:
         return len(self._names)
 
     def under_way(self) -> bool:
-        """Return True if a call has not ended. Forget ended calls that Ctrl-C left in the set.
+        """Return True if a call has not ended.
 
-        This looks at the newest calls first, because thousands may wait.
+        This looks at the newest calls first, because thousands may wait. It forgets the ended calls that it
+        meets; a Ctrl-C in `add` may have left them here.
         """
         names = self._names
         while names:
@@ -77,7 +79,10 @@ class PendingChanges:
         return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
     def wait(self, limit_s: float) -> None:
-        """Wait until no call is left, the time is up, or `give_up` is called. Log the calls that are left.
+        """Wait until no call is left, the time is up, or `give_up` was called.
+
+        After two seconds, name the calls in a line on stderr. At the end, log the calls that are left, and
+        forget them.
 
         Args:
             limit_s: the longest time.
@@ -94,16 +99,16 @@ class PendingChanges:
             waited_s = self._now() - began_at
             if waited_s >= limit_s:
                 break
-            if not noticed and waited_s >= _NOTICE_AFTER_S:
+            if not noticed and waited_s >= NOTICE_AFTER_S:
                 noticed = True
                 self._notify(limit_s)
-            next_s = limit_s if noticed else min(limit_s, _NOTICE_AFTER_S)
+            next_s = limit_s if noticed else min(limit_s, NOTICE_AFTER_S)
             self._news.wait(min(next_s - waited_s, _LOOK_S))
             self._news.clear()
             self._forget_ended()
 
     def give_up(self) -> None:
-        """End the wait at once."""
+        """Make `wait` return at once, also if it is called later."""
         self._given_up = True
         self._news.set()
 

@@ -109,7 +109,7 @@ class Session:
         beats = heartbeat.Heartbeat(
             _beat(self._runtime, session_id),
             self,
-            upkeep=_upkeep(self._runtime),
+            refresh_if_due=_upkeep(self._runtime),
             always_offered=runtime.settings.is_vendor_host,
             keeper=self._start_keeper(runtime, session_id),
             period_s=heartbeat.PERIOD_S,
@@ -263,7 +263,7 @@ class Session:
         beats = self._heartbeat
         suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
         if suspicious and beats is not None:
-            beats.ask_soon()
+            beats.beat_soon()
 
     def on_lost(self, error: TinkerError) -> None:
         """Log the loss of the session, and store the error for later calls."""

@@ -1,11 +1,12 @@
 """Parts of a poller: its tickets, and the set of the sockets that it watches.
 
-A `Ticket` is a request or a timer. Its reaction is the function to call at its end. The thread that takes the
-reaction ends the ticket. A `Readiness` watches sockets until they become readable. A watch ends when its
-socket is readable; a new call of `watch` begins it again. If the system allows it, other threads can begin
-watches while one thread waits (`takes_effect_at_once`).
+A poller (`poller`) holds the requests of a client that wait for their answers, and its timers. A `Ticket` is
+such a request or timer. Its action is the function to call at its end. The thread that takes the action ends
+the ticket. Any thread may call the methods of a ticket.
 
-Any thread may call the methods.
+A `Readiness` watches sockets until they become readable. A watch ends when its socket is readable; a new call
+of `watch` begins it again. If the system allows it, other threads can begin watches while one thread waits
+(`takes_effect_at_once`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ The failure is passed on as a value and not raised, because the code that needs 
 
 
 class OpenRequest(Protocol):
-    """A request that has been sent. `step` never blocks."""
+    """A request that has been sent, whose answer has not been read completely.
+
+    `step` reads the bytes that have arrived. It returns the answer if that is complete, else None. It raises
+    `SendFailed` if the request has failed, also by silence until `expires_at_s`. After a redirect, a broken
+    connection or a rejected token, it may send the request again, which may block for a moment. `abort`
+    closes the socket.
+    """
 
     @property
     def expires_at_s(self) -> float: ...
@@ -54,19 +61,22 @@ class Opener(Protocol):
 
 
 class Runner(Protocol):
-    """A pool that runs jobs on workers."""
+    """A pool that runs jobs on workers.
+
+    `run` raises RuntimeError if the pool is closed or the system gives no thread.
+    """
 
     def run(self, job: Callable[[], object]) -> None: ...
 
 
 class Holder(Protocol):
-    """The poller of a ticket."""
+    """The poller that holds a ticket."""
 
     def forget(self, ticket: Ticket) -> None: ...
 
 
 class Ticket:
-    """A request or a timer that can be cancelled."""
+    """A request or a timer that a poller holds. Any thread may cancel it."""
 
     __slots__ = ("_holder", "call", "reaction", "request")
 
@@ -75,11 +85,14 @@ class Ticket:
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
-        """The request to send; None once the ticket has ended, because the poller keeps tickets longer."""
+        """The request to send; None for a timer.
+
+        Also None once the ticket has ended, because the poller may keep the ticket for longer.
+        """
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
-        """Cancel the ticket. Return True if its action was not called before; then it is never called."""
+        """Cancel the ticket, so that its action is never called. Return False if it has already ended."""
         if self.take() is None:
             return False
         self._holder.forget(self)
@@ -91,7 +104,7 @@ class Ticket:
         return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
-        """Return the action to the first caller, and None to later ones."""
+        """End the ticket. Return the action to the first caller, and None to later ones."""
         try:
             action = self.reaction.pop()
         except IndexError:
@@ -108,7 +121,7 @@ class Leftovers:
         self._readiness = readiness
 
     def close(self) -> None:
-        """Close the descriptors of the poller itself."""
+        """Close the set of sockets. The sockets themselves stay open."""
         if self._readiness is not None:
             self._readiness.close()
 
@@ -117,13 +130,13 @@ class Leftovers:
 
 
 def descriptor_of(ticket: Ticket) -> int:
-    """Return the descriptor of a request's socket, or -1 if the request has ended."""
+    """Return the descriptor of a request's socket, or -1 if the request is not under way."""
     request = ticket.request  # read once: a worker may be ending it now
     return -1 if request is None else request.fileno()
 
 
 def outcome_of(error: Exception) -> SendFailed:
-    """Return the outcome of a request that has ended with an unexpected error."""
+    """Return the outcome of a request that has ended with an error other than `SendFailed`."""
     failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
     failed.__cause__ = error
     return failed
@@ -140,7 +153,7 @@ def closed_failure(error: Exception | None = None) -> SendFailed:
     """Return the outcome of a request that was not sent: the client is closed, or has no thread for it.
 
     Args:
-        error: the error of the workers that refused the request.
+        error: the error of the workers that refused the request; None: the client is closed.
     """
     closed = error is None or isinstance(error, WorkersClosedError)
     text = "the client is closed" if closed else f"no thread for the request: {error}"
@@ -150,14 +163,22 @@ def closed_failure(error: Exception | None = None) -> SendFailed:
 
 
 def abort(ticket: Ticket, reason: str = "the client was closed") -> SendFailed:
-    """Close the socket of a request that is under way, and return its outcome."""
+    """Close the socket of a request that is under way, and return the failure that is its outcome.
+
+    Args:
+        ticket: the request.
+        reason: the beginning of the text of the failure.
+    """
     if ticket.request is not None:
         ticket.request.abort()
     return SendFailed(f"{reason} while the request was under way", maybe_received=True, final=True)
 
 
 def files_to_use() -> int:
-    """Return the number of requests that may be open at once: half of the files that the process may open."""
+    """Return the number of requests that may be open at once: half of the files that the process may open.
+
+    The result is at least 16 and at most 32768; it is 1024 if the system states no number of files.
+    """
     try:
         import resource
 
@@ -170,7 +191,10 @@ def files_to_use() -> int:
 
 
 class Readiness(Protocol):
-    """A set of watched sockets. One thread waits; any thread may begin a watch."""
+    """A set of sockets that are watched until they are readable.
+
+    One thread waits. Other threads may begin watches if a watch `takes_effect_at_once`.
+    """
 
     takes_effect_at_once: bool
     """False if the waiting thread must be woken to notice a new watch."""
@@ -192,14 +216,20 @@ class Readiness(Protocol):
         """
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait for at most `timeout_s`; return the descriptors of the sockets that became readable."""
+        """Wait for a readable socket or `wake`; return the descriptors of the sockets that became readable.
+
+        After `wake`, the list also has a descriptor that belongs to no watched socket.
+
+        Args:
+            timeout_s: the longest wait; None: no limit.
+        """
 
     def close(self) -> None:
-        """End all watches."""
+        """End all watches, and close this set."""
 
 
 class EpollReadiness:
-    """The `Readiness` of Linux, which needs one system call for a watch."""
+    """The `Readiness` of Linux. To begin a watch usually takes one system call: sockets stay registered."""
 
     takes_effect_at_once = True
 
@@ -208,9 +238,8 @@ class EpollReadiness:
         self._never = select.EPOLLONESHOT
         self._once = select.EPOLLIN | select.EPOLLONESHOT
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(
-            self._bell, select.EPOLLIN | select.EPOLLET
-        )  # each write is news; no read is needed
+        # With EPOLLET each write is news, so no read is needed.
+        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
 
     def watch(self, descriptor: int) -> None:
         try:
@@ -237,7 +266,7 @@ class EpollReadiness:
 
 
 class SelectorReadiness:
-    """The `Readiness` of other systems."""
+    """The `Readiness` of systems without `epoll` or `eventfd`, made with `selectors`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

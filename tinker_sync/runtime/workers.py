@@ -8,7 +8,7 @@ server answers, or before a callback of the user returns. `Workers` makes these 
   queue wakes the thread that has waited longest, which costs a sample 27 % more CPU.
 - A forked child starts with an empty pool, without the parent's threads and jobs.
 - `run` makes no future. It logs the exceptions of the job.
-- `close` waits for a bounded time.
+- `close` can wait for a bounded time.
 - `reserve` starts a thread ahead of the first job. The last thread stays while `needed()` is true.
 
 Ctrl-C may interrupt the main thread at any point of `run`. If the job is already queued, the next free thread
@@ -39,9 +39,12 @@ IDLE_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-# Sixteen threads suffice for thousands of requests, because these threads do not wait for answers.
+# These threads send samples and read results. Sixteen suffice for thousands of requests, because none of them
+# waits for an answer.
 _FETCH_THREADS: Final = 16
-# The threads that send the chunks of a training step wait for the promise of each chunk.
+# These threads send the chunks of training passes: they wait for room among the bytes under way, connect and
+# write. Each REST call holds one until its answer. About eight small chunks are under way at once
+# (`training_part`), so more threads would send no faster.
 _SEND_THREADS: Final = 8
 _CALLBACK_THREADS: Final = 8
 # Each loss that a user computes between two passes uses one processor.
@@ -84,14 +87,14 @@ class _Entries(deque[Any]):
     put = deque.append
 
     def get_nowait(self) -> Any:
-        """Return the first entry. `shutdown` calls this to cancel the remaining jobs."""
+        """Remove and return the first entry. `shutdown` calls this to cancel the remaining jobs."""
         if not self:
             raise queue.Empty
         return self.popleft()
 
 
 class WorkersClosedError(RuntimeError):
-    """The refusal of a job by a pool that was closed."""
+    """The error of a pool that refuses a job because it was closed."""
 
 
 def no_thread(error: RuntimeError) -> TinkerError:
@@ -103,6 +106,8 @@ def no_thread(error: RuntimeError) -> TinkerError:
 
 class Workers(ThreadPoolExecutor):
     """A pool of threads named `tinker-<name>-1`, `-2` and so on. Thread-safe.
+
+    The threads do not delay the end of the program.
 
     >>> with Workers("demo", max_threads=2) as workers:
     ...     print(workers.submit(pow, 2, 10).result())
@@ -146,7 +151,7 @@ class Workers(ThreadPoolExecutor):
 
         Raises:
             WorkersClosedError: the pool is closed.
-            RuntimeError: the system gives the pool no first thread.
+            RuntimeError: the pool has no thread, and the system starts none.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.run(lambda: print("done"))
@@ -163,7 +168,7 @@ class Workers(ThreadPoolExecutor):
 
         Raises:
             ClientClosedError: the pool was closed together with the client.
-            TinkerError: the system gives the pool no first thread.
+            TinkerError: the pool has no thread, and the system starts none.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.run_call(lambda: print("done"))
@@ -191,11 +196,11 @@ class Workers(ThreadPoolExecutor):
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
         """Take no more jobs, and wait up to `timeout` seconds for those that are queued or running.
 
-        After that, drop the jobs that have not begun, unless `drop` is false. May be called again, and from a
-        job.
+        A `timeout` of None stands for no limit. After the wait, drop the jobs that have not begun, unless
+        `drop` is false. May be called again, and from a job, for whose thread it does not wait.
 
         Returns:
-            True if all threads have ended. A job that is still running goes on in its daemon thread.
+            True if all other threads have ended. A job that is still running goes on in its daemon thread.
 
         >>> Workers("demo", max_threads=1).close(timeout=1)
         True
@@ -238,7 +243,7 @@ class Workers(ThreadPoolExecutor):
     # ---------------------------------------------------- of the executor; `_shutdown_lock` is held
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread for the job that was queued last, unless one is idle or there are enough."""
+        """Wake an idle thread for the job that was queued last, or start a thread unless there are enough."""
         if self._idle:
             self._idle.pop().release()
             return
@@ -300,10 +305,12 @@ class Workers(ThreadPoolExecutor):
 
 
 class WorkerPools:
-    """The pools of one client, each for one kind of job. A pool has no thread before its first job.
+    """The pools of one client, each for one kind of job.
+
+    A pool starts its first thread at its first job or at `reserve`.
 
     Args:
-        needed: returns True while each pool must keep a thread.
+        needed: returns True while the last thread of each pool must not end, although it has no work.
     """
 
     def __init__(self, needed: Callable[[], object] = lambda: False) -> None:
