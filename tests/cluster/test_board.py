@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_a_refusal_ends_the_wait_of_the_others() -> None:
         news = waiting.result(PATIENCE_S)
     assert news.delay_s > 0
     assert board.follow("server", "b", version=0, hold_s=0).delay_s == 0
+
+
+def test_a_shorter_refusal_does_not_release_its_process_from_the_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    board = Board()
+    delays_s = []
+    for process, delay_s in (("a", 60.0), ("b", 1.0), ("c", 90.0)):
+        board.announce("server", process, delay_s)
+        delays_s.append([board.follow("server", each, version=0, hold_s=0).delay_s for each in "abc"])
+    assert delays_s == [[0.0, 60.0, 60.0], [0.0, 60.0, 60.0], [90.0, 90.0, 0.0]]
 
 
 def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:

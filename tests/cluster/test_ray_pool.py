@@ -146,6 +146,33 @@ def test_leaving_the_loop_ends_the_workers() -> None:
     assert submitted < PROMPTS
 
 
+class _ClosingLock:
+    """The lock of a pool. Its first holder closes the pool after the release, as another thread might."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool, self._real = pool, pool._lock
+
+    def __enter__(self) -> None:
+        self._pool._lock = self._real
+        self._real.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._real.release()
+        self._pool.close()
+
+
+def test_a_pool_that_closes_during_a_sample_fails_it_as_closed() -> None:
+    from tinker_sync.ray import SamplerPool
+
+    with StubServer() as stub, service_of(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model").result()
+        with SamplerPool(sampling, workers=1) as pool:
+            pool._lock = _ClosingLock(pool)
+            future = pool.sample(next(prompts(1)), 1, PARAMS)
+            with pytest.raises(tinker_sync.ClientClosedError):
+                future.result(60)
+
+
 def test_a_refusal_holds_for_all_processes() -> None:
     from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
 

@@ -3,7 +3,7 @@
     pool        `SamplerPool`, `map`: worker processes that sample the prompts of the driver
     data        `Sampler`: a map stage of Ray Data
     sharing     `share_limits`, `cluster_usage`: one rate limit and one count of tokens for the cluster, with
-                the named actor that keeps them
+                the board, a named actor that keeps them
 
 Pass a sampling client to tasks and actors as an argument. Its copies in one process share a connection
 pool, a poller and a session. The copies carry no key: set `TINKER_API_KEY` where the workers run, for example

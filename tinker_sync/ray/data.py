@@ -41,7 +41,7 @@ class Sampler:
     sample, so it should have several times `max_in_flight` rows.
 
     With `save_to` each process writes its responses to its own file in that directory. A new run of the same
-    data set finds them by the column `key` and samples the other rows.
+    data set finds them by the column `key`, and samples only the other rows.
 
     Args:
         sampling: the client to copy.
@@ -55,7 +55,8 @@ class Sampler:
         options: further arguments of `SamplingClient.sample`.
 
     Raises:
-        InvalidInputError: `save_to` is given without `key`.
+        InvalidInputError: `save_to` is given without `key`, or its ``part-*.jsonl`` is no file of results.
+        ConfigurationError: Ray was not started in this process.
     """
 
     def __init__(
@@ -80,7 +81,13 @@ class Sampler:
         self._saved = None if save_to is None else SavedRows(Path(save_to))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the batch with the columns of the samples."""
+        """Sample the prompts of a batch, and return the batch with the columns of the samples.
+
+        Raises:
+            InvalidInputError: a column is missing, or `save_to` has a response for a row that was sampled
+                from another prompt or with other parameters.
+            TinkerError: the server or the client takes no further sample, for example because of a wrong key.
+        """
         for name in filter(None, (self._prompt, self._key)):
             if name not in batch:
                 raise InvalidInputError(f"Sampler: the data set has no column {name!r}; it has {list(batch)}")
@@ -106,7 +113,7 @@ class Sampler:
         return map_samples(prompts, self._order, self._window, save_to=None, progress=False, total=None)
 
     def _look_up(self, saved: SavedRows, names: Iterable[Any], prompts: list[Any]) -> list[_Asked]:
-        """Return the prompts with the names and keys of their rows, and the responses of earlier runs."""
+        """Return each prompt as an `_Asked`, with the response of an earlier run if there is one."""
         asked = []
         for name, prompt in zip(map(_plain, names), prompts, strict=True):
             try:
@@ -133,7 +140,11 @@ class Sampler:
 
 @frozen
 class _Asked:
-    """The prompt of a row. With `save_to` also its name and key, and the response of an earlier run."""
+    """The prompt of a row. With `save_to` also the fields that find the response of an earlier run.
+
+    `name` is the name of the row, from the column that `Sampler` got as `key`. `key` is a hash of the prompt
+    and the parameters. `saved` is the response, or None.
+    """
 
     prompt: Any
     name: Any = None
@@ -142,12 +153,15 @@ class _Asked:
 
 
 class SavedRows:
-    """The responses of one process in its own file, and those of earlier processes.
+    """The responses that this process saves in a file of its own, and those in the files of other processes.
 
     The file is created with the first response, and is closed when this object is no longer used.
 
     Args:
-        directory: holds a file for each process of each run.
+        directory: holds a file for each process of each run. This object reads those that exist already.
+
+    Raises:
+        InvalidInputError: a file ``part-*.jsonl`` there is not a file of results.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -158,12 +172,16 @@ class SavedRows:
         self._own: ResultsFile | None = None
 
     def find(self, name: Any, key: str) -> SampleResponse | None:
-        """Return the response of an earlier process for a row, or None."""
+        """Return the response for a row from the files that existed when this object was made, or None.
+
+        Raises:
+            ForeignResultError: the row has a response for another prompt or other parameters.
+        """
         position = _position_of(name)
         return next((found for file in self._earlier if (found := file.find(position, key))), None)
 
     def add(self, name: Any, key: str, response: SampleResponse) -> None:
-        """Append the response for a row."""
+        """Append the response for a row to the file of this process."""
         if self._own is None:
             self._own = ResultsFile(self._directory / f"part-{uuid.uuid4().hex}.jsonl")
             weakref.finalize(self, self._own.close)
@@ -181,12 +199,11 @@ def _position_of(name: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a numpy column to plain values."""
+    """Convert a numpy scalar or array to plain values. Other values stay as they are."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Turn rows into columns of objects."""
     columns: dict[str, Any] = {}
     for name in rows[0] if rows else ():
         columns[name] = column = np.empty(len(rows), dtype=object)

@@ -1,9 +1,10 @@
 """`SamplerPool`: worker processes that sample for the driver.
 
-For each worker, the driver has one thread. It sends prompts, waits for responses, and sends a new prompt for
-each response, so a slow sample delays no other. Each reply of a worker lists the samples under way. Ray
-restarts a worker that dies, on another machine if needed. The new worker does not list the samples of the old
-one, so the thread sends their prompts again. Each prompt has one future in the driver, so it gets one result.
+The driver is the process that made the pool. While a worker has samples to take, one thread of the driver
+serves it: the thread sends prompts, waits for responses, and sends new prompts in their place, so a slow
+sample delays no other. Each reply of a worker lists the samples under way. Ray restarts a worker that dies,
+on another machine if needed. The new worker does not list the samples of the old one, so the thread sends
+their prompts again. Each prompt has one future in the driver, so it gets one result.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _PER_WORKER: Final = 256
 
 @frozen
 class _Call:
-    """The arguments of one `sample`."""
+    """The arguments of one call of `sample`, as a worker gets them."""
 
     prompt: ModelInput
     num_samples: int
@@ -65,7 +66,7 @@ class _Waiting:
 
 
 class _Worker:
-    """A sampler in a process of its own. Runs as an actor."""
+    """One worker process of a pool, with a copy of the sampling client. Runs as an actor of Ray."""
 
     def __init__(self, sampling: SamplingClient) -> None:
         self._sampling = sampling
@@ -83,11 +84,12 @@ class _Worker:
         """Start samples, and wait for outcomes of these or of earlier samples.
 
         Args:
-            packed: a pickled list of pairs of a number and a call.
-            hold_s: the longest wait for the first outcome.
+            packed: a pickled list of pairs: the driver's number of a sample, and its call.
+            hold_s: the longest wait for the first outcome; the wait for more takes up to 0.25 s longer.
 
         Returns:
-            pickled: pairs of a number and an outcome, the numbers of samples under way, and the usage.
+            A pickled triple: a list of pairs of a number and an outcome, which may be empty; the numbers of
+            the samples still under way; and the usage report of this process.
         """
         for number, call in pickle.loads(packed):  # noqa: S301  # from the driver
             self._under_way.add(number)
@@ -113,7 +115,11 @@ class _Worker:
             self._plenty.set()
 
     def _gather(self, hold_s: float) -> list[tuple[int, Any]]:
-        """Wait for an outcome, then for half of all or for `_GATHER_S`, and return all that have arrived."""
+        """Return the outcomes that have arrived, with their numbers.
+
+        Wait up to `hold_s` for one outcome, then until half of the samples have ended or 0.25 s have passed
+        (`_GATHER_S`). Without an outcome, return an empty list.
+        """
         self._plenty.clear()
         self._enough = len(self._under_way) // 2
         try:
@@ -129,27 +135,34 @@ class _Worker:
 
 
 class _Reports:
-    """A filter that sends the usage reports of one worker to the board, but not too often. For one thread."""
+    """The usage reports of one worker, on their way to the board. For one thread.
+
+    The board is the actor that adds up the usage of all processes (`tinker_sync.ray.sharing`). It gets the
+    last report of each process of the worker, usually at most once a second. A worker that Ray has restarted
+    is a new process.
+    """
 
     def __init__(self) -> None:
         self._by_process: dict[str, tuple[str, str, Any]] = {}
         self._passed_on_s = -math.inf
 
     def add(self, usage: tuple[str, str, Any], *, at_once: bool) -> None:
-        """Keep a report, and send all kept ones if the last time was more than `_REPORT_S` ago.
+        """Keep a report in place of the earlier one of its process.
 
-        The last report of a process that has died stays, so that a new board also gets it.
+        Send all kept reports if the last sending was more than one second ago. Reports are kept after they
+        are sent, also those of processes that have died, because a board that replaces a lost one needs them
+        all.
 
         Args:
             usage: the arguments of `Board.record_usage`.
-            at_once: send the reports without regard to the last time.
+            at_once: send now, even if the last sending was more recent.
         """
         self._by_process[usage[1]] = usage
         if at_once or time.monotonic() > self._passed_on_s + _REPORT_S:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Send the last report of each process to the board."""
+        """Send the last report of each process to the board, and ignore errors."""
         self._passed_on_s = time.monotonic()
         with suppress(Exception):  # without a board nothing is counted
             board = find_board()
@@ -158,7 +171,7 @@ class _Reports:
 
 
 def _pack(values: Any) -> bytes:
-    """Pickle values. Ray's own pickler takes twice the time; only some classes of errors need it."""
+    """Pickle values. Use Ray's own pickler, which takes twice the time, only where `pickle` fails."""
     try:
         return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001  # any class may refuse
@@ -168,18 +181,19 @@ def _pack(values: Any) -> bytes:
 class SamplerPool:
     """A pool of worker processes with copies of a sampling client. Any thread may use it.
 
-    `sample` and `map` work like those of the client. Leaving the `with` block ends the workers.
+    `sample` and `map` work like those of the client. Leaving the `with` block ends the workers. A pool
+    connects to the cluster of `ray.init`; without that call, Ray starts with its defaults.
 
     Args:
         sampling: the client to copy. Its copies find their key in `TINKER_API_KEY` of the workers.
         workers: the number of processes.
-        max_in_flight: the most prompts under way at once, over all workers; None for 256 in each.
+        max_in_flight: the most prompts under way at once over all workers, which get equal shares, rounded
+            up; None for 256 in each.
         ray_options: options of the actors, such as ``{"num_cpus": 1}``. A worker reserves no CPU by default,
             because it waits most of the time.
 
     Raises:
         InvalidInputError: an argument is not valid.
-        ConfigurationError: Ray was not started.
     """
 
     def __init__(
@@ -223,7 +237,9 @@ class SamplerPool:
     def sample(
         self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, **options: Any
     ) -> Future[SampleResponse]:
-        """Sample continuations of a prompt in one of the workers.
+        """Sample continuations of a prompt in one of the workers, and return the future of the response.
+
+        A prompt waits in this process until a worker has room for it.
 
         Args:
             prompt: the input of the model.
@@ -234,20 +250,20 @@ class SamplerPool:
         Raises:
             ClientClosedError: the pool is closed.
             BudgetExceededError: the sample could exceed a budget of the service client of this process.
+            ConfigurationError: such a budget limits dollars, and a price is unknown.
         """
         future: Future[SampleResponse] = Future()
         waiting = _Waiting(_Call(prompt, num_samples, sampling_params, options), future)
         self._reserve(waiting)
         with self._lock:
-            closed, worker = self._closed, None
+            closed = self._closed
             if not closed:
                 self._waiting.append(waiting)
-                worker = self._idle.popleft() if self._idle else None
+                if self._idle:  # under the lock, because `close` ends the threads
+                    self._threads.submit(self._serve, self._idle.popleft())
         if closed:
             future.cancel()
             raise ClientClosedError("the pool of samplers is closed")
-        if worker is not None:
-            self._threads.submit(self._serve, worker)
         return future
 
     def map(
@@ -264,7 +280,10 @@ class SamplerPool:
         tokenizer: Any = None,
         **options: Any,
     ) -> Generator[BatchItem, None, None]:
-        """Sample continuations of many prompts, and yield an item for each; see `SamplingClient.map`."""
+        """Sample continuations of many prompts, and yield a `BatchItem` for each.
+
+        The arguments are those of `SamplingClient.map`, except `max_in_flight`, which the pool sets.
+        """
         order = Order(self, sampling_params, num_samples, options, tokenizer)
         window = Window(self.max_in_flight, ordered, on_error)
         return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
@@ -280,15 +299,15 @@ class SamplerPool:
                 sampled=None if most is None else most * call.num_samples,
             )
             # The workers count the tokens, so this admission reports none.
-            pledge = SpendGuard(lambda _: None).reserve(lambda: plan, limiters)
-            waiting.future.add_done_callback(partial(_settle, pledge, plan))
+            reservation = SpendGuard(lambda _: None).reserve(lambda: plan, limiters)
+            waiting.future.add_done_callback(partial(_settle, reservation, plan))
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the model, loaded in this process."""
         return self._sampling.get_tokenizer()
 
     def process_ids(self) -> list[int]:
-        """Return the process id of each worker, on its machine."""
+        """Return the process id that each worker has on its machine."""
         return [process for _, process in self._places()]
 
     def node_ids(self) -> list[str]:
@@ -300,7 +319,7 @@ class SamplerPool:
         return places
 
     def close(self) -> None:
-        """End the workers. Samples under way fail with `ClientClosedError`."""
+        """End the workers. Samples that have not ended fail with `ClientClosedError`."""
         with self._lock:
             self._closed = True
             doomed, self._waiting = self._waiting, deque()
@@ -349,7 +368,10 @@ class SamplerPool:
             lost = [number for number in held if number not in under_way]
 
     def _take(self, worker: Any, held: int) -> list[_Waiting] | None:
-        """Return waiting prompts for a worker that has `held` under way, or None if it has nothing to do."""
+        """Return waiting prompts for a worker with `held` samples under way.
+
+        If the worker has nothing to do, return None; a later `sample` then starts a thread for it.
+        """
         with self._lock:
             count = min(len(self._waiting), self._share - held)
             if not count and not held:
@@ -372,16 +394,16 @@ class SamplerPool:
         return error
 
 
-def _settle(pledge: Reservation, plan: CostEstimate, ended: Future[SampleResponse]) -> None:
-    """Replace the reservations of a sample by the tokens that it used."""
+def _settle(reservation: Reservation, plan: CostEstimate, ended: Future[SampleResponse]) -> None:
+    """Replace the reservation of an ended sample by the tokens that it used. A failed sample used none."""
     if not ended.cancelled() and ended.exception() is None:
         response = ended.result()
         cached = min(response.prompt_cache_hit_tokens, plan.prompt)
         sampled = sum(sequence.length for sequence in response.sequences)
-        pledge.settle(
+        reservation.settle(
             TokensUsed(model=plan.model, prompt=plan.prompt - cached, cached=cached, sampled=sampled)
         )
-    pledge.release()
+    reservation.release()
 
 
 def _resolve(future: Future[SampleResponse], outcome: SampleResponse | Exception) -> None:
@@ -404,8 +426,9 @@ def map(  # noqa: A001  # the name of `SamplingClient.map`
 ) -> Generator[BatchItem, None, None]:
     """Sample continuations of many prompts in worker processes, and yield a `BatchItem` for each.
 
-    It takes the arguments of `SamplingClient.map`, `save_to` included, and those of `SamplerPool`. The
-    workers start with the first item and end with the last, or when the loop is left.
+    It takes the arguments of `SamplingClient.map`, `save_to` included, and those of `SamplerPool`. It checks
+    them, and starts the workers, when the first item is asked for. The workers end with the last item, or
+    when the loop is left.
 
     Args:
         sampling: the client to copy.
@@ -413,7 +436,7 @@ def map(  # noqa: A001  # the name of `SamplingClient.map`
         sampling_params: length, temperature, stops and so on.
         num_samples: the number of continuations of each prompt.
         workers: the number of processes.
-        max_in_flight: the most prompts that are pulled ahead; None for 256 for each worker.
+        max_in_flight: the most prompts under way at once over all workers; None for 256 in each.
         ray_options: options of the actors.
         options: further arguments of `SamplingClient.map`.
     """

@@ -1,13 +1,16 @@
 """`share_limits`: one rate limit, and one count of tokens, for the processes of a cluster.
 
-When the server refuses a request of one process, its limiter closes: it sends nothing for some time. The
-process announces this to the board, and the limiters of all processes close for the same time. They reopen
-with equal parts of the window, the number of requests that a single process would have under way. If there
-are more processes than requests in the window, they reopen one group after the other.
+The processes communicate through the board: a named actor in the namespace `tinker_sync` of the cluster,
+which ends with the process that made it.
 
-The board is a named actor in the namespace `tinker_sync` of the cluster, and ends with the process that made
-it. Without a board, each process uses its own limiter and looks for a board every few seconds, until it finds
-or makes a new one and reports its usage to it again.
+When the server refuses a request of one process, the rate limiter of that process closes: the process sends
+nothing for some time. It announces this to the board, and the limiters of all processes with the same server
+and key close for about the same time. They reopen with equal parts of the window. The window is the number of
+requests that a single process would have under way. If there are more processes than requests in the window,
+they reopen one group after the other.
+
+Without a board, each process uses its own limiter and tries every few seconds to find or make a board. It
+then reports its usage to the new board.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class News:
     delay_s: float
     """The seconds for which the process must send nothing.
 
-    It is 0 if no refusal is in force, or if this process announced the last one.
+    It is 0 if no refusal is in force, or if this process announced the one that ends last.
     """
     processes: int
     """The number of processes that share the limit."""
@@ -65,7 +68,9 @@ class News:
 
 @define(eq=False)
 class _SharingGroup:
-    """The processes that use one server with one key. Guarded by the lock of the board."""
+    """The processes that use one server with one key: the refusal whose pause ends last, the moment of the
+    last call of `follow` by each process, and the usage of each. Guarded by the lock of the board.
+    """
 
     version: int = 0
     closed_until_s: float = 0.0
@@ -76,7 +81,9 @@ class _SharingGroup:
 
 
 class Board:
-    """The refusals, processes and usage of each `_SharingGroup`. Runs as an actor with many threads.
+    """The state that the processes of a cluster share, by group. Runs as an actor with many threads.
+
+    A group is the processes that use one server with one key.
 
     >>> board = Board()
     >>> board.follow("server", "a", version=0, hold_s=0).processes
@@ -92,16 +99,21 @@ class Board:
         self._groups: dict[str, _SharingGroup] = {}  # guarded by _changed
 
     def announce(self, group: str, process: str, delay_s: float) -> None:
-        """Announce a refusal to the other processes of a group."""
+        """Announce a refusal to the other processes of a group: they must send nothing for `delay_s`."""
         with self._changed:
             found = self._group_locked(group)
             found.version += 1
-            found.closed_until_s = max(found.closed_until_s, time.monotonic() + delay_s)
-            found.closed_by = process
+            until_s = time.monotonic() + delay_s
+            if until_s > found.closed_until_s:
+                found.closed_until_s, found.closed_by = until_s, process
             self._changed.notify_all()
 
     def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
-        """Wait at most `hold_s` for a state of the group newer than `version`, and return the state."""
+        """Wait at most `hold_s` for a state of the group newer than `version`; return the present state.
+
+        With its first call a process joins the group. It stays in the group until `leave`, or until it has
+        not called for 30 seconds.
+        """
         with self._changed:
             found = self._group_locked(group)
             joins = process not in found.seen_at_s and process not in found.left
@@ -121,7 +133,7 @@ class Board:
             )
 
     def leave(self, group: str, process: str) -> None:
-        """Remove a process that no longer calls `follow`; its usage stays."""
+        """Remove a process from a group forever, and end its wait in `follow`; its usage stays."""
         with self._changed:
             found = self._group_locked(group)
             found.left.add(process)
@@ -130,7 +142,7 @@ class Board:
             self._changed.notify_all()
 
     def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
-        """Replace the usage of a process, by base model. Ignore a report that is older than the last one.
+        """Replace the usage of a process, by base model. Ignore an older report: one with fewer tokens.
 
         >>> board = Board()
         >>> for sampled in (5, 9, 7):
@@ -144,7 +156,7 @@ class Board:
                 known[process] = usage
 
     def usage(self, group: str) -> dict[str, TokenCounts]:
-        """Return the usage of all processes of a group, by base model."""
+        """Return the usage that the processes of a group have reported, by base model."""
         total: dict[str, TokenCounts] = {}
         with self._changed:
             for used in self._group_locked(group).usage.values():
@@ -160,7 +172,7 @@ class Board:
             group.seen_at_s[process] = time.monotonic()
 
     def _forget_locked(self, group: _SharingGroup) -> None:
-        """Remove processes that no longer call `follow` and have not left."""
+        """Remove processes that have not called `follow` for `_FORGET_S` seconds."""
         gone_before_s = time.monotonic() - _FORGET_S
         for process, seen_at_s in list(group.seen_at_s.items()):
             if seen_at_s < gone_before_s:
@@ -203,7 +215,7 @@ class SharedLimits:
     """The share of this process in the rate limit and token count of the cluster. Thread-safe.
 
     Args:
-        group: a name for the server and the key, which does not show the key.
+        group: the name of the group of processes with this server and key; it does not show the key.
         limiter: the limiter of this process.
         connect: returns the board.
     """
@@ -212,7 +224,7 @@ class SharedLimits:
         self.group = group
         self.process = uuid.uuid4().hex
         self.meter = Meter()
-        """Counts the tokens of each client of this process after its call of `share_limits`."""
+        """Counts the tokens of the clients that were given to `share_limits`, from then on."""
         self._limiter = limiter
         self._connect = connect
         self._lock = threading.Lock()
@@ -226,7 +238,8 @@ class SharedLimits:
     def start(self) -> None:
         """Start a thread that follows the board, and wait for its first news. Further calls only wait.
 
-        So a process that starts during a pause sends nothing before the pause ends.
+        So a process that starts during a pause sends nothing before the pause ends. The wait also ends if the
+        board cannot be reached, or after 20 seconds.
         """
         with self._lock:
             start, self._started = not self._started, True
@@ -236,7 +249,7 @@ class SharedLimits:
         self._joined.wait(_JOIN_S)
 
     def stop(self) -> None:
-        """Leave the group."""
+        """Leave the group. This process then has a rate limit of its own."""
         self._ended.set()
         self._limiter.count_sharers(1)
         self._ask("leave", self.group, self.process)
@@ -256,13 +269,16 @@ class SharedLimits:
                 self.meter.observe(ModelNamed(model=sampler, base_model=name))
 
     def keep(self, sampling: SamplingClient) -> None:
-        """Keep a reference to a client, so that its connections and session stay open for later tasks."""
+        """Keep a reference to a client, so that its connections and session stay open for later tasks.
+
+        Only the last four clients are kept.
+        """
         with self._lock:
             if not any(kept is sampling for kept in self._kept):
                 self._kept.append(sampling)
 
     def report_usage(self) -> None:
-        """Send the usage of this process to the board. Does not wait for the board."""
+        """Send the usage of this process to the board, if there is one. Does not wait for the board."""
         self._ask("record_usage", *self.own_usage())
 
     def own_usage(self) -> tuple[str, str, dict[str, TokenCounts]]:
@@ -271,7 +287,7 @@ class SharedLimits:
         return self.group, self.process, used
 
     def usage(self) -> dict[str, TokenCounts]:
-        """Return the usage that all processes have reported, by base model."""
+        """Return the usage that all processes of the group have reported, by base model."""
         found: dict[str, TokenCounts] = ray.get(self._connect().usage.remote(self.group))
         return found
 
@@ -300,7 +316,10 @@ class SharedLimits:
         self._limiter.count_sharers(1)
 
     def step(self) -> None:
-        """Wait for the next state of the board, and apply it."""
+        """Wait for the next news of the board, apply them, and report the usage of this process.
+
+        Finds or makes the board first if this process has none.
+        """
         if self._board is None:
             self._version = 0
             self._board = self._connect()
@@ -313,7 +332,7 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Set the limiter's part of the window, and close the limiter if another process was refused.
+        """Set the limiter's part of the window; close the limiter if the server refused another process.
 
         `News.delay_s` is the time to stay closed. Processes of higher rank stay closed a little longer.
         """
@@ -333,12 +352,12 @@ class SharedLimits:
 def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     """Share the rate limit and token count of this process with the other processes of the Ray cluster.
 
-    Call it once in each process that samples: at the start of a task, or in the constructor of an actor.
-    `SamplerPool`, `map` and `Sampler` do so by themselves. Further calls for the same server and key return
-    the same object.
+    Processes share them if they use the same server and key. Call this function in each process that samples:
+    at the start of a task, or in the constructor of an actor. `SamplerPool`, `map` and `Sampler` do so in
+    their workers. Further calls for the same server and key return the same object.
 
     Args:
-        client: any client of the server.
+        client: a client of the server; its tokens are counted from now on.
 
     Raises:
         ConfigurationError: Ray was not started in this process.
@@ -368,13 +387,17 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
 
 
 def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCounts]:
-    """Return the tokens that all processes of the cluster have used, by base model.
+    """Return the tokens that all processes of the cluster have used with this server and key, by base model.
 
-    A pool and `Sampler` report when they return results; other processes report every few seconds. A process
-    that is killed cannot report the samples that it had under way.
+    The name "" stands for an unknown base model. `Sampler` reports when it returns a batch, and a
+    pool about once a second; other processes report about every ten seconds. A process that is killed cannot
+    report what it has used since its last report.
 
     Args:
-        client: any client of the server.
+        client: a client of the server; `share_limits` is called with it.
+
+    Raises:
+        ConfigurationError: Ray was not started in this process.
     """
     return share_limits(client).usage()
 
