@@ -70,7 +70,7 @@ def test_with_64_files_many_samples_take_turns(stub: Stub) -> None:
 def test_without_a_single_file_calls_fail_by_name_and_later_ones_succeed(stub: Stub) -> None:
     text = """
     say(name_of(sample), name_of(lambda: trainer.optim_step(STEP)))
-    service.holder.http.forget_idle()
+    service.holder.connection.http.forget_idle()
     taken = [os.open(os.devnull, os.O_RDONLY)]
     limit(resource.RLIMIT_NOFILE, taken[0] + 1)
     say(name_of(lambda: sampler.sample(PROMPT, 1, PARAMS, deadline=1.0)))

@@ -87,7 +87,7 @@ def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
     settings = service.holder.settings
     service._runtime = ClientRuntime(settings, session=Session(), clock=clock)
     watcher = Watcher()
-    service.holder.watch(watcher)
+    service.holder.lifecycle.owned_observer = watcher
     return watcher
 
 
@@ -256,7 +256,7 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
         settings = client.holder.settings
         client.close().result(120)
         runtime = ClientRuntime(settings, clock=clock)
-        runtime.start()
+        runtime.server.start()
         left: list[float | None] = []
 
         def answer(call: Call, _read: object) -> Reply:
@@ -264,9 +264,9 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
             clock.advance(3.0)
             raise BillingError("no card", status_code=402)
 
-        runtime.caller.read = answer  # type: ignore[assignment, method-assign]
+        runtime.connection.caller.read = answer  # type: ignore[assignment, method-assign]
         with pytest.raises(BillingError):
-            runtime.call("get_server_capabilities", deadline_s=10.0)
+            runtime.server.call("get_server_capabilities", deadline_at=clock.now() + 10.0)
         runtime.close().result(120)
     # Each try takes 3 s and each pause 0.5 s.
     assert left == pytest.approx([10.0, 6.5, 3.0])
@@ -355,7 +355,7 @@ def test_a_session_that_comes_back_is_used_again(
     with pytest.raises(SessionLostError, match="404"):
         sampler.sample(PROMPT, 1, PARAMS)
     beat(stub, clock, Answer(usual=True))
-    until(lambda: service.holder.session._lost is None)
+    until(lambda: service.holder.server.session._lost is None)
     sampler.sample(PROMPT, 1, PARAMS)
 
 
@@ -411,16 +411,16 @@ def test_settings_that_change_are_fetched_between_heartbeats(
     on_clock(service, clock)
     service.create_sampling_client(base_model="stub/model").result()
     runtime = service.holder
-    assert not runtime.dynamic.sample_cancel_enabled
+    assert not runtime.server.dynamic.sample_cancel_enabled
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 30, "sample_cancel_enabled": True}
     beat(stub, clock, *[Answer(usual=True)] * 2)
     assert len(stub.asked("/client/dynamic_config")) == 1
     beat(stub, clock, Answer(usual=True))
-    until(lambda: runtime.dynamic.sample_cancel_enabled)
+    until(lambda: runtime.server.dynamic.sample_cancel_enabled)
     # A failed renewal, also with 402, changes no setting and delays no heartbeat.
     stub.script("/client/dynamic_config", Answer(402), Answer(500))
     beat(stub, clock, *[Answer(usual=True)] * 6)
-    assert runtime.dynamic.sample_cancel_enabled
+    assert runtime.server.dynamic.sample_cancel_enabled
     assert len(stub.asked("/session_heartbeat")) == 9
 
 
@@ -436,7 +436,7 @@ def test_a_token_is_renewed_between_heartbeats(stub: Stub, clock: FakeClock) -> 
     for _ in range(6):
         beat(stub, clock, Answer(usual=True))
     stub.await_asked("/auth/token", 2)
-    until(lambda: service.holder.keys.credential() == "token-1")
+    until(lambda: service.holder.connection.keys.credential() == "token-1")
     service.close().result(120)
 
 
@@ -460,8 +460,8 @@ def test_a_sample_fails_with_the_error_of_a_token_that_cannot_be_renewed(
     )
     with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
         sampler = service.create_sampling_client(base_model="stub/model").result()
-        service.holder.keys._tokens._clock = clock
-        clock.advance(service.holder.keys._tokens._held.lifetime_s + 1e7)
+        service.holder.connection.keys._tokens._clock = clock
+        clock.advance(service.holder.connection.keys._tokens._held.lifetime_s + 1e7)
         with pytest.raises(CredentialError, match="no longer"):
             sampler.sample(PROMPT, 1, PARAMS).result(120)
 

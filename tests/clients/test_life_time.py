@@ -85,7 +85,7 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
     clock, release = JumpingClock(), threading.Event()
     with client_on(stub, clock) as service:
         lost = Listener(SessionLost)
-        service.holder.listen(lost)
+        service.holder.lifecycle.add_observer(lost)
         sampler = service.create_sampling_client(base_model="stub/model").result(120)
         trainer = service.create_lora_training_client("stub/model").result(120)
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
@@ -97,8 +97,8 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
         clock.shift_s = shift_s
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}))
         after = [sampler.sample(PROMPT, 1, PARAMS, deadline=120), trainer.optim_step(STEP, deadline=120)]
-        assert service.holder.session._heartbeat is not None
-        service.holder.session._heartbeat.step()
+        assert service.holder.server.session._heartbeat is not None
+        service.holder.server.session._heartbeat.step()
         release.set()
         sampled = [before[0].result(120), after[0].result(120)]
         assert [each.sequences[0].tokens for each in sampled] == [[6, 7], [6, 7]]
@@ -111,7 +111,7 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
     clock, release = FakeClock(automatic=False), threading.Event()
     with client_on(stub, clock) as service:
         late = Listener(HeartbeatLate)
-        service.holder.listen(late)
+        service.holder.lifecycle.add_observer(late)
         sampler = service.create_sampling_client(base_model="stub/model").result(120)
         stub.script("/retrieve_future", Answer(gate=release, abort="before"))
         sampled = sampler.sample(PROMPT, 1, PARAMS)

@@ -346,7 +346,7 @@ def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: s
     with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
         trainer = client.create_lora_training_client("stub/model").result()
         if connection == "new":
-            client.holder.http.forget_idle()
+            client.holder.connection.http.forget_idle()
         lose_the_answer(stub, "/save_weights")
         stub.script("/save_weights", *[CONFLICT] * 20)
         with pytest.raises(ConflictError, match="may have been carried out") as raised:

@@ -116,7 +116,7 @@ def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_o
     with world(billing_exception_max_pause_duration_sec=0) as stub, hasty_service(stub) as service:
         trainer = service.create_lora_training_client("stub/model").result()
         trainer.save_state("before").result(PATIENCE_S)
-        service.holder.http.forget_idle()
+        service.holder.connection.http.forget_idle()
         stub.script("/optim_step", *answers)
         first, second = trainer.optim_step(STEP), trainer.save_state("a")
         assert first.exception(PATIENCE_S) is not None

@@ -211,12 +211,12 @@ def test_a_refusal_of_the_server_is_the_futures(stub: Stub, rest: RestClient) ->
 def test_a_call_beside_the_end_of_the_client_is_refused_by_name(rest: RestClient) -> None:
     """The client is not marked as closed yet, and its workers take no more jobs."""
     runtime = rest._runtime
-    runtime.send_pool.close()
+    runtime.pools.send.close()
     runtime.pools.awaited.close()
     with pytest.raises(errors.ClientClosedError):
         rest.list_training_runs()
     with pytest.raises(errors.ClientClosedError):
-        runtime.run_awaited(list)
+        runtime.pools.awaited.run_call(list)
 
 
 def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest: RestClient) -> None:

@@ -276,7 +276,7 @@ def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
         stub.script("/retrieve_future", said)
         first = sampler.sample(PROMPT, 1, ONE_TOKEN)
         until(lambda: heard)
-        assert client.holder.ready().scheduler.gate.limiter._free is None
+        assert client.holder.server.ready().scheduler.gate.limiter._free is None
         second = sampler.sample(PROMPT, 1, ONE_TOKEN)
         assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
         assert sum(paused(client)) > 0.999

@@ -169,7 +169,8 @@ def world(
         given = options(**{"max_retries": 1, **more})
         if hasty:
             client = hasty_service(stub, open_server=open_server, **given)
-            client.holder.watch(Telemetry(client.holder.caller, client.holder.settings))
+            runtime = client.holder
+            runtime.lifecycle.owned_observer = Telemetry(runtime.connection.caller, runtime.settings)
         else:
             client = ServiceClient(base_url=stub.url, **given)
         with client:
@@ -180,7 +181,7 @@ def world(
 
 def report_now(client: ServiceClient) -> None:
     """Send the pending failure reports now, because a hasty client does not wait for them when it closes."""
-    reporter: Any = client.holder.companion
+    reporter: Any = client.holder.lifecycle.owned_observer
     while reporter.step():
         pass
 
@@ -452,7 +453,7 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
         stub.says("/create_session", lambda words: {"session_id": "s", **dict.fromkeys(kinds, words)})
         sampler = service.create_sampling_client(base_model="stub/model").result()
         assert logged().count("you sent") >= len(kinds)
-        heartbeat: Any = service.holder.session._heartbeat
+        heartbeat: Any = service.holder.server.session._heartbeat
         for status in (500, 410):
             stub.refuses("/session_heartbeat", status, "text")
             heartbeat.step()
@@ -739,7 +740,7 @@ def test_exchanges_that_are_refused_later() -> None:
         sampler = service.create_sampling_client(base_model="stub/model").result()
         trainer = service.create_lora_training_client("stub/model").result()
         stub.refuses("/auth/token", 401, "text")
-        tokens_kept: Any = service.holder.keys._tokens
+        tokens_kept: Any = service.holder.connection.keys._tokens
         tokens_kept._held = evolve(tokens_kept._held, lifetime_s=0.0)
         for future in (sampler.sample(PROMPT, 1, ONE_TOKEN), trainer.optim_step(STEP), copied(service)):
             assert "no new one" in str(check_future(future))
@@ -809,7 +810,7 @@ def test_reports_of_failures() -> None:
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
         check(lambda: service.create_lora_training_client("stub/model").result())
         service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
-        reporter: Any = service.holder.companion
+        reporter: Any = service.holder.lifecycle.owned_observer
 
         def count() -> int:
             sent = sum(len(asked.json()["events"]) for asked in stub.asked("/telemetry"))

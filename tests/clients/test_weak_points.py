@@ -485,9 +485,9 @@ def test_w46_connections_a_proxy_disliked_are_not_kept_for_ever() -> None:
         for _ in range(5):
             stub.script("/get_info", Answer(400), Answer(400))
             trainer.get_info()
-        assert "0 busy" in repr(client.holder.http)
+        assert "0 busy" in repr(client.holder.connection.http)
         client.close("success").result(PATIENCE_S)
-        assert "closed, 0 idle, 0 busy" in repr(client.holder.http)
+        assert "closed, 0 idle, 0 busy" in repr(client.holder.connection.http)
 
 
 @pytest.mark.parametrize(

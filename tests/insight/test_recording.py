@@ -34,8 +34,8 @@ def train(service: ServiceClient, *, wait: bool) -> None:
 def test_a_client_without_a_recording_has_no_stopwatch() -> None:
     with LocalServer(model=MODEL) as server, server.service() as service:
         with service.explain():
-            assert len(service.holder.stopwatches) == 1
-        assert service.holder.stopwatches == ()
+            assert len(service.holder.lifecycle.stopwatches) == 1
+        assert service.holder.lifecycle.stopwatches == ()
         assert service.holder.connection.journal.observers == []
 
 
@@ -95,7 +95,7 @@ def test_a_request_counts_as_soon_as_the_user_has_its_result() -> None:
                 shown.wait(120)
 
     with LocalServer(model=MODEL) as server, server.service() as service:
-        service.holder.listen(SlowObserver())
+        service.holder.lifecycle.add_observer(SlowObserver())
         sampling = service.create_sampling_client(base_model=MODEL).result()
         with service.explain() as recording:
             failed = sampling.sample(types.ModelInput.from_ints([10**6]), 1, SHORT)

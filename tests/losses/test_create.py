@@ -189,9 +189,9 @@ class TestOnTheServer:
             runtime = trainer.service.holder  # type: ignore[attr-defined]
             from attrs import evolve
 
-            made = runtime.ready()
+            made = runtime.server.ready()
             facts = made.facts._replace(dialect=evolve(made.facts.dialect, version=(0, 30)))
-            runtime.server.made.value = made._replace(facts=facts)
+            runtime.server.machinery.value = made._replace(facts=facts)
             with pytest.raises(UnsupportedByServerError, match="custom losses on the server"):
                 make(trainer)
 

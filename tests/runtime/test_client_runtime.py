@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.isolation import our_threads
+from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._observe import CallFailed
@@ -34,7 +36,7 @@ def stub() -> Iterator[Stub]:
         yield stub
 
 
-def core_of(stub: Stub, *, clock: Any = None, **settings: Any) -> ClientRuntime:
+def runtime_of(stub: Stub, *, clock: Any = None, **settings: Any) -> ClientRuntime:
     found = Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}, **settings)
     return ClientRuntime(found, session=Session(), **({"clock": clock} if clock else {}))
 
@@ -56,8 +58,6 @@ class Watcher:
 
 
 # ---------------------------------------------------------------------------------------------- deadlines
-
-
 @pytest.mark.parametrize(
     ("own", "clients", "usual", "expected"),
     [
@@ -76,54 +76,55 @@ def test_the_deadline_of_the_call_comes_before_that_of_the_client(
     usual: float | None,
     expected: float | None,
 ) -> None:
-    runtime = core_of(stub, clock=FakeClock(automatic=False), deadline_s=clients)
-    runtime.start()
+    runtime = runtime_of(stub, clock=FakeClock(automatic=False), deadline_s=clients)
+    runtime.server.start()
     asked: list[Call] = []
 
     def answer(call: Call, read: Callable[[Reply], Any]) -> Any:
         asked.append(call)
         return read(Reply(200, {}, b'{"supported_models": []}'))
 
-    monkeypatch.setattr(runtime.caller, "read", answer)
-    runtime.call("get_server_capabilities", deadline_s=own, usual_s=usual)
+    monkeypatch.setattr(runtime.connection.caller, "read", answer)
+    now, usual_s = runtime.clock.now(), math.inf if usual is None else usual
+    deadline_at = math.inf if own is None else now + own
+    runtime.server.call("get_server_capabilities", deadline_at=deadline_at, usual_s=usual_s)
     assert [call.deadline_s for call in asked] == [expected]
+    assert runtime.server.give_up_at(own, usual_s) == (math.inf if expected is None else now + expected)
     runtime.close().result(120)
 
 
 def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None:
     release = threading.Event()
     stub.script("/client/config", Answer(gate=release, usual=True))
-    runtime = core_of(stub)
-    starting = threading.Thread(target=runtime.start)
+    runtime = runtime_of(stub)
+    starting = threading.Thread(target=runtime.server.start)
     starting.start()
     stub.await_asked("/client/config")
     with pytest.raises(APITimeoutError, match="another thread was still setting it up"):
-        runtime.start(runtime.clock.now() + 0.05)
+        runtime.server.start(runtime.clock.now() + 0.05)
     release.set()
     starting.join(120)
-    runtime.start()
+    runtime.server.start()
     assert len(stub.asked("/client/config")) == 1
     runtime.close().result(120)
 
 
 # ---------------------------------------------------------------------------------------------- watching
-
-
 def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> None:
-    runtime = core_of(stub)
+    runtime = runtime_of(stub)
     watcher = Watcher()
-    runtime.watch(watcher)
+    runtime.lifecycle.owned_observer = watcher
     stub.script("/client/config", Answer(403))
     with pytest.raises(TinkerError):
-        runtime.start()
+        runtime.server.start()
     stub.script("/get_server_capabilities", Answer(400, {"detail": "no"}))
     with pytest.raises(TinkerError):
-        runtime.call("get_server_capabilities")
-    future = runtime.future()
+        runtime.server.call("get_server_capabilities")
+    future = runtime.lifecycle.make_future()
     future.fail(APIStatusError.from_reply(404, {}, b""))
-    runtime.future().cancel()
-    runtime.future().resolve(1)
-    pending = runtime.future()
+    runtime.lifecycle.make_future().cancel()
+    runtime.lifecycle.make_future().resolve(1)
+    pending = runtime.lifecycle.make_future()
     runtime.close().result(120)
     assert isinstance(pending.exception(0), ClientClosedError)
     # Failures because of the close are not reported.
@@ -131,31 +132,29 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
 
 
 def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
-    runtime = core_of(stub)
-    runtime.watch(Watcher(KeyError("a")))
-    runtime.session_id()
-    runtime.future().fail(KeyError("b"))
+    runtime = runtime_of(stub)
+    runtime.lifecycle.owned_observer = Watcher(KeyError("a"))
+    runtime.server.open_session()
+    runtime.lifecycle.make_future().fail(KeyError("b"))
     runtime.close().result(120)
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
 def test_an_observer_is_closed_with_the_client(stub: Stub) -> None:
-    runtime = core_of(stub)
+    runtime = runtime_of(stub)
     watcher = Watcher()
-    runtime.watch(watcher)
-    runtime.session_id()
+    runtime.lifecycle.owned_observer = watcher
+    runtime.server.open_session()
     runtime.close("success", limit_s=5.0).result(120)
     assert watcher.closed == [1.0, 0.0]  # a second to send pending events, and then no time
 
 
 # ---------------------------------------------------------------------------------------------- the end
-
-
 def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
     found = Settings.resolve(base_url=stub.url, api_key="tml-planted-0123456789", log="curl", environ={})
     runtime = ClientRuntime(found)
     with caplog.at_level(logging.DEBUG, "tinker_sync"):
-        runtime.call("get_server_capabilities")
+        runtime.server.call("get_server_capabilities")
     runtime.close().result(120)
     assert "curl -sS" in caplog.text
     assert "get_server_capabilities" in caplog.text
@@ -164,13 +163,13 @@ def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptu
 
 def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     """Freeing a client takes no lock, because the garbage collector may run while a thread holds any lock."""
-    runtime = core_of(stub)
-    runtime.session_id()
+    runtime = runtime_of(stub)
+    runtime.server.open_session()
     locks = [
         exits._open._lock,
         runtime.poller._lock,
-        runtime.fetch_pool._shutdown_lock,
-        runtime.ready().scheduler._lock,
+        runtime.pools.fetch._shutdown_lock,
+        runtime.server.ready().scheduler._lock,
     ]
     held = weakref.ref(runtime)
     for lock in locks:
@@ -186,38 +185,29 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
 
 
 def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", raising(RuntimeError("can't start new thread")))
     shut_elsewhere(object())
 
 
 def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no thread can start, as at the end of a process in Python 3.12, the calling thread closes."""
-    runtime = core_of(stub)
-    runtime.session_id()
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    runtime = runtime_of(stub)
+    runtime.server.open_session()
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         assert runtime.close("success").done()
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
-def test_the_end_of_the_process_reports_the_status_of_the_user(
-    stub: Stub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_process_reports_the_users_status(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process ends before the thread of `close` has begun, the status passed to `close` counts."""
-    runtime = core_of(stub)
-    runtime.session_id()
+    runtime = runtime_of(stub)
+    runtime.server.open_session()
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "_close", lambda *_: None)
         runtime.close("errored", "a detail")
     finished = runtime.lifecycle.finish("success", None, 5.0, quiet=True)
-    assert finished is not None
     assert finished.wait(120)
     (asked,) = stub.asked("/sessions/session-0/finish")
     assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
@@ -225,18 +215,18 @@ def test_the_end_of_the_process_reports_the_status_of_the_user(
 
 
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
-    runtime = core_of(stub)
+    runtime = runtime_of(stub)
     runtime.close().result(120)
     runtime.renew_after_fork()
     with pytest.raises(ClientClosedError):
-        runtime.start()
+        runtime.server.start()
 
 
 def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> None:
     release = threading.Event()
     stub.script("/sessions/session-0/finish", Answer(gate=release, usual=True))
-    runtime = core_of(stub)
-    runtime.session_id()
+    runtime = runtime_of(stub)
+    runtime.server.open_session()
     closing = runtime.close()
     stub.await_asked("/sessions/session-0/finish")
     runtime.renew_after_fork()
@@ -246,9 +236,9 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
 
 
 def test_the_repr_shows_the_state(stub: Stub) -> None:
-    runtime = core_of(stub)
+    runtime = runtime_of(stub)
     assert repr(runtime) == f"<ClientRuntime {stub.url} not started>"
-    runtime.session_id()
+    runtime.server.open_session()
     assert repr(runtime) == f"<ClientRuntime {stub.url} session-0>"
     runtime.close().result(120)
     assert repr(runtime) == f"<ClientRuntime {stub.url} closed>"

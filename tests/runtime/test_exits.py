@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.exits import finish_all, forget, how_it_ended, remember
+from tinker_sync.runtime.exits import find_status, finish_all, finish_at_exit, forget, hang_up_at_exit
 
 
 class Member:
@@ -23,7 +24,7 @@ class Member:
         self.failure = failure
         self.finished: list[tuple[str, str | None, float, bool]] = []
 
-    def settle(self, limit_s: float) -> None:
+    def wait_for_changes(self, limit_s: float) -> None:
         self.waited_s = limit_s
 
     def finish(
@@ -40,13 +41,13 @@ class Member:
 
 @pytest.fixture(autouse=True)
 def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "_open", exits._Open())
+    monkeypatch.setattr(exits, "_open", exits._Registry(inherited=False))
 
 
 def test_every_open_session_is_finished() -> None:
     members = [Member() for _ in range(3)]
     for member in members:
-        remember(member)
+        finish_at_exit(member)
     forget(members[1])
     finish_all()
     assert [len(member.finished) for member in members] == [1, 0, 1]
@@ -58,7 +59,7 @@ def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "EXIT_LIMIT_S", 0.2)
     members = [Member(silent=True) for _ in range(200)]
     for member in members:
-        remember(member)
+        finish_at_exit(member)
     began = time.monotonic()
     finish_all()
     assert time.monotonic() - began < 20  # one after the other, 200 times 0.2 s would take 40 s
@@ -66,11 +67,9 @@ def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
-def test_nothing_is_raised_and_nothing_printed(
-    failure: BaseException, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
     member = Member(failure=failure)
-    remember(member)
+    finish_at_exit(member)
     finish_all()
     assert len(member.finished) == 1
     assert capfd.readouterr() == ("", "")
@@ -81,13 +80,33 @@ def test_the_limit_leaves_time_for_the_interpreter() -> None:
 
 
 def test_a_collected_client_is_not_finished() -> None:
-    remember(Member())
+    finish_at_exit(Member())
     assert exits._open.all() == []
+
+
+def test_connections_that_open_during_the_end_do_not_disturb_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Line:
+        def forget_idle(self) -> None:
+            pass
+
+    caplog.set_level(logging.DEBUG, "tinker_sync.session")
+    lines = [Line() for _ in range(5000)]
+    opening = threading.Thread(target=lambda: [hang_up_at_exit(line) for line in lines])
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        opening.start()
+        while opening.is_alive():
+            finish_all()
+    finally:
+        sys.setswitchinterval(usual_s)
+        opening.join()
+    assert caplog.records == []
 
 
 def test_a_child_finishes_nothing_of_its_parents() -> None:
     member = Member()
-    remember(member)
+    finish_at_exit(member)
     exits._open.renew_after_fork()
     finish_all()
     assert member.finished == []
@@ -111,4 +130,4 @@ def test_the_status_of_a_process_that_ended(
         monkeypatch.setattr(sys, "last_value", last, raising=False)
     if prompt:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert how_it_ended() == ended
+    assert find_status() == ended

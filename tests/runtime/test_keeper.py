@@ -273,7 +273,7 @@ from tinker_sync.runtime import heartbeat
 heartbeat.PERIOD_S = 0.05
 service = ServiceClient(keeper=True, journal=os.environ["JOURNAL"])
 training = service.create_lora_training_client("tinker-sync/tiny", rank=2).result()
-session = service.holder.session
+session = service.holder.server.session
 say(session.session_id)
 say(session._heartbeat._keeper.pid)
 while True:
@@ -472,7 +472,7 @@ def test_a_client_that_ends_or_is_dropped_takes_its_keeper_along(
     monkeypatch.setattr(heartbeat, "PERIOD_S", 0.05)
     service = ServiceClient(base_url=ground.server.url, api_key=KEY, keeper=1.0)
     service.create_lora_training_client("tinker-sync/tiny", rank=2).result()
-    beats = service.holder.session._heartbeat
+    beats = service.holder.server.session._heartbeat
     keeper = beats._keeper.pid
     assert keeper is not None
     assert is_alive(keeper)

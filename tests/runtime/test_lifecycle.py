@@ -13,11 +13,12 @@ from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.pending import PendingChanges
+from tinker_sync.runtime.workers import WorkerPools
 
 
 def lifecycle() -> Lifecycle:
     parts: Any = SimpleNamespace()
-    return Lifecycle(parts, parts, (), PendingChanges())
+    return Lifecycle(parts, parts, WorkerPools(), PendingChanges())
 
 
 def test_calls_that_have_ended_are_forgotten() -> None:
@@ -52,8 +53,8 @@ def test_the_end_fails_all_calls_and_all_later_ones() -> None:
     life = lifecycle()
     before: APIFuture[int] = APIFuture()
     life.end_with_client(before)
-    life.refuse()
-    life.refuse()
+    life.fail_calls()
+    life.fail_calls()
     after: APIFuture[int] = APIFuture()
     life.end_with_client(after)
     failures = [before.exception(0), after.exception(0)]
@@ -70,7 +71,7 @@ def test_calls_made_while_the_client_is_closed_fail_too() -> None:
             for future in futures[part::4]:
                 life.end_with_client(future)
 
-        together(*[lambda part=part: add(part) for part in range(4)], life.refuse)
+        together(*[lambda part=part: add(part) for part in range(4)], life.fail_calls)
         assert all(future.done() for future in futures)
         assert life.unfinished == 0
 
@@ -80,7 +81,7 @@ def test_a_child_leaves_the_parents_calls_alone() -> None:
     future: APIFuture[int] = APIFuture()
     life.end_with_client(future)
     life.renew_after_fork()
-    life.refuse()
+    life.fail_calls()
     assert not future.done()
 
 
@@ -89,13 +90,13 @@ def test_a_callback_may_end_the_client_again() -> None:
     future: APIFuture[int] = APIFuture()
     life.end_with_client(future)
     done = threading.Event()
-    future.when_done(lambda _: (life.refuse(), done.set()))
-    life.refuse()
+    future.when_done(lambda _: (life.fail_calls(), done.set()))
+    life.fail_calls()
     assert done.is_set()
 
 
 def test_every_place_where_calls_wait_is_closed() -> None:
     life, closed = lifecycle(), []
-    life.waits = (SimpleNamespace(close=closed.append), SimpleNamespace(close=closed.append))
-    life.refuse()
+    life.queues = (SimpleNamespace(close=closed.append), SimpleNamespace(close=closed.append))
+    life.fail_calls()
     assert [type(failure) for failure in closed] == [ClientClosedError] * 2

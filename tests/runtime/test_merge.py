@@ -20,6 +20,15 @@ def output(count: int, metrics: dict[str, Any], kind: str = "ArrayRecord") -> Fo
     )
 
 
+REDUCTIONS = ["mean", "sum", "min", "max", "slack", "hash2", "unique", "other", ""]
+KEYS = (
+    st.sampled_from(["a", "a_1", "b:unique", "b:unique_1", "loss", "loss:sum"])
+    | st.builds("{}:{}".format, st.sampled_from("ab"), st.sampled_from(REDUCTIONS))
+    | st.text(alphabet="a:_1", max_size=4)
+)
+VALUES = st.floats() | st.integers(-(2**70), 2**70) | st.none() | st.text(max_size=2) | st.booleans()
+
+
 class TestReductions:
     """Tests of the reductions with the values in the protocol's description, for chunks of 1 and 3 data."""
 
@@ -64,13 +73,7 @@ class TestReductions:
     def test_results_are_plain_numbers(self) -> None:
         chunks = [{"a:mean": 1.0, "b:sum": 1.0, "c:min": 1.0, "d:max": 2, "e:slack": 1.0}] * 2
         merged = merge_metrics(chunks, [1, 1])
-        assert {key: type(value) for key, value in merged.items()} == {
-            "a:mean": float,
-            "b:sum": float,
-            "c:min": float,
-            "d:max": int,
-            "e:slack": float,
-        }
+        assert [type(merged[key]) for key in chunks[0]] == [float, float, float, int, float]
 
 
 class TestW08NothingIsLostOrRaised:
@@ -140,32 +143,7 @@ class TestW08NothingIsLostOrRaised:
 
     @given(
         st.lists(
-            st.tuples(
-                st.dictionaries(
-                    st.one_of(
-                        st.sampled_from(["a", "a_1", "b:unique", "b:unique_1", "loss", "loss:sum"]),
-                        st.builds(
-                            "{}:{}".format,
-                            st.sampled_from("ab"),
-                            st.sampled_from(
-                                ["mean", "sum", "min", "max", "slack", "hash2", "unique", "other", ""]
-                            ),
-                        ),
-                        st.text(alphabet="a:_1", max_size=4),
-                    ),
-                    st.one_of(
-                        st.floats(),
-                        st.integers(-(2**70), 2**70),
-                        st.none(),
-                        st.text(max_size=2),
-                        st.booleans(),
-                    ),
-                    max_size=8,
-                ),
-                st.integers(0, 3),
-            ),
-            min_size=1,
-            max_size=5,
+            st.tuples(st.dictionaries(KEYS, VALUES, max_size=8), st.integers(0, 3)), min_size=1, max_size=5
         )
     )
     def test_nothing_raises_and_no_key_is_lost(self, chunks: list[tuple[dict[str, Any], int]]) -> None:

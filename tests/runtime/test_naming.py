@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -85,6 +86,12 @@ def test_signatures_and_texts_stay() -> None:
     assert str(inspect.signature(Client.refuse)) == "(self, *, message: 'str' = 'no') -> 'None'"
     assert (Client.inner.__name__, Client.inner.__doc__) == ("inner", "Return the current name.")
     assert inspect.iscoroutinefunction(Client.slowly_async)
+
+
+def test_a_wrong_call_and_a_pickle_name_the_client_and_not_its_base() -> None:
+    with pytest.raises(TypeError, match=r"^Client.inherited\(\) got an unexpected keyword argument 'a'"):
+        Client().inherited(a=1)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(Client.inherited)) is Client.inherited
 
 
 def test_a_failure_leaves_no_name_and_one_frame_more() -> None:

@@ -90,16 +90,14 @@ def test_the_next_sample_gets_the_place(
 
 
 @pytest.mark.parametrize("failure", [503, 429, 410])
-def test_samples_that_are_sent_again_need_no_other_place(
-    stub: Stub, sampler: SamplingClient, failure: int
-) -> None:
+def test_samples_sent_again_need_no_other_place(stub: Stub, sampler: SamplingClient, failure: int) -> None:
     """All samples that have places are sent again while others wait for a place, and all succeed."""
     release = threading.Event()
     path = "/retrieve_future" if failure == 410 else "/asample"
     stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)
     futures = [sample(sampler) for _ in range(PLACES + 2)]
     stub.await_asked(path, PLACES)
-    until(lambda: sampler.holder.server.made.value.scheduler.places._line)
+    until(lambda: sampler.holder.server.machinery.value.scheduler.places._line)
     release.set()
     for future in futures:
         assert future.result(PATIENCE_S).sequences
@@ -113,7 +111,7 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}, gate=release))
         futures = [sample(sampler) for _ in range(4)]
         stub.await_asked("/asample")
-        until(lambda: sampler.holder.server.made.value.scheduler.sending_bytes._line)
+        until(lambda: sampler.holder.server.machinery.value.scheduler.sending_bytes._line)
         release.set()
         for future in futures:
             assert future.result(PATIENCE_S).sequences

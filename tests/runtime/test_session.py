@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.crowd import until
+from support.crowd import together, until
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._observe import SessionEnded, SessionStarted
@@ -29,7 +28,7 @@ def stub() -> Iterator[Stub]:
 
 
 class Bench:
-    """A core with one session, on a fake clock, and the events that the core reports."""
+    """A runtime with one session, on a fake clock, and the events that the runtime reports."""
 
     def __init__(self, stub: Stub, **of_session: Any) -> None:
         self.clock = FakeClock(automatic=False)
@@ -37,7 +36,7 @@ class Bench:
         settings = Settings.resolve(base_url=stub.url, api_key="tml-x", tags=["a", "b"], environ={})
         self.runtime = ClientRuntime(settings, session=self.session, clock=self.clock)
         self.events: list[object] = []
-        self.runtime.watch(self)
+        self.runtime.lifecycle.owned_observer = self
 
     def observe(self, event: object) -> None:
         self.events.append(event)
@@ -53,19 +52,15 @@ class Bench:
 
 
 def numbers(session: Session) -> list[list[int]]:
-    draws = (
-        session.next_model_seq_id,
-        session.next_sampling_session_seq_id,
-        session.next_custom_loss_seq_id,
-    )
+    draws = (session.next_model_seq_id, session.next_sampling_session_seq_id, session.next_custom_loss_seq_id)
     return [[draw() for _ in range(3)] for draw in draws]
 
 
 def test_what_a_session_is_made_with(stub: Stub) -> None:
     with Bench(stub, user_metadata={"a": "b"}, project_id="p-1", display_name="mine") as bench:
-        assert bench.runtime.known_session_id is None
-        assert bench.runtime.session_id() == bench.runtime.session_id() == "session-0"
-        assert bench.runtime.known_session_id == "session-0"
+        assert bench.runtime.server.known_session_id is None
+        assert bench.runtime.server.open_session() == bench.runtime.server.open_session() == "session-0"
+        assert bench.runtime.server.known_session_id == "session-0"
     (asked,) = stub.asked("/create_session")
     assert asked.json() == {
         "tags": ["a", "b"],
@@ -79,7 +74,7 @@ def test_what_a_session_is_made_with(stub: Stub) -> None:
 
 def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.runtime.session_id()
+        bench.runtime.server.open_session()
         assert numbers(bench.session) == [[0, 1, 2]] * 3
     assert len(stub.asked(FINISH)) == 1
     assert bench.events == [
@@ -90,9 +85,9 @@ def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
 
 def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
-        assert bench.session.heartless
-        assert bench.runtime.session_id() == "session-0"
-        assert not bench.session.heartless
+        assert bench.session.needs_heartbeat
+        assert bench.runtime.server.open_session() == "session-0"
+        assert not bench.session.needs_heartbeat
         (models, *_) = numbers(bench.session)
         assert models[0] >= 10**6
         assert models == list(range(models[0], models[0] + 3))
@@ -102,7 +97,7 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
 
 def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
-        bench.runtime.ready()  # the first use
+        bench.runtime.server.ready()  # the first use
         bench.clock.await_waiters()
         bench.clock.advance(10.0)
         (asked,) = stub.await_asked("/session_heartbeat")
@@ -111,31 +106,30 @@ def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None
 
 def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.runtime.session_id()
+        bench.runtime.server.open_session()
         heartbeat = bench.session._heartbeat
-        assert heartbeat is not None
         heartbeat.stop()  # the thread does not exist in a forked child
         heartbeat.join(120)
         bench.runtime.renew_after_fork()
-        assert (bench.session.owned, bench.session.heartless) == (False, True)
+        assert (bench.session.owned, bench.session.needs_heartbeat) == (False, True)
         assert numbers(bench.session)[0][0] >= 10**6
-        bench.runtime.ready()  # the first use in the child
-        assert not bench.session.heartless
-        assert bench.runtime.session_id() == "session-0"
+        bench.runtime.server.ready()  # the first use in the child
+        assert not bench.session.needs_heartbeat
+        assert bench.runtime.server.open_session() == "session-0"
     assert stub.asked(FINISH) == []
 
 
 def test_a_child_that_had_no_session_makes_its_own(stub: Stub) -> None:
     with Bench(stub) as bench:
         bench.runtime.renew_after_fork()
-        assert bench.runtime.session_id() == "session-0"
+        assert bench.runtime.server.open_session() == "session-0"
         assert numbers(bench.session)[0] == [0, 1, 2]
     assert len(stub.asked(FINISH)) == 1
 
 
 def test_a_lost_session_is_refused_with_an_error_of_ones_own(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.runtime.session_id()
+        bench.runtime.server.open_session()
         bench.session.on_lost(APIStatusError.from_reply(410, {}, b'{"detail": "too late"}'))
         caught = []
         for _ in range(2):
@@ -148,17 +142,16 @@ def test_a_lost_session_is_refused_with_an_error_of_ones_own(stub: Stub) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "asks"),
-    [(404, True), (401, True), (410, True), (400, False), (500, False), (None, False)],
+    ("error", "asks"), [(404, True), (401, True), (410, True), (400, False), (500, False), (None, False)]
 )
 def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool) -> None:
     failure = TinkerError("m") if error is None else APIStatusError.from_reply(error, {}, b"")
     with Bench(stub) as bench:
-        bench.session.look_after(failure)  # without a session there is nothing to lose
-        bench.runtime.session_id()
+        bench.session.beat_if_suspicious(failure)  # without a session there is nothing to lose
+        bench.runtime.server.open_session()
         bench.clock.await_waiters()
         bench.clock.advance(5.0)
-        bench.session.look_after(failure)
+        bench.session.beat_if_suspicious(failure)
         if asks:
             stub.await_asked("/session_heartbeat")
         bench.clock.await_waiters()
@@ -168,18 +161,16 @@ def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool
 def test_an_old_server_is_not_asked_to_finish(stub: Stub) -> None:
     stub.behaviour.config = None
     with Bench(stub) as bench:
-        bench.runtime.session_id()
+        bench.runtime.server.open_session()
     assert stub.asked(FINISH) == []
     assert bench.events[-1] == SessionEnded(session_id="session-0", status="success")
 
 
 @pytest.mark.parametrize(("quiet", "level"), [(False, "WARNING"), (True, "DEBUG")])
-def test_a_failure_to_finish_is_logged(
-    stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str
-) -> None:
+def test_failed_end_is_logged(stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str) -> None:
     stub.script(FINISH, Answer(400, {"detail": "no"}))
     with Bench(stub) as bench, caplog.at_level(logging.DEBUG, "tinker_sync.session"):
-        bench.runtime.session_id()
+        bench.runtime.server.open_session()
         bench.session.finish(bench.runtime.lifecycle, "success", None, 5.0, quiet=quiet)
     told = [record.levelname for record in caplog.records if "was not told" in record.getMessage()]
     assert told == [level]
@@ -187,19 +178,8 @@ def test_a_failure_to_finish_is_logged(
 
 def test_numbers_drawn_by_many_threads_are_dense() -> None:
     session = Session()
-    drawn: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def draw() -> None:
-        barrier.wait(120)
-        drawn.extend([session.next_model_seq_id() for _ in range(500)])
-
-    threads = [threading.Thread(target=draw) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert sorted(drawn) == list(range(4000))
+    drawn = together(*[lambda: [session.next_model_seq_id() for _ in range(500)]] * 8)
+    assert sorted(number for numbers in drawn for number in numbers) == list(range(4000))
 
 
 def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +190,13 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
     with Bench(stub) as bench:
         with monkeypatch.context() as patch:
             patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())
-            with pytest.raises(RuntimeError, match="can't start"):
-                bench.runtime.session_id()
-        assert bench.runtime.session_id() == "session-0"
-        assert not bench.session.heartless
+            with pytest.raises(TinkerError, match="can't start"):
+                bench.runtime.server.open_session()
+        assert bench.runtime.server.open_session() == "session-0"
+        assert not bench.session.needs_heartbeat
         until(lambda: bench.events)
     assert len(stub.asked("/create_session")) == 1
 
 
 def _no_thread() -> None:
-    raise RuntimeError("can't start new thread")
+    raise TinkerError("no thread for this call: can't start new thread")

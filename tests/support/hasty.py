@@ -7,13 +7,16 @@ advance it, and heartbeats never come due.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from support.clock import PATIENCE_S, FakeClock
-from support.tinker_stub import Stub
+from support.tinker_stub import PROTO, Asked, Behaviour, Stub, StubServer, _fields
 
+from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
@@ -109,5 +112,30 @@ def hasty_service(
     _hasten(runtime.poller, clock)
     client._runtime = runtime
     if start:
-        runtime.ready().fetcher.open_server = open_server
+        runtime.server.ready().fetcher.open_server = open_server
     return client
+
+
+@contextmanager
+def world(
+    flags: dict[str, Any] | None = None, kind: type[Stub] = Stub, **behaviour: Any
+) -> Iterator[tuple[Any, ServiceClient]]:
+    """Yield a stub of the current service, and a client whose pauses take no time."""
+    stub = kind(Behaviour(config={**FLAGS, **(flags or {})}, **behaviour))
+    with StubServer(stub), hasty_service(stub) as client:
+        yield stub, client
+
+
+def trainer_of(client: ServiceClient) -> TrainingClient:
+    return client.create_lora_training_client("stub/model").result(PATIENCE_S)
+
+
+def sampler_of(client: ServiceClient, **options: Any) -> SamplingClient:
+    return client.create_sampling_client(base_model="stub/model", **options).result(PATIENCE_S)
+
+
+def number_of(asked: Asked) -> int:
+    """Return the sequence number of a training request, in either format."""
+    if asked.headers["content-type"] == PROTO:
+        return int(dict(_fields(asked.body))[2])
+    return int(asked.json()["seq_id"])

@@ -124,6 +124,8 @@ def _stay_on_this_machine(patches: pytest.MonkeyPatch) -> None:
         return real_connect_ex(self, address)
 
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(host, str):
+            host.encode("idna")  # a malformed name is a UnicodeError, as in the real function
         name = host.decode("ascii") if isinstance(host, bytes) else host
         if isinstance(name, str) and name.rstrip(".").endswith(".invalid"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -334,7 +334,7 @@ def test_vendor_follows_the_variable(monkeypatch: pytest.MonkeyPatch, value: str
     if value is not None:
         monkeypatch.setenv("TINKER_TELEMETRY", value)
     service = ServiceClient(api_key="tml-x")
-    assert (service.holder.lifecycle.companion is not None) is on
+    assert (service.holder.lifecycle.owned_observer is not None) is on
     service.close().result(120)
 
 
@@ -355,7 +355,7 @@ def test_failures_are_reported_without_content(stub: Stub) -> None:
             with pytest.raises(TinkerError):
                 call()
         assert trainer.optim_step(types.AdamParams()).exception(120) is not None
-        reporter: Any = service.holder.lifecycle.companion
+        reporter: Any = service.holder.lifecycle.owned_observer
         until(lambda: len(reporter._buffer) == 5)  # an event may follow the result of its call
     events = sent(stub)
     found = [(event["event"], event.get("event_name"), event.get("error_type")) for event in events]

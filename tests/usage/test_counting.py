@@ -56,7 +56,7 @@ def test_results_are_counted_before_they_resolve(service: tinker_sync.ServiceCli
     usage = service.usage(prices=TABLE)
     assert usage.tokens == TokenCounts(trained=22, prompt=13, sampled=13)
     assert [(row.base_model, row.cost_usd) for row in usage.rows] == [("stub/model", 22 + 13 + 26)]
-    assert usage.session_id == service.holder.known_session_id
+    assert usage.session_id == service.holder.server.known_session_id
 
 
 def test_images_count_expected_tokens(service: tinker_sync.ServiceClient) -> None:
@@ -241,7 +241,7 @@ def test_reconcile_reads_the_bill_of_the_session(
     stub: Stub, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[Asked] = []
-    session = service.holder.session_id()
+    session = service.holder.server.open_session()
     billed = [("training", {"token_count": 14}), ("sampling_sample", {"token_count": 5})]
 
     def bill(asked: Asked) -> Answer:

@@ -58,7 +58,8 @@ def blocking_twin(
         context = contextvars.copy_context()
         future: APIFuture[T] = APIFuture()
         owner: Any = self
-        owner.holder.run_awaited(lambda: _settle(future, lambda: context.run(bound)))
+        owner.holder.lifecycle.refuse_if_leaving()
+        owner.holder.pools.awaited.run_call(lambda: _settle(future, lambda: context.run(bound)))
         return await future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(

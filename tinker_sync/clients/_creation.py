@@ -77,7 +77,7 @@ class ClientFuture(APIFuture[T], CoreClient):
     _advice = ""
 
     def __init__(self, runtime: ClientRuntime, held: HeldCalls) -> None:
-        super().__init__(submit=runtime.callback_pool.run, clock=runtime.clock)
+        super().__init__(submit=runtime.pools.callback.run, clock=runtime.clock)
         self._runtime = runtime
         self._held = held
         self._created_at = ""
@@ -211,7 +211,8 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
         ClientClosedError: the service client is closed.
     """
     _expect(client)
-    client.holder.run_creating(carried(partial(_carry_out, client, work)))
+    client.holder.lifecycle.refuse_if_leaving()
+    client.holder.pools.create.run_call(carried(partial(_carry_out, client, work)))
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
@@ -228,7 +229,7 @@ def ready(client: ClientFuture[Any]) -> None:
 
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
-    client.holder.end_with_this(client)
+    client.holder.lifecycle.end_with_client(client)
     client.when_done(ClientFuture._ended)  # added last: only reads of the failure by the user count
 
 
@@ -238,7 +239,8 @@ def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFutu
         client._fail_creation(failure)
         return
     try:
-        client.holder.run_creating(partial(_carry_out, client, lambda: work(call.result())))
+        client.holder.lifecycle.refuse_if_leaving()
+        client.holder.pools.create.run_call(partial(_carry_out, client, lambda: work(call.result())))
     except ClientClosedError as closed:
         client.fail(closed)
 

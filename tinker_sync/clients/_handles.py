@@ -51,18 +51,18 @@ def encode_handle(
     base_model: str = "",
 ) -> str:
     """Return the handle of a sampler: text from which another process makes a client."""
-    settings, facts = runtime.settings, runtime.ready().facts
+    settings, facts = runtime.settings, runtime.server.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {
-        "session_id": runtime.session_id(),
+        "session_id": runtime.server.open_session(),
         "sampling_session_id": sampling_session_id,
         "holder": {
             "base_url": settings.base_url,
             "default_headers_overrides": {
                 name: value
                 for name, value in settings.default_headers.items()
-                if not is_secret_header(name) and mask_text(value, runtime.secrets()) == value
+                if not is_secret_header(name) and mask_text(value, runtime.connection.secrets()) == value
             },
             "client_config": {**facts.config.model_dump(mode="json"), _OURS: ours},
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
@@ -102,7 +102,7 @@ def describe_sampler(
     """
     described: GetSamplerResponseInternal
     try:
-        described = runtime.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+        described = runtime.server.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
     except APIStatusError as error:
         found = base_model or (_base_model_of(runtime, run_id) if run_id else None)
         if error.status_code not in NO_SUCH_CALL or not found:
@@ -114,11 +114,13 @@ def describe_sampler(
 def _base_model_of(runtime: ClientRuntime, run_id: str) -> str | None:
     """Return the base model of a run, or None if the server does not describe the run."""
     with suppress(APIStatusError):
-        run: TrainingRun = runtime.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
+        run: TrainingRun = runtime.server.call(
+            "get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S
+        )
         return run.base_model
     with suppress(APIStatusError):
         request = GetInfoRequest(model_id=run_id)
-        info: GetInfoResponse = runtime.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = runtime.server.call("get_info", request, usual_s=_deadlines.REST_S)
         return info.model_data.model_name
     return None
 

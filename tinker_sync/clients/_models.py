@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -72,7 +71,7 @@ class NewModel:
         check_base_model(base_model, "create_lora_training_client")
         if lora.rank < 1:
             raise InvalidInputError(f"create_lora_training_client: rank: expected 1 or more, got {lora.rank}")
-        runtime.refuse_closed()
+        runtime.lifecycle.refuse_if_leaving()
         request = CreateModelRequest(
             session_id="",
             model_seq_id=0,
@@ -82,7 +81,7 @@ class NewModel:
             optimizer_config=optimizer or AdamOptimizerConfig(),
         )
         refuse_unsendable(request)
-        number = runtime.session.next_model_seq_id()
+        number = runtime.server.session.next_model_seq_id()
         return cls(request.model_copy(update={"model_seq_id": number}), deadline_at)
 
     @property
@@ -129,9 +128,9 @@ class LoadedModel:
         """
         check_path(runtime, request.path, "create_training_client_from_state")
         check_state_path(request.path, "create_training_client_from_state")
-        runtime.refuse_closed()
+        runtime.lifecycle.refuse_if_leaving()
         refuse_unsendable(request)
-        session = runtime.session
+        session = runtime.server.session
         number = session.next_side_model_seq_id() if aside else session.next_model_seq_id()
         return cls(request, number, deadline_at)
 
@@ -143,7 +142,7 @@ class LoadedModel:
         """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
         runtime = line.runtime
         line.last_state = self.request
-        if not runtime.ready(self.deadline_at).facts.dialect.loads_into_new_models:
+        if not runtime.server.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             return self._make_in_three(line)
         try:
             line.model_id, request_id = self._make_in_one(runtime)
@@ -155,13 +154,13 @@ class LoadedModel:
         return request_id
 
     def _make_in_one(self, runtime: ClientRuntime) -> tuple[str, str]:
-        session_id = runtime.session_id(self.deadline_at)
+        session_id = runtime.server.open_session(self.deadline_at)
         request = self.request.model_copy(
             update={"session_id": session_id, "model_seq_id": self.model_seq_id}
         )
         promise, loaded = promised(runtime, "load_weights", request, LoadWeightsResponse, self.deadline_at)
         model_id = loaded.model_id or promise.model_id or f"{session_id}:train:{self.model_seq_id}"
-        runtime.tell(ModelNamed(model=model_id, base_model=request.base_model))
+        runtime.lifecycle.notify(ModelNamed(model=model_id, base_model=request.base_model))
         return model_id, promise.request_id
 
     def _make_in_three(self, line: TrainingLine) -> str:
@@ -192,17 +191,17 @@ class LoadedModel:
     def _weights_info(self, runtime: ClientRuntime) -> WeightsInfoResponse:
         """Return the description of the checkpoint, requested with the key that may read it."""
         body = {"tinker_path": self.request.path}
-        limit_s = min(max(self.deadline_at - runtime.clock.now(), 0.0), _deadlines.REST_S)
+        deadline_at = min(self.deadline_at, runtime.clock.now() + _deadlines.REST_S)
         token = self.request.weights_access_token
         info: WeightsInfoResponse
         if token is None:
-            info = runtime.call("get_weights_info", body, deadline_s=limit_s)
+            info = runtime.server.call("get_weights_info", body, deadline_at=deadline_at)
             return info
         foreign = ClientRuntime(evolve(runtime.settings, api_key=Secret(token)), clock=runtime.clock)
-        for secret in runtime.secrets():  # the same server has received these too, and may repeat them
-            foreign.keys.keep(secret)
+        for secret in runtime.connection.secrets():  # the server has received these too, and may repeat them
+            foreign.connection.keys.keep(secret)
         try:
-            info = foreign.call("get_weights_info", body, deadline_s=limit_s)
+            info = foreign.server.call("get_weights_info", body, deadline_at=deadline_at)
             return info
         finally:
             foreign.close("success")
@@ -228,15 +227,15 @@ def refuse_unsendable(request: Any) -> None:
 
 def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
     """Make a new model. Return its id and the id of the request that made it. Blocks."""
-    request = asked.model_copy(update={"session_id": runtime.session_id(deadline_at)})
-    dialect = runtime.ready().facts.dialect
+    request = asked.model_copy(update={"session_id": runtime.server.open_session(deadline_at)})
+    dialect = runtime.server.ready().facts.dialect
     refuse_unsupported(request, dialect)
     runtime.server.published.check_fields("create_model", request, dialect)
     runtime.server.published.check_model(request.base_model, dialect)
     promise, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")
-    runtime.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
+    runtime.lifecycle.notify(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id, promise.request_id
 
 
@@ -245,11 +244,12 @@ def promised(
 ) -> tuple[UntypedAPIFuture, T]:
     """Make a call that is answered with a promise. Return the promise and its result. Blocks."""
     began_at = runtime.clock.now()
-    limit_s = None if math.isinf(deadline_at) else max(deadline_at - began_at, 0.0)
-    promise: UntypedAPIFuture = runtime.call(name, request, pause_billing=False, deadline_s=limit_s)
-    future: APIFuture[T] = runtime.future()
+    promise: UntypedAPIFuture = runtime.server.call(
+        name, request, pause_billing=False, deadline_at=deadline_at
+    )
+    future: APIFuture[T] = runtime.lifecycle.make_future()
     fetch = partial(
-        runtime.ready().fetcher.fetch,
+        runtime.server.ready().fetcher.fetch,
         Promise(
             promise.request_id, ENDPOINTS[name].promises or name, roundtrip_s=runtime.clock.now() - began_at
         ),
@@ -257,5 +257,5 @@ def promised(
         lambda _, tree: wire_json.from_plain(tree, kind),
         deadline_at=deadline_at,
     )
-    runtime.enter(fetch)
+    runtime.pools.enter.run_call(fetch)
     return promise, future.result()

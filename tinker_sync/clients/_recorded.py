@@ -64,7 +64,7 @@ def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine
         make: makes the model and returns the id of the request that made it.
     """
     record = _record_of(line)
-    line.runtime.session_id(asked.deadline_at)
+    line.runtime.server.open_session(asked.deadline_at)
     digest = _digest_of(asked.request)
     history = record.open(digest)
     if history.model_id is not None:
@@ -100,7 +100,7 @@ class RecordedModel:
         If the model still exists, also determine which requests without a recorded answer reached the server.
         """
         record = _record_of(line)
-        line.runtime.session_id(self.deadline_at)
+        line.runtime.server.open_session(self.deadline_at)
         history = record.open(None)
         if history.model_id is not None:
             _take(line, history)
@@ -123,11 +123,11 @@ class RecordedModel:
         runtime = line.runtime
         probe = SaveWeightsForSamplerRequest(
             model_id=line.model_id,
-            sampling_session_seq_id=runtime.session.next_sampling_session_seq_id(),
+            sampling_session_seq_id=runtime.server.session.next_sampling_session_seq_id(),
             seq_id=number,
         )
         try:
-            runtime.call("save_weights_for_sampler", probe)
+            runtime.server.call("save_weights_for_sampler", probe)
         except ConflictError:
             record.settle(number, arrived=True)
         else:
@@ -138,9 +138,9 @@ def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[A
     """Yield a future for each accepted request whose result had not arrived when the earlier run ended."""
     record = _record_of(line)
     for sent in record.unread:
-        future = line.runtime.future()
+        future = line.runtime.lifecycle.make_future()
         future.mark_accepted(sent.request_id or "")
-        line.runtime.ready().fetcher.fetch(
+        line.runtime.server.ready().fetcher.fetch(
             Promise(sent.request_id or "", ENDPOINTS[sent.call].promises or sent.call),
             future,
             _reader_of(sent),

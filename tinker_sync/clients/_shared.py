@@ -26,7 +26,7 @@ class CoreClient:
         ...     training.get_telemetry() is service.get_telemetry()
         True
         """
-        return self._runtime.companion
+        return self._runtime.lifecycle.owned_observer
 
     @property
     def holder(self) -> ClientRuntime:

@@ -27,14 +27,14 @@ class Spending:
     def __init__(self, runtime: ClientRuntime) -> None:
         self._runtime = runtime
         self._meter = Meter(_name_asker(runtime), clock=runtime.clock)
-        runtime.listen(self._meter)
+        runtime.lifecycle.add_observer(self._meter)
 
     def usage(self, prices: PriceTable | None) -> Usage:
         """Return the tokens used so far, by model, with their prices."""
         from tinker_sync.usage import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
-        return Usage.of(self._meter.by_model(), table, self._runtime.known_session_id)
+        return Usage.of(self._meter.by_model(), table, self._runtime.server.known_session_id)
 
     def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
         """Return a limit, which is not in force until the user enters it with `with`."""
@@ -61,7 +61,7 @@ class Spending:
             if span is None
             else [admin.get_billing_usage(*each) for each in windows(span.first_s, span.last_s)]
         )
-        return reconcile(counted, [bill.result() for bill in asked], self._runtime.known_session_id)
+        return reconcile(counted, [bill.result() for bill in asked], self._runtime.server.known_session_id)
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
@@ -106,13 +106,13 @@ def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:
 
 
 def _of_run(runtime: ClientRuntime, model: str) -> str | None:
-    info = runtime.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+    info = runtime.server.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
     name: str | None = info.model_data.model_name
     return name
 
 
 def _of_sampler(runtime: ClientRuntime, model: str) -> str | None:
-    name: str | None = runtime.call(
+    name: str | None = runtime.server.call(
         "get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S
     ).base_model
     return name

@@ -153,7 +153,7 @@ def follow(
 ) -> APIFuture[SaveWeightsResponse]:
     """Return a future that gets the result of a save when the checkpoint has been verified."""
     runtime = training.holder
-    verified: APIFuture[SaveWeightsResponse] = runtime.future()
+    verified: APIFuture[SaveWeightsResponse] = runtime.lifecycle.make_future()
 
     def verify() -> None:
         try:
@@ -169,7 +169,8 @@ def follow(
             verified.fail(ended.failure or TinkerError("the save was cancelled"))
             return
         try:
-            runtime.run_awaited(verify)
+            runtime.lifecycle.refuse_if_leaving()
+            runtime.pools.awaited.run_call(verify)
         except TinkerError as closed:
             verified.fail(closed)
 
@@ -218,7 +219,7 @@ def with_copy(
     """
     from tinker_sync.clients.training import TrainingClient
 
-    number = runtime.session.next_side_model_seq_id()
+    number = runtime.server.session.next_side_model_seq_id()
     copy = TrainingClient(runtime, number, recorded=False)
     LoadedModel(load, number, deadline_at).load(copy._line)
     copy._become_ready()

@@ -130,11 +130,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             check_path(holder, model_path, "create_sampling_client")
             check_sampler_path(model_path)
             client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
-        holder.refuse_closed()
+        holder.lifecycle.refuse_if_leaving()
         request = CreateSamplingSessionRequest(
             session_id="",
             # Drawn once, because a retry must send the same request.
-            sampling_session_seq_id=holder.session.next_sampling_session_seq_id(),
+            sampling_session_seq_id=holder.server.session.next_sampling_session_seq_id(),
             base_model=base_model,
             model_path=model_path,
         )
@@ -339,19 +339,19 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         )
         sampled = self._line.submit(request, self._until(deadline))
         from tinker_sync.runtime.combine import CombinedFuture
-        from tinker_sync.runtime.naming import find_call_site, watch
+        from tinker_sync.runtime.naming import find_call_site, log_if_unread
 
         scored: APIFuture[list[float | None]] = CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
-            submit=runtime.callback_pool.run,
+            submit=runtime.pools.callback.run,
             clock=runtime.clock,
         )
-        watch(scored, find_call_site())
+        log_if_unread(scored, find_call_site())
         return scored
 
     def _until(self, deadline: float | None) -> float:
-        return self._runtime.give_up_at(deadline, _deadlines.SAMPLE_S)
+        return self._runtime.server.give_up_at(deadline, _deadlines.SAMPLE_S)
 
     # -------------------------------------------------------------------------------------- about it
 
@@ -522,10 +522,10 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
     """Create the sampling session. Runs on a worker."""
     runtime = line.runtime
-    request = asked.model_copy(update={"session_id": runtime.session_id()})
-    runtime.server.published.check_model(asked.base_model, runtime.ready().facts.dialect)
-    created = runtime.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
-    runtime.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
+    request = asked.model_copy(update={"session_id": runtime.server.open_session()})
+    runtime.server.published.check_model(asked.base_model, runtime.server.ready().facts.dialect)
+    created = runtime.server.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
+    runtime.lifecycle.notify(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
 
 
@@ -536,14 +536,14 @@ def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSam
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:
-        seq_id = runtime.session.next_sampling_session_seq_id()
+        seq_id = runtime.server.session.next_sampling_session_seq_id()
         _create_session(
             line,
             CreateSamplingSessionRequest(
                 session_id="", sampling_session_seq_id=seq_id, model_path=saved.path
             ),
         )
-    runtime.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
+    runtime.lifecycle.notify(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

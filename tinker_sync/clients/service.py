@@ -165,7 +165,9 @@ class ServiceClient(CoreClient):
         if settings.telemetry:
             from tinker_sync.telemetry.sender import Telemetry
 
-            self._runtime.watch(Telemetry(self._runtime.caller, settings, clock=self._runtime.clock))
+            self._runtime.lifecycle.owned_observer = Telemetry(
+                self._runtime.connection.caller, settings, clock=self._runtime.clock
+            )
         if on_queue_state is not None:
             self._runtime.notices.listen(on_queue_state)
         self._spending = Spending(self._runtime)
@@ -205,7 +207,7 @@ class ServiceClient(CoreClient):
 
         last = find_session(Path(journal))
         service = cls(journal=journal, **{"base_url": last.url, **options})
-        opened = service._runtime.session.journal
+        opened = service._runtime.server.session.journal
         assert opened is not None  # noqa: S101  # the path is an argument
         opened.replays = False
         return service
@@ -221,7 +223,7 @@ class ServiceClient(CoreClient):
         ...     service.trainings
         ()
         """
-        journal = self._runtime.session.journal
+        journal = self._runtime.server.session.journal
         if self._trainings is None:
             from tinker_sync.clients._recorded import RecordedModel
             from tinker_sync.clients.training import TrainingClient
@@ -243,7 +245,7 @@ class ServiceClient(CoreClient):
         ...     [model.model_name for model in service.get_server_capabilities().supported_models]
         ['tinker-sync/tiny']
         """
-        capabilities: GetServerCapabilitiesResponse = self._runtime.call(
+        capabilities: GetServerCapabilitiesResponse = self._runtime.server.call(
             "get_server_capabilities", usual_s=_deadlines.REST_S
         )
         return capabilities
@@ -262,7 +264,7 @@ class ServiceClient(CoreClient):
         settings = self._runtime.settings
         if not settings.is_vendor_host:
             return settings.base_url
-        session_id = self._runtime.known_session_id
+        session_id = self._runtime.server.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
     @overload
@@ -376,7 +378,7 @@ class ServiceClient(CoreClient):
         ...     again.get_info().lora_rank
         4
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,
             optimizer=False,
@@ -413,7 +415,7 @@ class ServiceClient(CoreClient):
         ...     resumed.get_info().lora_rank
         4
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,
             optimizer=True,
@@ -577,7 +579,7 @@ class ServiceClient(CoreClient):
     def _record(self, path: str | os.PathLike[str] | None) -> Recording:
         from tinker_sync.insight.recording import Recording
 
-        self._runtime.refuse_closed()
+        self._runtime.lifecycle.refuse_if_leaving()
         recording = Recording(self._runtime, path)
         self._recordings.append(recording)
         return recording
@@ -700,7 +702,7 @@ class ServiceClient(CoreClient):
         >>> copy.startswith("tinker://"), copy != path
         (True, True)
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         return self.create_rest_client().copy_weights(
             path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
         )
@@ -783,7 +785,7 @@ class ServiceClient(CoreClient):
         )
 
     def _until(self, deadline: float | None) -> float:
-        return self._runtime.give_up_at(deadline, _deadlines.CREATE_S)
+        return self._runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
 
     get_tokenizer_async = blocking_twin(get_tokenizer)
     get_server_capabilities_async = blocking_twin(get_server_capabilities)

@@ -105,7 +105,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     """
 
     def __init__(self, runtime: ClientRuntime, model_seq_id: int, *, recorded: bool = True) -> None:
-        journal = runtime.session.journal if recorded else None
+        journal = runtime.server.session.journal if recorded else None
         self._line = TrainingLine(runtime, None if journal is None else journal.record_of(model_seq_id))
         super().__init__(runtime, self._line.held)
         self._place = ModelPlace(runtime, self._line)
@@ -548,7 +548,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         request = state.model_copy(update={"user_metadata": self._user_metadata})
         runtime = self._runtime
-        until = runtime.give_up_at(deadline, _deadlines.CREATE_S)
+        until = runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
         asked = LoadedModel.of(runtime, request, until, aside=True)
         return TrainingClient._make(runtime, asked, instead_of=self._line)
 
@@ -623,7 +623,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     training.load_state(path).result().path == path
         True
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         _note_load("")
         return self._load(path, weights_access_token, deadline, optimizer=False)
 
@@ -640,7 +640,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     training.load_state_with_optimizer(path).result().path == path
         True
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
 
@@ -711,7 +711,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id,
             # Drawn once, because a retry must send the same request.
-            sampling_session_seq_id=self._runtime.session.next_sampling_session_seq_id(),
+            sampling_session_seq_id=self._runtime.server.session.next_sampling_session_seq_id(),
             kind=kind,
         )
         saved = self._ordered(
@@ -755,7 +755,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ('tinker-sync/tiny', 4)
         """
         request = GetInfoRequest(model_id=self.model_id)
-        info: GetInfoResponse = self._runtime.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = self._runtime.server.call("get_info", request, usual_s=_deadlines.REST_S)
         if info.model_id != request.model_id:
             raise APIResponseValidationError(
                 f"get_info: the answer describes another model than {request.model_id}"
@@ -820,7 +820,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
-        return self._runtime.give_up_at(deadline, usual_s)
+        return self._runtime.server.give_up_at(deadline, usual_s)
 
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)

@@ -93,7 +93,7 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
     )
     runtime = ClientRuntime(settings)
     try:
-        facts = runtime.ready().facts
+        facts = runtime.server.ready().facts
         return ProbeReport(
             base_url=settings.base_url,
             version=".".join(map(str, facts.dialect.version)),
@@ -186,6 +186,6 @@ def _remove_path(reply: Reply, path: str) -> bytes:
 def _send_get(runtime: ClientRuntime, path: str) -> Reply | None:
     call = Call(method="GET", path=path, read_s=_READ_S, follow_redirects=False)
     try:
-        return runtime.http.send(call)
+        return runtime.connection.http.send(call)
     except SendFailed:
         return None

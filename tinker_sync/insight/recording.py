@@ -91,7 +91,7 @@ class Recording:
         """The number of records that were dropped because the recording was full."""
         self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
         """The method and the thread of each request that is not recorded yet."""
-        runtime.stopwatches = (*runtime.stopwatches, self)
+        runtime.lifecycle.stopwatches = (*runtime.lifecycle.stopwatches, self)
         self._stops: list[Callable[[], None]] = [
             runtime.connection.journal.listen(self),
             runtime.notices.listen(self._on_report),
@@ -117,7 +117,8 @@ class Recording:
         self._catch_up()
         self._ended_s = self._runtime.clock.now()
         self._under_way.clear()
-        self._runtime.stopwatches = tuple(one for one in self._runtime.stopwatches if one is not self)
+        lifecycle = self._runtime.lifecycle
+        lifecycle.stopwatches = tuple(one for one in lifecycle.stopwatches if one is not self)
         for stop in self._stops:
             stop()
         if self._path is not None:

@@ -2,7 +2,8 @@
 
 `trace` runs the function once, with stand-ins for its tensors that record each operation. Later only the
 recorded graph is computed, in this process or on a server, so the function must not do anything the
-stand-ins cannot record. Each error names the broken rule and shows the line of the function. Needs torch.
+stand-ins cannot record. An error names the broken rule and, where it is known, shows the line of the
+function. Needs torch.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  #
 def create(
     runtime: ClientRuntime, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
 ) -> APIFuture[LossHandle]:
-    """Trace a loss, and store it on the server if that computes losses.
+    """Trace a loss, and return the future of its handle.
 
+    If the server computes losses, the future ends when the loss is stored there.
     `ServiceClient.create_custom_loss` documents the arguments and the errors.
     """
-    machinery = runtime.ready(deadline_at)
-    handle = trace(fn, input_ranks, runtime.session_id(deadline_at))
+    machinery = runtime.server.ready(deadline_at)
+    handle = trace(fn, input_ranks, runtime.server.open_session(deadline_at))
     on_server = machinery.facts.config.custom_loss_server_side
     graph = encode_graph(handle.name, handle.graph) if on_server else None
     _remember(runtime, handle)
-    future: APIFuture[LossHandle] = runtime.future()
+    future: APIFuture[LossHandle] = runtime.lifecycle.make_future()
     if graph is None:
         future.resolve(handle)
         return future
@@ -73,13 +75,13 @@ def create(
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
             # Taken here, before the first attempt, because a retry must send the same request.
-            custom_loss_seq_id=runtime.session.next_custom_loss_seq_id(),
+            custom_loss_seq_id=runtime.server.session.next_custom_loss_seq_id(),
             name=handle.name,
             inputs=list(handle.inputs),
             graph=graph,
         )
         refuse_unsupported(request, machinery.facts.dialect)
-        runtime.loss_pool.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
+        runtime.pools.loss.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
     except BaseException as failure:
         future.fail(failure)
         raise
@@ -100,7 +102,7 @@ def _remember(runtime: ClientRuntime, handle: LossHandle) -> None:
 
 
 def _forget_failed(runtime_ref: weakref.ref[ClientRuntime], key: str, succeeded: bool) -> None:
-    """Remove a failed loss from `_made`, so that the user can create it again right after the failure."""
+    """Forget the key of a loss whose creation failed, so that `create` accepts the same loss again."""
     runtime = runtime_ref()
     if runtime is not None and not succeeded:
         with _lock:
@@ -114,15 +116,15 @@ def _store(
     future: APIFuture[LossHandle],
     deadline_at: float,
 ) -> None:
-    """Send the request from a worker, and poll for its result."""
+    """Send the request, and let the fetcher poll for its result. Runs on a worker for losses."""
     if not future.begin():
         return
     future.mark_sending()
     began_at = runtime.clock.now()
     try:
-        promise = runtime.call("create_custom_loss", request, deadline_s=max(deadline_at - began_at, 0.0))
+        promise = runtime.server.call("create_custom_loss", request, deadline_at=deadline_at)
         future.mark_accepted(promise.request_id)
-        runtime.ready().fetcher.fetch(
+        runtime.server.ready().fetcher.fetch(
             Promise(
                 promise.request_id,
                 ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",
@@ -151,7 +153,7 @@ def trace(fn: Callable[..., Any], input_ranks: Mapping[str, int], session_id: st
     """Trace a function, and return its handle with `loss_id=None`.
 
     Raises:
-        InvalidInputError: the function or the ranks break a rule.
+        InvalidInputError: the function or `input_ranks` break a rule.
         MissingExtraError: torch is not installed.
     """
     try:
@@ -251,7 +253,7 @@ class _Recorder:
         return torch.fx.GraphModule(tracer.root, graph, self.name)
 
     def refuse(self, problem: str, node: Any) -> InvalidInputError:
-        """Return an error that shows the source line of a node."""
+        """Return an error that shows the source line of a node, or else of the function."""
         return _make_error(problem, self._lines.get(node, "") or _locate_definition(self.fn))
 
 
@@ -332,7 +334,7 @@ def _locate_definition(fn: Any) -> str:
 
 
 def _locate_frame(frame: Any) -> str:
-    """Return the innermost line of user code in the traced call, or "" after the function has returned."""
+    """Return the innermost line of user code in the traced call; "" if there is none, as for the output."""
     while frame is not None and frame.f_code.co_filename != __file__:
         if _is_user_code(frame.f_code):
             return _show_line(frame.f_code, frame.f_lineno)
@@ -353,7 +355,7 @@ def _iterate_frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
 
 
 def _is_user_code(code: CodeType) -> bool:
-    """Return True for code outside this package, installed packages and generated modules."""
+    """Return True for code outside Python, installed packages, this package and generated modules."""
     return not code.co_filename.startswith((*_list_installed(), "<frozen", "<eval_with_key"))
 
 

@@ -50,9 +50,9 @@ def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline
 
 def check_session(handle: LossHandle, runtime: ClientRuntime) -> None:
     """Raise InvalidInputError for a handle of another session: in this one its id may name another loss."""
-    if handle.session_id != runtime.known_session_id:
+    if handle.session_id != runtime.server.known_session_id:
         raise InvalidInputError(
             f"the loss {handle.name} was made in session {handle.session_id}, not in "
-            f"{runtime.known_session_id}; create it again with create_custom_loss of the "
+            f"{runtime.server.known_session_id}; create it again with create_custom_loss of the "
             "ServiceClient that created this training client"
         )

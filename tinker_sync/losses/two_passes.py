@@ -167,10 +167,10 @@ class TwoPassCall(TrainingCall):
     def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
         runtime = self.line.runtime
         self._future = self._both = future = TwoPassFuture(
-            forward, submit=runtime.callback_pool.run, clock=runtime.clock
+            forward, submit=runtime.pools.callback.run, clock=runtime.clock
         )
         # The future fails when the client is closed, also while a loss is being computed.
-        lease = runtime.future()
+        lease = runtime.lifecycle.make_future()
         lease.when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
         future.when_done(lambda _: lease.cancel())
         return future
@@ -180,7 +180,7 @@ class TwoPassCall(TrainingCall):
         if not self._succeeded(forward):
             return
         try:
-            self.line.runtime.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
+            self.line.runtime.pools.loss.run(partial(self._compute, forward.result(timeout=0)))
         except RuntimeError:  # the workers are closed
             self._both.fail(ClientClosedError())
 

@@ -378,7 +378,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
         counted = runtime in _counted
         _counted.add(runtime)
     if not counted:
-        runtime.listen(shared.meter)
+        runtime.lifecycle.add_observer(shared.meter)
     if isinstance(client, SamplingClient):
         shared.name_sampler(client)
         if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:

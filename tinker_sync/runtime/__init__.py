@@ -2,60 +2,94 @@
 
 The steps of a sample and of a training call, with the modules that take them:
 
-    sampling.sample()      sample_line, sample     SampleJob: checked, then prepared
-      schedule             sample_scheduler        order, rate limit, bytes, number
-      submit               poller, transport       sends the request; the answer is a promise
-      poll                 fetcher, retrieval      asks until the promise has a result
-      decode, resolve      sample, futures         on the poller's thread, not back in `clients`
+    sampling.sample()      sample_line, sample         SampleJob: checked, then prepared
+      schedule             sample_scheduler            order, rate limit, bytes, number
+      submit               sample, poller, transport   sends the request; the answer is a promise
+      poll                 fetcher, retrieval          asks until the promise has a result
+      decode, resolve      sample, futures             on the poller's thread, or on a worker that helps it
 
-    training.optim_step()  training_calls          OrderedCall, PassCall: checked, then prepared
-      schedule             send_queue              order and number, chunk by chunk
-      submit               training_part, poller   as for samples; `transport.caller.Tries` decides on retries
+    training.optim_step()  training_calls              OrderedCall, PassCall: checked, then prepared
+      schedule             send_queue                  order and number, chunk by chunk
+      submit               training_part, poller       as for samples; `transport.caller.Tries` decides on
+                                                       retries
       poll, decode         fetcher, combine, answers   chunks become one result
 
-Glossary: a *request* is one HTTP request; a *promise* is the server's answer that names a request id; a
-*chunk* is a part of a training pass; to *submit* is to send the request that returns a promise; to *poll* is
-to ask for a promise's result; to *schedule* is to hold a request until order and limits allow it; the
-*policy* maps a status to its meaning (`tinker_sync._policy`); a *deadline* is the moment of the clock at
-which a call gives up; the *vendor's* server is the hosted service, an *open* server is any other one; a
-*dialect* is the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`); a
-*row* describes one call of the API in the table `tinker_sync.wire.endpoints`; a *ticket* is a request or a
-timer that the poller holds; to *hold* a call is to keep it until its client is ready; an *operation* is a
-training call in the send queue, and its *parts* are its requests; a server's *facts* are its settings and its
-dialect; a *sampler* is a sampling session at the server.
+Glossary:
 
-The modules and their contents:
+    request      one HTTP request
+    promise      the server's answer that names a request id; the result of the request comes later
+    to submit    to send the request that returns a promise
+    to poll      to ask for the result of a promise
+    fetch        the retrieval of the result of one promise, in one or more polls
+    to schedule  to hold a request until order and limits allow it
+    to hold      of a call: to keep it until its client is ready
+    to settle    to report the tokens that a result has really used to the limiters
+    pass         a `forward` or `forward_backward` call of a training client
+    chunk        a part of the data of a pass, sent as one request
+    operation    a training call in the send queue; its parts are its requests
+    number       the sequence number that the client gives to a sample or to a request of a training call
+    part, whole  the future of one request of a call, and the future that combines the parts
+    place        of a sample: the share of a limit that it occupies
+    row          the description of one call of the API in the table `tinker_sync.wire.endpoints`
+    policy       the meaning of each status (`tinker_sync._policy`)
+    deadline     the moment of the clock at which a call gives up
+    limiter      a limit on tokens (`spending`); a rate limiter limits requests (`rate_limiter`)
+    journal      the file in which a client records its session and its training calls, for a later run
+    recording    a measurement of the time that calls take, by `ServiceClient.explain` or `trace`
+    observer     an object that receives the events of a client, such as the usage count or the telemetry
+    sampler      a sampling session at the server
+    vendor       the company of the hosted service; an open server is any other server
+    dialect      the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`)
+    facts        the settings and the dialect of a server
+    machinery    the objects of a client that depend on the facts: the fetcher, the scheduler, the limits
+    ticket       a request or a timer that the poller holds
 
-    core                   the parts that the clients of one service share, made in order
-    connection             the address, the keys and the sockets, and their renewal
-    server                 the server's settings, asked for once, and the parts that depend on them
+The other modules and their contents:
+
+    client_runtime         the parts that the clients of one service share, made and closed in order
+    connection             the address, the keys and the sockets; the renewal of tokens and server settings
+    server                 the server's settings, asked for once, and the parts that depend on them; the
+                           session there, opened once; the calls that a thread waits for
     lifecycle              the observers, the unfinished calls, and the end of a client, in order
-    introduction           the first exchange with a server: its settings and its dialect
+    handshake              the first exchange with a server: its settings and its dialect
     session, heartbeat     the session at the server, and the thread that keeps it alive
     keeper                 the process that keeps it alive while this one is stuck or dead
+    _keeper_process        the program of that process
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
-    sample_scheduler       the queue of a client's samples, their places under the limits, and the policy for
-                           submits the server refuses
+    sample_scheduler       the queue of a client's samples, their places under the limits, and the decisions
+                           about submits that the server refuses
     poller, tickets        the requests under way and the timers; the sockets that the thread watches
     poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
                            answers, admits samples and sends small requests
-    rate_limiter, byte_budget   the limits; samples and chunks wait there; the sizes of requests
+    rate_limiter, rate_window   the limit that the server's refusals set; samples wait there
+    byte_budget            the limit on bytes under way; samples and chunks wait there; the sizes of requests
+    operation              a training call in the send queue: its parts, and its failures
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
+    futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`
     naming                 the public method that requests are sent for, the user's line that made a call, and
                            failures that the user never looks at
+    calls, failures        calls made from the table of endpoints, and their answers; copies of errors
+    published              the description that an open server publishes of itself
+    notices, billing       reports on the server's queues; the wait after a 402
+    spending, unloading    limits on the tokens that calls use; the end of a model at the server
+    pending                the calls that the end of a client waits for
+    lazy                   values that are made on first use
     exits, _fork           the end of the process; forked children
 
-Threads: those of the user (they check and prepare), `tinker-poll` (queues training calls; `tinker-enter` does
-while it does not run), `tinker-send-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`,
-`tinker-create-N`, `tinker-await-N`, `tinker-heartbeat`, `tinker-close`. Every lock is a leaf: a thread that
-holds a lock takes no second lock, does no I/O and runs no callback. Tests enforce this.
+Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
+training calls; `tinker-enter-N` does this while `tinker-poll` does not run. Others: `tinker-send-N`,
+`tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`, `tinker-await-N`,
+`tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a thread that holds a lock takes no
+second lock, does no I/O and runs no callback. The tests fail if a lock is taken under another.
 
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 
     set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
-    dict.pop, list.pop                resources of a sample, reaction of a ticket: the thread that pops acts
+    dict.pop, list.pop                the places of a sample (`sample_scheduler`), the action of a ticket
+                                      (`tickets`): the thread that pops acts
+    dict[key] = ..., dict.pop         the calls that the end of a client waits for (`pending`)
     deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`)
     deque.append                      the turn of a training call (`send_queue`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)

@@ -1,8 +1,9 @@
 """The end of a process: the wait for calls that change something, then the end of sessions at the server.
 
-The wait ends after `PENDING_LIMIT_S`, or with Ctrl-C. Then all sessions are finished at the same time, each
-on the thread of its heartbeats, because a process that ends cannot start threads (since 3.12). `EXIT_LIMIT_S`
-is the limit for all of them. Threads of this package do not delay the end: all are daemons.
+The wait takes at most `PENDING_LIMIT_S`. Then all sessions are finished at the same time, each on the thread
+of its heartbeats, because a process that ends cannot start threads (since Python 3.12). `EXIT_LIMIT_S` is
+the limit for all of them. After a Ctrl-C, the remaining steps are left out. Threads of this package do not
+delay the end: all are daemons.
 """
 
 from __future__ import annotations
@@ -13,88 +14,104 @@ import sys
 import threading
 import time
 import weakref
-from typing import Final, Literal, Protocol
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
+FinishStatus = Literal["success", "errored", "interrupted"]
+
 EXIT_LIMIT_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
 
+_Member = TypeVar("_Member")
+
 
 class Finishable(Protocol):
-    """A client with calls that have not ended, or with a session that the server keeps."""
+    """A client for which the end of the process waits, because of its calls or its session at the server."""
 
-    def settle(self, limit_s: float) -> None:
-        """Wait for the calls that change something at the server."""
+    def wait_for_changes(self, limit_s: float) -> None:
+        """Wait at most `limit_s` for the calls that change something at the server."""
 
     def finish(
-        self,
-        status: Literal["success", "errored", "interrupted"],
-        detail: str | None,
-        limit_s: float,
-        *,
-        quiet: bool = False,
+        self, status: FinishStatus, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
-        """Begin to finish the session at the server. The returned event is set when that is done."""
+        """Begin to finish the session at the server. Return an event that is set when this is done.
 
-
-class _Open:
-    """The set of clients to settle and finish when the process ends. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._members: weakref.WeakSet[Finishable] = weakref.WeakSet()  # guarded by _lock
-        _fork.renew_in_child(self)
-
-    def add(self, member: Finishable) -> None:
-        with self._lock:
-            self._members.add(member)
-
-    def discard(self, member: Finishable) -> None:
-        with self._lock:
-            self._members.discard(member)
-
-    def all(self) -> list[Finishable]:
-        with self._lock:
-            return list(self._members)
-
-    def renew_after_fork(self) -> None:
-        """Leave the parent's sessions to the parent."""
-        self._lock = threading.Lock()
-        self._members = weakref.WeakSet()
+        Return None if there is no session. With `quiet`, log a failure at the debug level.
+        """
 
 
 class Connected(Protocol):
-    """A holder of connections."""
+    """An object with connections to servers, of which some may be idle."""
 
     def forget_idle(self) -> None:
         """Close the connections that no request uses."""
 
 
-_open = _Open()
-_connected: weakref.WeakSet[Connected] = weakref.WeakSet()
+class _Registry(Generic[_Member]):
+    """Objects that the end of the process needs, held weakly. Thread-safe.
+
+    Args:
+        inherited: True if a forked child keeps the members of its parent.
+    """
+
+    def __init__(self, *, inherited: bool) -> None:
+        self._inherited = inherited
+        self._lock = threading.Lock()
+        self._members: weakref.WeakSet[_Member] = weakref.WeakSet()  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def add(self, member: _Member) -> None:
+        with self._lock:
+            self._members.add(member)
+
+    def discard(self, member: _Member) -> None:
+        with self._lock:
+            self._members.discard(member)
+
+    def all(self) -> list[_Member]:
+        with self._lock:
+            return list(self._members)
+
+    def renew_after_fork(self) -> None:
+        """Replace the lock. Drop the members, which belong to the parent, unless the child keeps them."""
+        self._lock = threading.Lock()
+        if not self._inherited:
+            self._members = weakref.WeakSet()
 
 
-def remember(member: Finishable) -> None:
-    """Settle and finish a client when the process ends."""
+# The parent finishes its sessions itself. A child has copies of the connections, which it must close.
+_open: _Registry[Finishable] = _Registry(inherited=False)
+_connected: _Registry[Connected] = _Registry(inherited=True)
+
+
+def finish_at_exit(member: Finishable) -> None:
+    """Register a client. When the process ends, `finish_all` waits for its changes and ends the session."""
     _open.add(member)
 
 
 def forget(member: Finishable) -> None:
-    """Do not finish a client when the process ends, because it is finished already."""
+    """Remove a client, which is closed already, from those that `finish_all` finishes."""
     _open.discard(member)
 
 
 def hang_up_at_exit(connected: Connected) -> None:
-    """Close idle connections when the process ends, so that the garbage collector finds none open."""
+    """Register an object whose idle connections are closed when the process ends.
+
+    Otherwise the garbage collector would find them open and warn.
+    """
     _connected.add(connected)
 
 
-def how_it_ended() -> Literal["success", "errored", "interrupted"]:
-    """Return the status of the program, from the exception that the interpreter keeps for tracebacks."""
+def find_status() -> FinishStatus:
+    """Return how the program has ended: with success, by an error, or by an interrupt such as Ctrl-C.
+
+    The interpreter keeps the exception that ended the program in `sys.last_value`. It keeps no `SystemExit`,
+    so a program that ends by `sys.exit` counts as a success. An interactive session does too.
+    """
     error = getattr(sys, "last_value", None)
     # At an interactive prompt, that exception did not end the program.
     if error is None or hasattr(sys, "ps1"):
@@ -106,19 +123,20 @@ def how_it_ended() -> Literal["success", "errored", "interrupted"]:
 def finish_all() -> None:
     """Wait for calls that change something at a server, then finish all sessions.
 
-    The wait and the end of the sessions have a limit each. Ctrl-C ends the wait at once.
+    The wait and the end of the sessions have a limit each. After them, close the idle connections, and stop
+    the embedded server if this process has started one. Ctrl-C ends this function at once.
     """
     try:
-        status = how_it_ended()
-        settle_until = time.monotonic() + PENDING_LIMIT_S
+        status = find_status()
+        wait_until = time.monotonic() + PENDING_LIMIT_S
         for member in _open.all():
-            member.settle(max(settle_until - time.monotonic(), 0.0))
+            member.wait_for_changes(max(wait_until - time.monotonic(), 0.0))
         under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
         give_up_at = time.monotonic() + EXIT_LIMIT_S
         for done in under_way:
             if done is not None:
                 done.wait(max(give_up_at - time.monotonic(), 0.0))
-        for connected in list(_connected):
+        for connected in _connected.all():
             connected.forget_idle()
         _embedded.stop_server()
     except BaseException:  # noqa: BLE001  # Ctrl-C ends the process at once, without a traceback

@@ -1,4 +1,4 @@
-"""The first exchange with a server, about its settings for clients, its dialect and its use of tokens."""
+"""The first exchange with a server, about its settings for clients, its dialect and its access tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Final, NamedTuple
 from attrs import field, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
-from tinker_sync.transport.auth import KeyRing
+from tinker_sync.runtime.connection import Connection
 from tinker_sync.transport.call import Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
@@ -40,7 +39,7 @@ _probed: Final = DialectCache()
 
 
 class ServerFacts(NamedTuple):
-    """The settings and the dialect of a server. Immutable."""
+    """The settings of a server, those of them that may change (`dynamic`), and its dialect. Immutable."""
 
     config: ClientConfigResponse
     dynamic: ClientDynamicConfigResponse
@@ -48,8 +47,8 @@ class ServerFacts(NamedTuple):
 
 
 @frozen(eq=False)
-class _Said:
-    """An answer and its JSON. The repr hides the JSON, because servers may repeat secrets in it."""
+class _Answer:
+    """An answer to a settings call, and its JSON. The repr hides the JSON, which may repeat secrets."""
 
     reply: Reply
     tree: Any = field(default=None, repr=False)
@@ -63,45 +62,42 @@ class Handshake:
     """The first exchange of a client with its server. One thread at a time may call `ask`.
 
     Args:
-        settings: the settings of the client, with the address of the server.
-        keys: the key ring, which exchanges the key for tokens if the server wants them.
-        caller: makes the calls.
-        left_s: returns the time that the next call may take; None for that of the settings.
+        connection: makes the calls; its key ring is set to exchange the key for access tokens if the server
+            wants them.
+        left_s: returns the seconds that the next call may take; None stands for the limit in the settings.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        keys: KeyRing,
-        caller: Caller,
-        left_s: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._caller = caller
+    def __init__(self, connection: Connection, left_s: Callable[[], float | None] = lambda: None) -> None:
+        self._settings = connection.settings
+        self._keys = connection.keys
+        self._caller = connection.caller
+        self._secrets = connection.secrets
         self._left_s = left_s
 
     def ask(self) -> ServerFacts:
         """Ask the server for its settings and find its dialect.
 
         Raises:
-            TinkerError: the server cannot be reached, or refuses the client.
+            TinkerError: the server cannot be reached, refuses the client, or answers in an unknown form.
         """
-        said = self._get("client_config")
-        config = self._fitted("client_config", said, ClientConfigResponse)
+        answer = self._get("client_config")
+        config = self._convert("client_config", answer, ClientConfigResponse)
         self._use_tokens(config)
-        dialect = self._dialect(said)
+        dialect = self._dialect(answer)
         dynamic = ClientDynamicConfigResponse()
         if dialect.offers("dynamic_config"):
-            said = self._get("dynamic_config")
-            dialect = dialect.after_dynamic_config(said.status, said.tree)
-            dynamic = self._fitted("dynamic_config", said, ClientDynamicConfigResponse)
+            answer = self._get("dynamic_config")
+            dialect = dialect.after_dynamic_config(answer.status, answer.tree)
+            dynamic = self._convert("dynamic_config", answer, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
 
     def has_forward(self) -> bool:
         """Return True if the server has a separate call for forward passes, as older servers have.
 
         The method sends a request to find out.
+
+        Raises:
+            TinkerError: the server cannot be reached, or its answer does not show this.
         """
         call = make_call("forward", self._settings, {}, deadline_s=self._left_s())
         try:
@@ -114,7 +110,7 @@ class Handshake:
         return True
 
     def adopt(self, facts: ServerFacts) -> ServerFacts:
-        """Use the facts that another process has fetched, instead of asking the server. Return them."""
+        """Set up access tokens by the facts that another process has fetched. Return the facts."""
         self._use_tokens(facts.config)
         return facts
 
@@ -123,49 +119,47 @@ class Handshake:
             enforce = config.credential_default_source == "credential_cmd"
             self._keys.use_exchange(_exchange(self._caller, self._settings), enforce_cmd=enforce)
 
-    def _get(self, name: str) -> _Said:
+    def _get(self, name: str) -> _Answer:
         """Return the answer to a settings call; it has no JSON if the server knows no such call."""
         request = ClientConfigRequest(sdk_version=self._settings.sdk_version)
         call = make_call(name, self._settings, request, deadline_s=self._left_s())
         try:
             # Later refreshes may fail, but the first exchange retries with patience.
-            return self._caller.read(call.but(max_retries=None), lambda reply: self._heard(name, reply))
+            return self._caller.read(call.but(max_retries=None), lambda reply: self._read_tree(name, reply))
         except APIStatusError as error:
             if error.status_code not in NO_SUCH_CALL:
                 raise
-            return _Said(Reply(error.status_code, {}))
+            return _Answer(Reply(error.status_code, {}))
 
-    def _heard(self, name: str, reply: Reply) -> _Said:
+    def _read_tree(self, name: str, reply: Reply) -> _Answer:
         try:
-            return _Said(reply, wire_json.loads(reply.body))
+            return _Answer(reply, wire_json.loads(reply.body))
         except WireError as error:
             raise odd_answer(ENDPOINTS[name], reply, error, self._secrets) from error
 
-    def _fitted(self, name: str, said: _Said, kind: Any) -> Any:
+    def _convert(self, name: str, answer: _Answer, kind: Any) -> Any:
         try:
-            return wire_json.from_plain(said.tree or {}, kind)
+            return wire_json.from_plain(answer.tree or {}, kind)
         except WireError as error:
-            raise odd_answer(ENDPOINTS[name], said.reply, error, self._secrets) from error
+            raise odd_answer(ENDPOINTS[name], answer.reply, error, self._secrets) from error
 
-    def _secrets(self) -> tuple[Secret, ...]:
-        return self._keys.secrets
-
-    def _dialect(self, said: _Said) -> Dialect:
+    def _dialect(self, answer: _Answer) -> Dialect:
         forced = self._settings.dialect
         if forced != "auto":
             return Dialect.forced(forced).with_settings(
-                said.tree, client_config=said.status not in NO_SUCH_CALL
+                answer.tree, client_config=answer.status not in NO_SUCH_CALL
             )
-        decided = _decided(self._settings, said)
+        decided = decide(answer.status, answer.tree, vendor=self._settings.is_vendor_host)
         if isinstance(decided, Dialect):
             return decided
         known = _probed.get(self._settings.base_url)
-        return known or _probed.keep(self._settings.base_url, self._probe(said))
+        return known or _probed.keep(self._settings.base_url, self._probe(answer))
 
-    def _probe(self, said: _Said) -> Dialect:
-        """Send a protobuf request for a model that does not exist.
+    def _probe(self, answer: _Answer) -> Dialect:
+        """Send a protobuf request for a model that does not exist. Return the dialect that the answer shows.
 
-        Return the dialect that the answer shows.
+        Raises:
+            TinkerError: the server cannot be reached, or its answer does not show the dialect.
         """
         call = make_call(
             "forward_backward",
@@ -175,24 +169,20 @@ class Handshake:
             deadline_s=self._left_s(),
         )
         try:
-            answered, complaint = self._caller.call(call.but(max_retries=_PROBE_RETRIES)).status, b""
+            status, complaint = self._caller.call(call.but(max_retries=_PROBE_RETRIES)).status, b""
         except APIStatusError as error:
-            answered = error.status_code
+            status = error.status_code
             complaint = error.response.content if error.response is not None else b""
-            if read_probe(answered, complaint) is None:
+            if read_probe(status, complaint) is None:
                 raise
-        spoken = read_probe(answered, complaint)
-        found = decide(said.status, said.tree, probe=spoken, vendor=self._settings.is_vendor_host)
+        spoken = read_probe(status, complaint)
+        found = decide(answer.status, answer.tree, probe=spoken, vendor=self._settings.is_vendor_host)
         if isinstance(found, NeedsProbe):
             raise UnsupportedByServerError(
                 "what this server speaks cannot be told; choose with dialect='proto' or dialect='json'"
             )
         _log.debug("the server at %s speaks %s", self._settings.base_url, spoken)
         return found
-
-
-def _decided(settings: Settings, said: _Said) -> Dialect | NeedsProbe:
-    return decide(said.status, said.tree, vendor=settings.is_vendor_host)
 
 
 def _exchange(caller: Caller, settings: Settings) -> Callable[[], Any]:

@@ -1,8 +1,8 @@
 """`Lifecycle`: the observers of a client, its unfinished calls, and its end, in order.
 
-This object is separate from the client, so that it outlives a client that was dropped. A client ends in one
-of three ways: by `close`, by the end of the process, or by garbage collection. Any thread may call the
-methods; each part ends once.
+A client ends in one of three ways: by `close`, by the end of the process, or by garbage collection. The
+lifecycle is an object of its own, so that it can end the threads of a client that was garbage-collected. Any
+thread may call the methods, also more than once.
 """
 
 from __future__ import annotations
@@ -11,39 +11,37 @@ import _thread
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_sync._observe import CallFailed, Event, Observer
+from tinker_sync._observe import CallFailed, Event, Observer, Stopwatch
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, note_failure
+from tinker_sync.runtime.naming import attach_unread, carried
 from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:
-    from tinker_sync.config import Settings
     from tinker_sync.journal.record import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
-    from tinker_sync.runtime.workers import Workers
+    from tinker_sync.runtime.workers import WorkerPools
     from tinker_sync.transport.call import Call
-    from tinker_sync.transport.caller import Caller
 
 # These are not reported, because they follow from a reported failure, or from `close` by the user.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
-# Observers and acknowledgements delay the end by at most these times.
-_COMPANION_LIMIT_S: Final = 1.0
-_ACKNOWLEDGE_LIMIT_S: Final = 1.0
+# The owned observer and the last calls delay the end by at most these times.
+_OBSERVER_LIMIT_S: Final = 1.0
+_LAST_CALLS_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
 
 _log = logging.getLogger("tinker_sync.session")
 
 
-class Companion(Observer, Protocol):
+class OwnedObserver(Observer, Protocol):
     """An observer that is closed together with its client."""
 
     def close(self, limit_s: float) -> None:
@@ -51,13 +49,13 @@ class Companion(Observer, Protocol):
 
 
 class Closable(Protocol):
-    """A place where calls wait; its close fails them."""
+    """An object in which calls wait for their turn, such as a byte budget. Its `close` fails them."""
 
     def close(self, failure: Exception, /) -> object: ...
 
 
-class Acknowledging(Protocol):
-    """An object with a last call to the server, which is sent when the client ends."""
+class HasLastCall(Protocol):
+    """An object with a last call to the server, which is sent before the session is finished."""
 
     def last_call(self) -> Call | None:
         """Return the last call, or None if there is nothing to send."""
@@ -66,53 +64,65 @@ class Acknowledging(Protocol):
 class Lifecycle:
     """The observers, the unfinished calls and the end of one client. Thread-safe.
 
-    The set of unfinished futures has no lock; see "Threads" in the package's docstring. A future that is
-    added while the client closes fails in any case: it is in the copy of the set that `refuse` uses, or
-    `keep` finds the failure.
+    The set of unfinished futures needs no lock; the docstring of `tinker_sync.runtime` has the reason. A
+    future that is added while the client closes fails in any case: it is in the copy of the set that
+    `fail_calls` uses, or `_track` finds the failure that `fail_calls` has stored.
     """
 
     def __init__(
-        self, connection: Connection, poller: Poller, pools: Sequence[Workers], pending: PendingChanges
+        self, connection: Connection, poller: Poller, pools: WorkerPools, pending: PendingChanges
     ) -> None:
         self.leaving = False
-        """True from the first `close` on; final. Calls of the user are refused."""
+        """True from the first `close` of the client on; final. New calls of the user are refused."""
         self.closed = False
-        """True when the calls that change something have ended or are given up; final."""
+        """True once the `close` of the client has waited for calls that change something; final."""
         self.pending = pending
         self.closing = threading.Event()
         self.session: Session | None = None
         self.journal: RunJournal | None = None
         """The journal of the client; its file is closed last."""
-        self.companion: Companion | None = None
-        self.observers: tuple[Observer, ...] = ()
-        """The observers that do not end with the client; replaced, never changed."""
+        self.owned_observer: OwnedObserver | None = None
+        """The observer that is closed together with the client."""
+        self.observers: tuple[Observer, ...] = ()  # replaced under _lock, never changed
+        """The observers that do not end with the client."""
+        self.stopwatches: tuple[Stopwatch, ...] = ()  # replaced under _lock, never changed
+        """The recordings under way."""
         self.asked_to_end: tuple[str, str | None] | None = None
-        """The status and the detail that the user gave to `close`."""
-        self.waits: tuple[Closable, ...] = ()
+        """The status and the detail that were given to the `close` of the client; None before it."""
+        self.queues: tuple[Closable, ...] = ()
         """The places where calls wait for their turn."""
         self._lock = threading.Lock()
-        self._acknowledging: weakref.WeakSet[Acknowledging] = weakref.WeakSet()  # guarded by _lock
+        self._last_calls: weakref.WeakSet[HasLastCall] = weakref.WeakSet()  # guarded by _lock
         self._unfinished: set[APIFuture[Any]] = set()
         self._failure: Exception | None = None  # set once, final
-        self._connection = connection
+        self.connection = connection
+        """The connection of the client; it is open until `shut`."""
         self._poller = poller
-        self._pools = pools
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the client."""
-        return self._connection.settings
-
-    @property
-    def caller(self) -> Caller:
-        """The caller of the client; it makes calls until `shut`."""
-        return self._connection.caller
+        self._pools = pools.in_order_of_end()
+        # Bound once, because tens of thousands of futures may refer to it.
+        self._run_callback = pools.callback.run
 
     # -------------------------------------------------------------------------------------- news
 
-    def tell(self, event: Event) -> None:
+    def add_observer(self, observer: Observer) -> None:
+        """Add an observer that stays open when the client is closed."""
+        with self._lock:
+            self.observers = (*self.observers, observer)
+
+    def add_stopwatch(self, stopwatch: Stopwatch) -> Callable[[], None]:
+        """Add a recording. Return a function that removes it."""
+        with self._lock:
+            self.stopwatches = (*self.stopwatches, stopwatch)
+
+        def stop() -> None:
+            with self._lock:
+                self.stopwatches = tuple(kept for kept in self.stopwatches if kept is not stopwatch)
+
+        return stop
+
+    def notify(self, event: Event) -> None:
         """Pass an event to the observers. An exception of an observer is logged and has no other effect."""
-        observers = self.observers if self.companion is None else (*self.observers, self.companion)
+        observers = self.observers if self.owned_observer is None else (*self.observers, self.owned_observer)
         for observer in observers:
             try:
                 observer.observe(event)
@@ -120,25 +130,58 @@ class Lifecycle:
                 _log.debug("an observer failed", exc_info=True)
 
     def report(self, failure: BaseException) -> None:
-        """Report the failure of a call of the user to the session and the observers."""
+        """Report the failure of a call of the user to the session and the observers.
+
+        A failure that follows from a reported one, or from `close`, is not reported.
+        """
         if isinstance(failure, _NO_NEWS):
             return
         if self.session is not None:
-            self.session.look_after(failure)
-        self.tell(CallFailed(error=failure))
+            self.session.beat_if_suspicious(failure)
+        self.notify(CallFailed(error=failure))
 
     # -------------------------------------------------------------------------------------- calls
 
-    def end_with_client(self, future: APIFuture[Any]) -> None:
-        """Fail a future when the client is closed, unless it has ended before.
+    def make_future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
+        """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
-        If the future fails, for this or another reason, report the failure to the observers.
+        Recordings under way follow the future, and a failure of the call goes to `report`.
+
+        Args:
+            when_done: called inline, one after the other, when the future ends.
+        """
+        made: APIFuture[Any] = APIFuture(
+            submit=self._run_callback, clock=self.connection.clock, when_done=(self.on_ended, *when_done)
+        )
+        self._track(made)
+        for stopwatch in self.stopwatches:
+            stopwatch.follow(made)
+        return made
+
+    def note_encoded(self, method: str, began_s: float) -> None:
+        """Report to recordings that this thread encoded a request of `method` from `began_s` until now."""
+        for stopwatch in self.stopwatches:
+            stopwatch.encoded(method, began_s)
+
+    def refuse_if_leaving(self) -> None:
+        """Raise an error if `close` was called.
+
+        Raises:
+            ClientClosedError: the client is closed.
+        """
+        if self.leaving:
+            raise ClientClosedError
+
+    def end_with_client(self, future: APIFuture[Any]) -> None:
+        """Register the future of a call. It fails when the client is closed, unless it has ended before.
+
+        A failure of the future goes to `report`.
         """
         future.when_done(self.on_ended)
         if not future.done():
-            self.keep(future)
+            self._track(future)
 
-    def keep(self, future: APIFuture[Any]) -> None:
+    def _track(self, future: APIFuture[Any]) -> None:
         """Add a new future to the unfinished calls, which fail when the client is closed.
 
         The future must have `on_ended` among its callbacks.
@@ -153,30 +196,34 @@ class Lifecycle:
         return len(self._unfinished)
 
     def on_ended(self, future: APIFuture[Any]) -> None:
-        """Forget a future that has ended, and report its failure."""
+        """Forget a future that has ended. Report its failure, and log it if the user never looks."""
         self._unfinished.discard(future)
         failure = future._exception
         if failure is not None:
-            note_failure(future)
+            attach_unread(future)
             self.report(failure)
 
     # -------------------------------------------------------------------------------------- the end
 
-    def note_change(self, future: APIFuture[Any], name: str = "") -> None:
-        """Make the end of the client wait for a call that changes something at the server.
+    def note_change(self, future: APIFuture[Any]) -> None:
+        """Register a call that changes something at the server. The end of the client waits for the call.
 
-        The threads that the call needs start now: from Python 3.12 on, none can start while the process ends.
+        If no other such call is under way, start the threads that these calls need: from Python 3.12 on, none
+        can start while the process ends.
         """
         first = not self.pending.under_way()
-        self.pending.add(future, name)
+        self.pending.add(future)
         if first:
             self._poller.reserve()
             for pool in self._pools:
                 pool.reserve()
-        exits.remember(self)
+        exits.finish_at_exit(self)
 
-    def settle(self, limit_s: float) -> None:
-        """Wait for the calls that change something; fail the calls that only read."""
+    def wait_for_changes(self, limit_s: float) -> None:
+        """Wait at most `limit_s` for the calls that change something at the server.
+
+        If there are such calls, first fail those that only read, such as samples.
+        """
         if self.pending:
             for future in list(self._unfinished):
                 if future.only_reads:
@@ -186,10 +233,19 @@ class Lifecycle:
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
-        """Begin to finish the session at the server. The returned event is set when that is done.
+        """Begin to finish the session at the server. Return an event that is set when this is done.
+
+        Return None if there is no session. Before the session is finished, send the last calls, unless the
+        session stays open; after that, close the observer that belongs to the client. Only the first call has
+        an effect.
 
         The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
         a host name has no limit. This also works at the end of a process, when no new thread can start.
+
+        Args:
+            status, detail: those of the session, unless others were given to the `close` of the client.
+            limit_s: the longest time to finish the session.
+            quiet: log a failure at the debug level.
         """
         session = self.session
         if session is None:
@@ -198,52 +254,56 @@ class Lifecycle:
             status, detail = self.asked_to_end
 
         def last() -> None:
-            self._acknowledge(min(limit_s / 4, _ACKNOWLEDGE_LIMIT_S))
+            if not session.stays_open(status):
+                self._send_last_calls(min(limit_s / 4, _LAST_CALLS_LIMIT_S))
             session.finish(self, status, detail, limit_s, quiet=quiet)
-            if self.companion is not None:
-                self.companion.close(min(limit_s, _COMPANION_LIMIT_S))
+            if self.owned_observer is not None:
+                self.owned_observer.close(min(limit_s, _OBSERVER_LIMIT_S))
 
         return session.end(carried(last))
 
-    def owe(self, acknowledging: Acknowledging) -> None:
+    def register_last_call(self, source: HasLastCall) -> None:
         """Register an object whose last call to the server must be sent before the connections are closed.
 
         The object is held weakly.
         """
         with self._lock:
-            self._acknowledging.add(acknowledging)
+            self._last_calls.add(source)
 
-    def _acknowledge(self, limit_s: float) -> None:
-        """Send the last calls of the registered objects, within `limit_s` for all of them. Never raises."""
+    def _send_last_calls(self, limit_s: float) -> None:
+        """Send the last calls of the registered objects, within `limit_s` in all. Only log their failures."""
         with self._lock:
-            owing = list(self._acknowledging)
-        calls = [call for each in owing if (call := each.last_call()) is not None]
+            sources = list(self._last_calls)
+        calls = [call for each in sources if (call := each.last_call()) is not None]
         for call in calls:
             try:
-                self.caller.call(call.but(deadline_s=limit_s / len(calls)))
+                self.connection.caller.call(call.but(deadline_s=limit_s / len(calls)))
             except TinkerError as error:
-                _log.debug("retrieved samples could not be acknowledged: %s", error)
+                _log.debug("the last call %s could not be sent: %s", call.path, error)
 
-    def refuse(self) -> None:
+    def fail_calls(self) -> None:
         """Fail the calls that wait for a result or for their turn, and all later ones."""
         self.closing.set()
         failure = self._failure = self._failure or ClientClosedError()
         for future in list(self._unfinished):
             future.fail(copy_exception(failure))
-        for wait in self.waits:
-            wait.close(failure)
+        for queue in self.queues:
+            queue.close(failure)
 
     def shut(self) -> None:
-        """End every thread and connection; calls under way fail."""
+        """End the threads and the connections of the client, and close its journal. Calls under way fail.
+
+        Queued callbacks of the user still run. A thread in a callback ends after it.
+        """
         exits.forget(self)
-        self.refuse()
+        self.fail_calls()
         if self.session is not None:
             self.session.end()
-        if self.companion is not None:
-            self.companion.close(0.0)
-        self.caller.close()
+        if self.owned_observer is not None:
+            self.owned_observer.close(0.0)
+        self.connection.caller.close()
         self._poller.close()
-        self._connection.http.close()
+        self.connection.http.close()
         # With everything closed, the threads end at once, except those in a callback of the user. The workers
         # still do the jobs that are left, because users rely on their callbacks.
         for pool in self._pools:
@@ -254,9 +314,9 @@ class Lifecycle:
             self.journal.close()
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's calls to the parent, in a forked child. A closed client stays closed."""
+        """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
         self._lock = threading.Lock()
-        self._acknowledging = weakref.WeakSet()
+        self._last_calls = weakref.WeakSet()
         self._unfinished = set()
         self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
@@ -267,10 +327,11 @@ class Lifecycle:
 
 
 def shut_elsewhere(lifecycle: Any) -> None:
-    """Shut a client on a thread that holds no lock.
+    """Call `lifecycle.shut` on a new thread, which holds no lock. For a client that was garbage-collected.
 
-    Finalizers call this. They may run in any thread, between any two steps, with any lock held. The start of
-    a `threading.Thread` takes locks too, so a thread from `_thread` starts it.
+    The finalizer of the client may run in any thread, between any two steps, with any lock held. The start of
+    a `threading.Thread` takes locks too, so a thread from `_thread` starts it. If the process ends and starts
+    no thread, nothing happens.
     """
     with suppress(RuntimeError):  # the process ends anyway
         _thread.start_new_thread(_start_shutting, (lifecycle,))

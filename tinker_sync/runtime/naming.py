@@ -1,9 +1,10 @@
-"""The name of the public method that causes a request. The header `x-sdk-method` sends it to the server.
+"""The names of the public methods that cause requests, and the log of failures that the user never looks at.
 
-`names_requests` decorates a client class: each public method then names the requests that it causes. Public
-methods that it calls in turn do not change the name. A context variable of the calling thread holds the name.
-Work in another thread keeps the name in one of two ways: `carried` wraps a job, and a request that is sent
-later stores `current()` in a field when it is made.
+The header `x-sdk-method` of a request sends the name to the server. `names_requests` decorates a client
+class: each public method then names the requests that it causes. Public methods that it calls in turn do not
+change the name. A context variable of the calling thread holds the name. Work in another thread keeps the
+name in one of two ways: `carried` wraps a job, and a request that is sent later stores `current()` in a field
+when it is made.
 
 Failures that the user never looks at are logged once with the name of the call and the user's line. A call
 stores the line that made it. If it fails, its future gets an `Unread`. This logs the failure when the future
@@ -46,7 +47,7 @@ current: Final[Callable[[], str]] = _name.get
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Set the public method that the requests of a `with` block name; with "" they name none.
+    """Make the requests of a `with` block carry `name` as their public method; with "" they carry none.
 
     >>> with named("RestClient.get_session"):
     ...     current()
@@ -61,7 +62,10 @@ def named(name: str) -> Iterator[None]:
 
 
 def carried(job: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a job for another thread, so that its requests name the public method of this thread."""
+    """Return a job for another thread whose requests name the public method that runs in this thread now.
+
+    Outside of public methods, this is the job itself.
+    """
     name = current()
     if not name:
         return job
@@ -74,9 +78,9 @@ def carried(job: Callable[P, T]) -> Callable[P, T]:
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
-    """Warn at the line outside of this package that called a public method.
+    """Issue a warning that shows the line, outside of this package, that called a public method.
 
-    The functions of this module stand between a public method and its caller, so no fixed `stacklevel` fits.
+    The wrappers of this module add frames between that line and the method, so no fixed `stacklevel` fits.
 
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
@@ -91,7 +95,9 @@ def warn_caller(text: str, category: type[Warning]) -> None:
 
 
 def names_requests(client: C) -> C:
-    """Wrap each public method of a client class, inherited ones included, so that its requests name it.
+    """Decorate a client class, so that each request names the public method that causes it.
+
+    Inherited methods count too. If one public method calls another, the requests name the first.
 
     >>> @names_requests
     ... class ShopClient:
@@ -107,7 +113,11 @@ def names_requests(client: C) -> C:
     for attribute in set(dir(client)) - set(dir(APIFuture)):
         method = inspect.getattr_static(client, attribute)
         if isinstance(method, FunctionType) and not attribute.startswith("_"):
-            plain = method.__dict__.get(_MARK, method)
+            plain = method.__dict__.get(_MARK)
+            if plain is None:
+                plain = method
+                # The error of a wrong call and a pickle name the client, not the base class with the method.
+                plain.__module__, plain.__qualname__ = client.__module__, f"{client.__qualname__}.{attribute}"
             setattr(client, attribute, _naming(plain, f"{client.__name__}.{attribute}"))
     return client
 
@@ -149,7 +159,7 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
     return naming
 
 
-Asked = tuple[str, CodeType, int]
+CallSite = tuple[str, CodeType, int]
 """The public method of a call, and the place of that call in the user's code: a code object and a line."""
 
 # These are not logged, because they follow from a reported failure, or from an action of the user.
@@ -158,10 +168,10 @@ _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 _log = logging.getLogger("tinker_sync.clients")
 
 
-def find_call_site() -> Asked:
+def find_call_site() -> CallSite:
     """Return the public method that runs in this thread, and the line outside of this package that called it.
 
-    Thousands of samples call this, so it only walks up the frames.
+    Each of thousands of samples calls this, so it reads the frames and does no other work.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -170,10 +180,10 @@ def find_call_site() -> Asked:
 
 
 class Unread:
-    """A failure that the user has not looked at yet.
+    """The failure of a call, to be logged unless the user looks at the call first.
 
     Args:
-        text: the text to log; "" once there is nothing to log.
+        text: the text to log; set to "" when it is logged, or when the user looks at the call.
     """
 
     def __init__(self, text: str) -> None:
@@ -181,26 +191,36 @@ class Unread:
         self._generation = _fork.generation()
 
     def log(self) -> None:
-        """Log the failure, unless the user has seen it, it was logged, or it is from the parent process."""
+        """Log the failure once, unless the user has looked at the call.
+
+        A forked child does not log the failures that its parent noted before the fork.
+        """
         text, self.text = self.text, ""
         if text and self._generation == _fork.generation():
             _log.warning("%s", text)
 
 
-def watch(future: APIFuture[Any], asked: Asked) -> None:
-    """Arrange that a failure of a call is logged if the user never looks at it."""
-    future.call_site = asked
-    future.when_done(note_failure)
+def log_if_unread(future: APIFuture[Any], site: CallSite) -> None:
+    """Store `site`, the public method and the line that made a call, in the future of the call.
+
+    If the call fails and the user never looks at it, an `Unread` logs the failure.
+    """
+    future.call_site = site
+    future.when_done(attach_unread)
 
 
-def note_failure(future: APIFuture[Any]) -> None:
-    """Attach an `Unread` to a future that has failed, unless the user has looked at it already."""
-    failure, asked = future._exception, future.call_site
-    if failure is None or asked is None or isinstance(failure, _EXPECTED):
+def attach_unread(future: APIFuture[Any]) -> None:
+    """Attach an `Unread` to a future that has failed, unless the user has looked at the future already.
+
+    The `Unread` logs the failure when the future is collected or the process ends. A cancel gets no `Unread`,
+    nor does a failure that follows from an earlier failure or from `close`.
+    """
+    failure, site = future._exception, future.call_site
+    if failure is None or site is None or isinstance(failure, _EXPECTED):
         return
     if future.looked_at or future.overlooked is not None:
         return
-    name, code, line = asked
+    name, code, line = site
     call = name.rpartition(".")[2] or "a call"
     place = f"{os.path.basename(code.co_filename)}:{line}"
     words = f"{type(failure).__name__}: {failure}"

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 PATH: Final = "/api/v1/asample"
 REQUEST_TYPE: Final = "Sample"
 MAX_ATTEMPTS: Final = 10
-"""The most tries of one submit, and the most submissions of a sample that the server forgets."""
+"""By default, the most tries of one submit, and the most submissions of a sample that the server forgets."""
 
 _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
@@ -66,7 +66,7 @@ def _no_time() -> float:
 
 
 class Abandonable(Protocol):
-    """A retrieval that can be stopped."""
+    """The wait for the result of one promise, which can be stopped."""
 
     def abandon(self) -> None:
         """Stop, because the result is not needed any more."""
@@ -76,6 +76,12 @@ class SampleJob:
     """The work for one sample, from the user's call to its result.
 
     The steps run one after the other, except `_on_done`, which any thread may call at any time.
+
+    Args:
+        line: the parts that the samples of one client share.
+        request: the sample; `put` adds the id of the sampler.
+        deadline_at: the time of the clock at which to give up.
+        may_forbid_retries: obey a server whose settings forbid to submit a forgotten sample again.
 
     Raises:
         InvalidInputError: the request cannot be sent.
@@ -97,8 +103,8 @@ class SampleJob:
         "_max_submissions",
         "_may_forbid_retries",
         "_number",
-        "_pledge",
         "_request",
+        "_reservation",
         "_resubmits",
         "_scheduler",
         "_sdk_method",
@@ -111,7 +117,7 @@ class SampleJob:
     )
 
     _machinery: Machinery
-    _pledge: Reservation
+    _reservation: Reservation
     _scheduler: SampleScheduler
 
     def __init__(
@@ -145,12 +151,12 @@ class SampleJob:
         """Prepare and queue the sample. Return its future.
 
         Raises:
-            TinkerError: the server does not support the request, the client is closed, or the rest of a
-                budget does not suffice.
+            TinkerError: the server does not support the request, the client is closed, or a budget refuses
+                the sample.
         """
         line, request = self._line, self._request
         runtime = line.runtime
-        self._machinery = machinery = runtime.ready(self.deadline_at)
+        self._machinery = machinery = runtime.server.ready(self.deadline_at)
         self._scheduler = self._held.scheduler = machinery.scheduler
         if request.sampling_session_id != line.sampling_session_id:
             request = request.model_copy(update={"sampling_session_id": line.sampling_session_id})
@@ -161,28 +167,31 @@ class SampleJob:
         refuse_unsupported(request, dialect)
         context = partial(runtime.server.published.context_length, self._line.base_model)
         self._wire_request = normalise_sample_request(request, dialect, context)
-        self._pledge = runtime.spending.reserve(self._plan, self.limiters)
+        self._reservation = runtime.spending.reserve(self._estimate_cost, self.limiters)
         try:
             future = self._future or self.make_future()
-            self._pledge.follow(future)
+            self._reservation.follow(future)
             self._began_at = runtime.clock.now()
             if line.numbers.value is not None:
                 self._scheduler.put(self)
             else:
-                runtime.send_pool.run_call(carried(self._put_numbered))
+                runtime.pools.send.run_call(carried(self._put_numbered))
         except BaseException:
-            self._pledge.release()
+            self._reservation.release()
             raise
         return future
 
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make and return the future that the user holds."""
-        self._future = future = self._line.runtime.future(self._on_done)
+        self._future = future = self._line.runtime.lifecycle.make_future(self._on_done)
         future.only_reads, future.call_site = True, find_call_site()
         return future
 
     def start(self) -> None:
-        """Prepare and queue a sample that was held until its client was ready."""
+        """Prepare and queue a sample that was held until its client was ready.
+
+        If this raises an error, the future of the sample fails with the error.
+        """
         if self.over:
             return
         try:
@@ -192,9 +201,10 @@ class SampleJob:
             self._fail_future(failure)
 
     def _put_numbered(self) -> None:
-        """Get a block of sample numbers for a copy of a client, and queue the sample.
+        """Get a block of sample numbers for this client, and queue the sample.
 
-        This runs on a worker, because the first sample of a copy asks the server for the block.
+        A copy of a client (made from the id of an existing sampler, or by a fork) needs a block of its own.
+        This runs on a worker, because the first sample of a copy may ask the server for the block.
         """
         try:
             self._line.make_numbers()
@@ -203,7 +213,7 @@ class SampleJob:
         else:
             self._scheduler.put(self)
 
-    def _plan(self) -> CostEstimate:
+    def _estimate_cost(self) -> CostEstimate:
         """Return the most tokens that the sample may use."""
         longest = self._request.sampling_params.max_tokens
         return CostEstimate(
@@ -245,7 +255,7 @@ class SampleJob:
         return admitted
 
     def submit(self) -> None:
-        """Send the request."""
+        """Send the request. If the rate limiter has closed since `admit`, queue the sample again instead."""
         try:
             may_pass = self._held.may_pass()
             if self._is_called_off():
@@ -274,11 +284,11 @@ class SampleJob:
         assert self._number is not None and self._future is not None  # noqa: S101, PT018  # it was admitted
         if not self._body:
             runtime = self._line.runtime
-            began_s = runtime.clock.now() if runtime.stopwatches else 0.0
+            began_s = runtime.clock.now() if runtime.lifecycle.stopwatches else 0.0
             bodies, _ = self._line.parts.value or self._line.make_parts(self._machinery)
             self._body = bodies.encode(self._wire_request, self._number)
-            if runtime.stopwatches:
-                runtime.note_encoded(self._sdk_method, began_s)
+            if runtime.lifecycle.stopwatches:
+                runtime.lifecycle.note_encoded(self._sdk_method, began_s)
             self._key = self._scheduler.next_key()
         self._attempt += 1
         self._future.mark_sending()
@@ -362,7 +372,10 @@ class SampleJob:
         )
 
     def _on_gone(self, error: Exception) -> None:
-        """Submit the request as a new sample, because the server has forgotten the promise."""
+        """Submit the request again under a new number, because the server has forgotten the promise.
+
+        Fail the sample if that has happened too often.
+        """
         self._held.end_work()
         self._resubmits += 1
         if self._resubmits >= self._max_submissions:
@@ -378,7 +391,10 @@ class SampleJob:
     # -------------------------------------------------------------------------------------- the result
 
     def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
-        """Read the response, and count its tokens before the user gets it."""
+        """Return the response in a reply, after counting its tokens and comparing it with the request.
+
+        `tree` is the parsed JSON of the reply, or None if the reply is protobuf.
+        """
         if tree is None:
             response = decode_sample_response(reply.body)
         else:
@@ -389,16 +405,13 @@ class SampleJob:
         length = length_of(request.prompt)
         cached = min(response.prompt_cache_hit_tokens, length)
         used = TokensUsed(
-            model=self._line.sampling_session_id,
-            prompt=length - cached,
-            cached=cached,
-            sampled=sampled,
+            model=self._line.sampling_session_id, prompt=length - cached, cached=cached, sampled=sampled
         )
-        self._pledge.settle(used)  # even if the check fails, because the server has computed it
+        self._reservation.settle(used)  # even if the check fails, because the server has computed it
         return name_sequences(check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:
-        """Fail the sample with `error`, and give its place in the limits back."""
+        """Fail the sample with `error`, and give its places under the limits back."""
         self._held.end_sending()
         self._fail_future(error)
 
@@ -407,7 +420,7 @@ class SampleJob:
             self._future.fail(error)
 
     def _on_done(self, future: APIFuture[SampleResponse]) -> None:
-        """Give the resources of the job back, after a result, a failure or a cancel by the user."""
+        """Give the place of the sample back when its future ends. After a cancel, also stop its requests."""
         if future.cancelled():
             ticket, fetch = self._ticket, self._fetch
             if fetch is not None:

@@ -1,6 +1,6 @@
 """`SampleLine`: the parts that the samples of one client share: the sampler, the numbers, the body encoder.
 
-The JSON bodies of the samples differ in prompt and number. `SampleBodies` encodes the rest once.
+The JSON bodies of the samples differ in prompt and number. `SampleBodies` encodes their other fields once.
 
 Any thread may call the methods. Samples are held until the sampler exists; then they are scheduled in the
 order of the calls.
@@ -46,6 +46,9 @@ _key_of: Final = attrgetter(
 class SampleBodies:
     """An encoder of the JSON bodies of one client's samples. Thread-safe.
 
+    For a prompt that is a single `EncodedTextChunk`, it encodes the fields other than the number and the
+    tokens once, and reuses them while they stay the same. It encodes other requests whole.
+
     >>> params = SamplingParams(max_tokens=4)
     >>> request = SampleRequest(prompt=ModelInput.from_ints([1, 2]), sampling_params=params)
     >>> bodies = SampleBodies(Dialect.of_vendor())
@@ -64,7 +67,7 @@ class SampleBodies:
     def encode(self, request: SampleRequest, number: int) -> bytes:
         """Return the JSON body of a request with its sample number.
 
-        The request must fit the dialect already.
+        The caller has already adapted the request to the dialect.
         """
         chunks = request.prompt.chunks
         if len(chunks) != 1 or type(chunks[0]) is not EncodedTextChunk or request.target_prompt_logprobs:
@@ -109,7 +112,8 @@ class SampleLine:
     Args:
         runtime: the parts that the clients of a service share.
         max_attempts: the most tries of one submit.
-        copied: True if other copies of the client may be in use; the numbers then come from a separate block.
+        copied: True for a copy, a client made from the id of an existing sampler. Other copies may be in use,
+            so each numbers its samples from a separate block.
     """
 
     def __init__(self, runtime: ClientRuntime, max_attempts: int, *, copied: bool = False) -> None:
@@ -124,7 +128,7 @@ class SampleLine:
         """The base model; None if it is not known. Set once."""
         # The original counts from 0 without asking the server. A copy first needs a block of its own.
         self.numbers: Lazy[Callable[[], int]] = Lazy()
-        """The function that draws numbers, once it is known. A copy has to ask the server for its numbers."""
+        """The function that draws numbers, once it is known. A copy may have to ask the server."""
         if not copied:
             self.numbers.get(lambda: itertools.count().__next__)
         self.parts: Lazy[tuple[SampleBodies, Callable[..., Any]]] = Lazy()
@@ -140,14 +144,15 @@ class SampleLine:
         Args:
             request: the sample; a client that is not ready adds the sampler later.
             deadline_at: the time of the clock at which to give up.
-            may_forbid_retries: obey a server that wants each sample submitted under one number only.
+            may_forbid_retries: obey a server whose settings forbid to submit a forgotten sample again.
 
         Raises:
             InvalidInputError: the request cannot be sent; nothing was sent.
-            TinkerError: the server does not support the request, or the client is closed.
+            TinkerError: the client is closed; or, if the sampler exists, the server does not support the
+                request or a budget refuses it.
         """
         job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries)
-        self.runtime.refuse_closed()
+        self.runtime.lifecycle.refuse_if_leaving()
         if self.held.open:
             return job.put()
         job.limiters = self.runtime.spending.limiters
@@ -157,12 +162,20 @@ class SampleLine:
         return future
 
     def make_numbers(self) -> None:
-        """Prepare the sample numbers. The first call in a copy of a client asks the server and blocks."""
+        """Prepare the sample numbers. The first call in a copy of a client may block to ask the server.
+
+        Raises:
+            TinkerError: the server cannot be asked, or has dropped the session.
+        """
         self.numbers.get(self._join)
-        self.runtime.ready()
+        self.runtime.server.ready()
 
     def next_number(self) -> int:
-        """Return the number of the next sample. The first call in a copy of a client asks the server."""
+        """Return the number of the next sample. The first call in a copy of a client may ask the server.
+
+        Raises:
+            TinkerError: the server cannot be asked, or has dropped the session.
+        """
         return self.numbers.get(self._join)()
 
     def make_parts(self, machinery: Machinery) -> tuple[SampleBodies, Callable[..., Any]]:
@@ -173,12 +186,15 @@ class SampleLine:
         return self.parts.get(lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery)))
 
     def renew_after_fork(self) -> None:
-        """Forget the numbers in a forked child. Like a copy of the client, it needs a block of its own."""
+        """Forget the numbers in a forked child, which needs its own block, as a copy of a client does."""
         self.numbers = Lazy()
         self.parts = Lazy()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
-        """Return the function that polls for results: for all samples at once if the server offers it."""
+        """Return the function that polls for results: `Fetcher.fetch` or `SessionPoll.fetch`.
+
+        `SessionPoll` has one poll for all samples. The server's settings decide.
+        """
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
         from tinker_sync.runtime.session_poll import SessionPoll
@@ -186,14 +202,17 @@ class SampleLine:
         poll = SessionPoll(
             machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.runtime.clock
         )
-        self.runtime.owe(poll)
+        self.runtime.lifecycle.register_last_call(poll)
         return poll.fetch
 
     def _join(self) -> Callable[[], int]:
-        """Return a function that draws numbers from a block that no other copy uses."""
+        """Return a function that draws numbers from a block for this copy of the client. May block.
+
+        The server assigns the block, if it lets copies join a sampler. Otherwise the block is random.
+        """
         runtime = self.runtime
-        if runtime.ready().facts.config.sample_join_sampling_session:
-            joined = runtime.call(
+        if runtime.server.ready().facts.config.sample_join_sampling_session:
+            joined = runtime.server.call(
                 "join_sampling_session",
                 JoinSamplingSessionRequest(sampling_session_id=self.sampling_session_id),
                 usual_s=_JOIN_S,

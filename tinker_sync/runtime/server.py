@@ -1,8 +1,9 @@
-"""`Server`: the settings of one server, and the calls that one client makes to it.
+"""`Server`: the settings of one server, the session there, and the calls to it that a thread waits for.
 
 The first call that needs the server asks it for its settings (`Handshake`), and gets the immutable
-`ServerFacts`. Then the schedulers and the limits that depend on them are made, once. A failed start is not
-stored: the next call tries again. Any thread may call the methods; a start blocks.
+`ServerFacts`. Then the schedulers and the limits that depend on them are made, once. The first call that
+needs the session opens it. A failed start is not stored: the next call tries again. Any thread may call the
+methods; these first calls block.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from tinker_sync.errors import (
     APIConnectionError,
     BillingError,
     ClientClosedError,
+    InvalidInputError,
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import sample
+from tinker_sync.runtime import exits, sample
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
@@ -36,6 +38,7 @@ from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint,
 from tinker_sync.runtime.rate_window import default_delay_s
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
+from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call
 from tinker_sync.types.service import ClientDynamicConfigResponse
@@ -46,7 +49,7 @@ _TRAIN_BYTES: Final = 15_000_000
 
 
 class Machinery(NamedTuple):
-    """The facts about a server, and the schedulers and limits that depend on them."""
+    """The facts about a server, and the objects of a client that depend on them, such as the limits."""
 
     facts: ServerFacts
     billing: BillingPause
@@ -56,14 +59,15 @@ class Machinery(NamedTuple):
 
 
 class Server:
-    """The settings of one server, and the calls that one client makes to it. Thread-safe.
+    """The settings of one server, the session there, and the calls that a thread waits for. Thread-safe.
 
     Args:
-        connection: the connection to the server.
-        poller: sends the requests.
+        connection: the connection to the server; sends the calls that a thread waits for.
+        poller: sends the other requests.
         pools: run the jobs that may block.
         lifecycle: ends the calls when the client is closed.
         notices: receives reports on the server's queue.
+        session: the session to open; None for a client that needs none.
         facts: the facts about the server, if another process has fetched them already. With None, `start`
             asks the server.
         limiter: a rate limiter for this client alone. None stands for the one that all clients of this base
@@ -78,6 +82,7 @@ class Server:
         lifecycle: Lifecycle,
         notices: Notices,
         *,
+        session: Session | None = None,
         facts: ServerFacts | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
@@ -86,7 +91,7 @@ class Server:
 
         `start` reads it once.
         """
-        self.made: Lazy[Machinery] = Lazy(connection.clock.now)
+        self.machinery: Lazy[Machinery] = Lazy(connection.clock.now)
         self.connection = connection
         """The connection to the server."""
         self._clock = connection.clock
@@ -94,8 +99,10 @@ class Server:
         self.poller = poller
         """The poller, which sends requests for which no thread waits."""
         self._pools = pools
-        self._lifecycle = lifecycle
+        self.lifecycle = lifecycle
         self._notices = notices
+        self._session = session
+        self._opened: Lazy[Session] = Lazy(connection.clock.now)
         self._known_facts = facts
         self._limiter = limiter
         self._has_forward: Lazy[bool] = Lazy()
@@ -108,7 +115,9 @@ class Server:
     # -------------------------------------------------------------------------------------- its settings
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Return the parts that depend on the server's settings. The first call asks the server for them.
+        """Return the machinery. The first call asks the server for the settings that the machinery needs.
+
+        Also start the heartbeats of a session that exists, if this process does not send them yet.
 
         Args:
             deadline_at: the time of the clock at which to give up.
@@ -117,23 +126,37 @@ class Server:
             ClientClosedError: the client is closed.
             TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
         """
-        self.refuse_closed()
-        made = self.made.value
-        if made is None:
-            made = self.made.get(lambda: self._make(deadline_at), deadline_at=deadline_at)
-            self.refuse_closed()  # the client may have been closed in the meantime
+        made = self.machinery.value
+        if made is None or self.lifecycle.closed:
+            made = self._make_once(deadline_at)
+        if self._opened.value is None and self._session is not None and self._session.needs_heartbeat:
+            self._open_once(deadline_at)
+        return made
+
+    def ready(self, deadline_at: float = math.inf) -> Machinery:
+        """Do the same as `start`, for a call that needs the session. Refuse the call if the session is lost.
+
+        Raises:
+            SessionLostError: the server has dropped the session.
+            TinkerError: as for `start`.
+        """
+        made = self.start(deadline_at)
+        session = self._session
+        if session is not None and session._lost is not None:
+            session.refuse_lost()
         return made
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """The newest values of the settings that may change; the defaults before the start."""
-        made = self.made.value
+        """The newest values of the server's settings that may change; the defaults before the start."""
+        made = self.machinery.value
         known = self._refresher.settings
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
 
-    def refresh(self) -> None:
-        """Begin to renew the token and the settings if they are due. Called with every heartbeat."""
-        self._refresher.begin_if_due()
+    def refresh_if_due(self) -> None:
+        """Begin to renew the token and the server's settings, if they are due. Every heartbeat calls this."""
+        if not self.lifecycle.closed:
+            self._refresher.begin_if_due()
 
     def refuse_without_forward(self) -> None:
         """Raise if the server has no separate call for forward passes. The first call asks the server.
@@ -142,8 +165,9 @@ class Server:
 
         Raises:
             UnsupportedByServerError: the server has no such call.
+            TinkerError: the server could not be asked.
         """
-        if not self._has_forward.get(self._introduction().has_forward):
+        if not self._has_forward.get(Handshake(self.connection).has_forward):
             raise UnsupportedByServerError("this server has no forward passes", feature="forward")
 
     def refuse_closed(self) -> None:
@@ -152,12 +176,14 @@ class Server:
         Raises:
             ClientClosedError: the client is closed.
         """
-        if self._lifecycle.closed:
+        if self.lifecycle.closed:
             raise ClientClosedError
 
-    def left_s(self, deadline_at: float) -> float:
-        """Return the seconds until a time of the clock, at least 0."""
-        return max(deadline_at - self._clock.now(), 0.0)
+    def _make_once(self, deadline_at: float) -> Machinery:
+        self.refuse_closed()
+        made = self.machinery.get(lambda: self._make(deadline_at), deadline_at=deadline_at)
+        self.refuse_closed()  # the client may have been closed in the meantime
+        return made
 
     def _make(self, deadline_at: float) -> Machinery:
         facts = self._introduce(deadline_at)
@@ -192,22 +218,19 @@ class Server:
             clock=clock,
         )
         train_bytes = ByteBudget(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=clock)
-        self._lifecycle.waits = (scheduler, train_bytes, fetcher.inflight)
+        self.lifecycle.queues = (scheduler, train_bytes, fetcher.inflight)
         return Machinery(facts, billing, fetcher, scheduler, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
-        introduction = self._introduction(lambda: finite(self.left_s(deadline_at)))
+        handshake = Handshake(self.connection, lambda: self._left_s(deadline_at))
         try:
             facts = self._known_facts
-            return introduction.ask() if facts is None else introduction.adopt(facts)
+            return handshake.ask() if facts is None else handshake.adopt(facts)
         except TinkerError as error:
-            self._refuse_if_closed(error)
-            self._lifecycle.report(error)
+            if self.lifecycle.closed:
+                raise ClientClosedError from error
+            self.lifecycle.report(error)
             raise
-
-    def _introduction(self, left_s: Callable[[], float | None] = lambda: None) -> Handshake:
-        connection = self.connection
-        return Handshake(connection.settings, connection.keys, connection.caller, left_s)
 
     def _gate(self) -> Gate:
         if self._limiter is None:
@@ -217,6 +240,64 @@ class Server:
                 self._settings.base_url, fingerprint, clock=self._clock, pace=self._settings.pace
             )
         return self._limiter.gate()
+
+    # -------------------------------------------------------------------------------------- the session
+
+    @property
+    def session(self) -> Session:
+        """The session at the server.
+
+        Raises:
+            TinkerError: the client has no session.
+        """
+        if self._session is None:
+            raise TinkerError("this client has no session; make a ServiceClient for that")
+        return self._session
+
+    @property
+    def known_session_id(self) -> str | None:
+        """The id of the session, or None before it is created. This never asks the server."""
+        return self._session.session_id if self._session is not None else None
+
+    def open_session(self, deadline_at: float = math.inf) -> str:
+        """Return the id of the session. The first call opens the session.
+
+        Args:
+            deadline_at: the time of the clock at which to give up.
+
+        Raises:
+            ClientClosedError: the client is closed.
+            SessionLostError: the server has dropped the session.
+            TinkerError: the client has no session, or the session cannot be created.
+        """
+        self.refuse_closed()
+        session = self.session
+        session.refuse_lost()
+        if session.session_id is None or session.needs_heartbeat:
+            self._open_once(deadline_at)
+        assert session.session_id is not None  # noqa: S101  # `open` has set it
+        return session.session_id
+
+    def _open_once(self, deadline_at: float) -> None:
+        self._opened.get(lambda: self._open(deadline_at), deadline_at=deadline_at)
+
+    def _open(self, deadline_at: float) -> Session:
+        session = self.session
+        dialect = self._make_once(deadline_at).facts.dialect
+        session.open(self, dialect, deadline_at)
+        self.lifecycle.session = session
+        if session.owned:
+            exits.finish_at_exit(self.lifecycle)
+        if self.lifecycle.closed:  # closed while the session was created: nothing else would end it
+            self.lifecycle.shut()
+            self.refuse_closed()
+        return session
+
+    def renew_after_fork(self) -> None:
+        """Keep the facts about the server in a forked child. The first call there starts heartbeats again."""
+        if self._session is not None:
+            self._session.renew_after_fork()
+        self._opened = Lazy(self._clock.now)
 
     # -------------------------------------------------------------------------------------- calls
 
@@ -229,97 +310,102 @@ class Server:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         deadline_at: float = math.inf,
+        usual_s: float = math.inf,
         pause_billing: bool = True,
     ) -> Any:
-        """Make one call of the API and wait for its answer. The other arguments are those of `make_call`.
+        """Make one call of the API, wait for its answer, and return the answer in the type of its row.
+
+        The other arguments are those of `make_call`.
 
         Args:
-            deadline_at: the time of the clock at which to give up.
-            pause_billing: wait out a 402 for as long as the server allows.
+            deadline_at: the time of the clock at which to give up. Infinity stands for the deadline of the
+                settings, or for `usual_s` from now if they have none.
+            usual_s: the longest time for a call without a deadline, in seconds.
+            pause_billing: repeat the call after a 402 (payment required), until the deadline and for as long
+                as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
             TinkerError: the call fails.
         """
+        if deadline_at == math.inf:
+            deadline_at = self.give_up_at(None, usual_s)
         # The server's settings come first, because they determine the credential of the call.
         made = self.start(deadline_at)
         call = make_call(
-            name,
-            self._settings,
-            request,
-            path=path,
-            query=query,
-            headers=headers,
-            deadline_s=finite(self.left_s(deadline_at)),
-            dialect=made.facts.dialect,
+            name, self._settings, request, path=path, query=query, headers=headers, dialect=made.facts.dialect
         )
         try:
-            return self._send(call, name, pause_billing=pause_billing)
+            return self._send(call, name, deadline_at, pause_billing=pause_billing)
         except TinkerError as error:
-            self._lifecycle.report(error)
+            self.lifecycle.report(error)
             raise
 
-    def _send(self, call: Call, name: str, *, pause_billing: bool) -> Any:
-        """Make a call and return its answer as the type of its row.
-
-        Wait out a 402 for as long as the server allows.
-
-        Raises:
-            ClientClosedError: the client is closed, or was closed during the call.
-            TinkerError: the call fails.
-        """
-        self.refuse_closed()
+    def _send(self, call: Call, name: str, deadline_at: float, *, pause_billing: bool) -> Any:
+        """Send a call, again after a 402 if that is allowed, and return its answer in the type of its row."""
         connection = self.connection
-        pause_s = PAUSE_S * self._settings.pace
-        limit_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
-        give_up_at = self._clock.now() + (math.inf if limit_s is None else limit_s)
         while True:
+            call = call.but(deadline_s=self._left_s(deadline_at))
             try:
                 return connection.caller.read(call, lambda reply: read_reply(name, reply, connection.secrets))
             except BillingError:
-                if not pause_billing or not self.may_wait_out_billing(give_up_at):
+                if not pause_billing or not self.may_wait_out_billing(deadline_at):
                     raise
             except APIConnectionError as error:
-                self._refuse_if_closed(error)
+                if self.lifecycle.closed:
+                    raise ClientClosedError from error
                 raise
-            if self._clock.wait(self._lifecycle.closing, pause_s):
+            if self._clock.wait(self.lifecycle.closing, PAUSE_S * self._settings.pace):
                 raise ClientClosedError
-            call = call.but(deadline_s=finite(self.left_s(give_up_at)))
+
+    def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
+        """Return the time of the clock at which a call gives up; infinity if it has no deadline.
+
+        The first of these durations that is set counts: `deadline_s` of the call, the deadline of the
+        settings, `usual_s`.
+
+        Raises:
+            InvalidInputError: `deadline_s` is no number, NaN or negative infinity.
+        """
+        if deadline_s is None:
+            deadline_s = self._settings.deadline_s
+        limit_s = usual_s if deadline_s is None else deadline_s
+        try:
+            if math.isfinite(limit_s):
+                return self._clock.now() + limit_s
+            if limit_s > 0:
+                return math.inf
+        except TypeError:
+            pass
+        raise InvalidInputError(
+            f"deadline: expected a number of seconds, or math.inf for no limit, got {limit_s!r}"
+        )
 
     def may_wait_out_billing(self, give_up_at: float) -> bool:
-        """Return True if a call with a 402 may be repeated after `PAUSE_S`."""
-        made = self.made.value
+        """Return True if a call with a 402 may be repeated after `PAUSE_S`, before the time to give up."""
+        made = self.machinery.value
         in_time = self._clock.now() + PAUSE_S * self._settings.pace < give_up_at
         return in_time and made is not None and made.billing.may_pause()
 
     def closed_or(self, error: TinkerError) -> TinkerError:
         """Return `error`, or a `ClientClosedError` with `error` as its cause if the client is closed."""
-        try:
-            self._refuse_if_closed(error)
-        except ClientClosedError as closed:
-            return closed
-        return error
+        if not self.lifecycle.closed:
+            return error
+        closed = ClientClosedError()
+        closed.__cause__ = error
+        return closed
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a sample at the server, if the server offers that. Do not wait for the answer."""
-        if self._lifecycle.closed or not self.dynamic.sample_cancel_enabled:
+        """Cancel a sample at the server, if it offers that and the client is open. Ignore the answer."""
+        if self.lifecycle.closed or not self.dynamic.sample_cancel_enabled:
             return
         call = make_call("cancel_future", self._settings, {"request_id": request_id})
         with suppress(RuntimeError):  # closed meanwhile
-            self._pools.enter.run(partial(self.poller.start, call, _ignore))
+            self._pools.enter.run(partial(self.poller.start, call, lambda _: None))
 
-    def _refuse_if_closed(self, error: TinkerError) -> None:
-        if self._lifecycle.closed:
-            raise ClientClosedError from error
-
-
-def finite(seconds: float | None) -> float | None:
-    """Return a finite number of seconds, or None if it is infinite or None."""
-    return None if seconds is None or math.isinf(seconds) else seconds
-
-
-def _ignore(_: object) -> None:
-    """Ignore an answer that no call waits for."""
+    def _left_s(self, deadline_at: float) -> float | None:
+        """Return the seconds until a time of the clock, at least 0; None if that time never comes."""
+        return None if math.isinf(deadline_at) else max(deadline_at - self._clock.now(), 0.0)
 
 
 def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:

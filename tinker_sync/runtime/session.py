@@ -1,8 +1,8 @@
 """A session at the server: created once, kept alive by heartbeats, finished at the end.
 
-This process creates and finishes an owned session. Another process has created a joined session: the process
-that sent its sampler here, or the parent of a fork. This process sends heartbeats for a joined session too,
-but the process that created it finishes it.
+This process creates an owned session, or continues it from a journal, and finishes it. Another process has
+created a joined session: the process that sent its sampler here, or the parent of a fork. This process sends
+heartbeats for a joined session too, but the process that created the session finishes it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequ
 if TYPE_CHECKING:
     from tinker_sync._observe import Event
     from tinker_sync.journal.record import RunJournal
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.keeper import Keeper
     from tinker_sync.runtime.lifecycle import Lifecycle
+    from tinker_sync.runtime.server import Server
     from tinker_sync.wire.dialect import Dialect
 
 # A 408 means that a result is not ready. The suspicious statuses may mean that the server has lost the
@@ -78,7 +79,8 @@ class Session:
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._finish_offered = False
         self._lost: SessionLostError | None = None
-        self._runtime: weakref.ref[ClientRuntime] | None = None
+        # Weak, because the thread of the heartbeats refers to the session, and must not keep a client alive.
+        self._server: weakref.ref[Server] | None = None
         self._number_from(0 if self.owned else _somewhere_far())
 
     def _number_from(self, first: int) -> None:
@@ -95,43 +97,48 @@ class Session:
         return self.next_model_seq_id() if self.journal is None else _somewhere_far()
 
     @property
-    def heartless(self) -> bool:
+    def needs_heartbeat(self) -> bool:
         """True if the session exists and this process sends no heartbeats for it."""
         return self._heartbeat is None and self.session_id is not None
 
     # -------------------------------------------------------------------------------------- its life
 
-    def open(self, runtime: ClientRuntime, dialect: Dialect, deadline_s: float | None = None) -> None:
-        """Create the session unless it exists, and start its heartbeats."""
-        session_id = self.session_id or self._go_on(runtime) or self._create(runtime, deadline_s)
+    def open(self, server: Server, dialect: Dialect, deadline_at: float) -> None:
+        """Create the session, or continue that of the journal, unless its id is known. Start its heartbeats.
+
+        Raises:
+            TinkerError: the session cannot be created, or the server cannot be asked for it.
+        """
+        connection = server.connection
+        session_id = self.session_id or self._resume(connection) or self._create(server, deadline_at)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
-        self._runtime = weakref.ref(runtime)
+        self._server = weakref.ref(server)
         beats = heartbeat.Heartbeat(
-            _beat(self._runtime, session_id),
+            self.beat,
             self,
-            refresh_if_due=_upkeep(self._runtime),
-            always_offered=runtime.settings.is_vendor_host,
-            keeper=self._start_keeper(runtime, session_id),
+            refresh_if_due=self.refresh_if_due,
+            always_offered=connection.settings.is_vendor_host,
+            keeper=self._start_keeper(server, session_id),
             period_s=heartbeat.PERIOD_S,
-            clock=runtime.clock,
+            clock=connection.clock,
         )
         beats.start()
         self._heartbeat = beats
         if self.owned:
-            runtime.tell(SessionStarted(session_id=session_id))
+            server.lifecycle.notify(SessionStarted(session_id=session_id))
 
-    def _start_keeper(self, runtime: ClientRuntime, session_id: str) -> Keeper | None:
-        """Start the keeper of an owned session, if the user wants one."""
+    def _start_keeper(self, server: Server, session_id: str) -> Keeper | None:
+        """Start and return a keeper process. Return None for a joined session, or if the user wants none."""
         if self._keeper_s is None or not self.owned:
             return None
         from tinker_sync.runtime.keeper import Keeper
 
-        settings, http, runtime_ref = runtime.settings, runtime.http, weakref.ref(runtime)
+        settings, http = server.connection.settings, server.connection.http
         call = make_call("session_heartbeat", settings, SessionHeartbeatRequest(session_id=session_id))
 
         def headers() -> dict[str, str] | None:
-            alive = runtime_ref()
-            return None if alive is None else alive.http.headers_of(call)
+            alive = self._find_server()
+            return None if alive is None else alive.connection.http.headers_of(call)
 
         keeper = Keeper(
             headers,
@@ -144,17 +151,18 @@ class Session:
         keeper.start()
         return keeper
 
-    def _create(self, runtime: ClientRuntime, deadline_s: float | None) -> str:
-        created = runtime.call(
+    def _create(self, server: Server, deadline_at: float) -> str:
+        connection = server.connection
+        created = server.call(
             "create_session",
             CreateSessionRequest(
-                tags=list(runtime.settings.tags),
+                tags=list(connection.settings.tags),
                 user_metadata=self._user_metadata,
-                sdk_version=runtime.settings.sdk_version,
+                sdk_version=connection.settings.sdk_version,
                 project_id=self._project_id,
                 display_name=self._display_name,
             ),
-            deadline_s=deadline_s,
+            deadline_at=deadline_at,
             # An account that cannot pay gets the error at once, because it has no work under way.
             pause_billing=False,
         )
@@ -164,22 +172,26 @@ class Session:
             (logging.ERROR, created.error_message),
         ):
             if message:
-                _log.log(level, "%s", mask_text(message, runtime.secrets()))
+                _log.log(level, "%s", mask_text(message, connection.secrets()))
         session_id: str = created.session_id
         if self.journal is not None:
             self.journal.begin(session_id)
         return session_id
 
-    def _go_on(self, runtime: ClientRuntime) -> str | None:
-        """Return the id of the journal's session if the server still has the session and its models."""
+    def _resume(self, connection: Connection) -> str | None:
+        """Take up the session that the journal recorded in an earlier run, and return its id.
+
+        Return None, and change nothing, if the journal has no session to continue, or if the server has lost
+        the session or one of its models.
+        """
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None
         sign_of_life = SessionHeartbeatRequest(session_id=journal.session_id)
-        if not _is_known(runtime, "session_heartbeat", sign_of_life):
+        if not _is_known(connection, "session_heartbeat", sign_of_life):
             return None
         for request_id in journal.last_requests:
-            if not _is_known(runtime, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
+            if not _is_known(connection, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
                 return None
         journal.resume()
         if not journal.replays:
@@ -187,7 +199,10 @@ class Session:
         return journal.session_id
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
-        """End the heartbeats. Their thread runs `last` and ends; return the event that is set then."""
+        """End the heartbeats. Their thread calls `last`, then sets the event that this method returns.
+
+        Return None, and do not call `last`, if there are no heartbeats.
+        """
         beats = self._heartbeat
         if beats is None:
             return None
@@ -195,14 +210,20 @@ class Session:
         return beats.ended
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the heartbeat thread."""
+        """Wait for the end of the heartbeat thread, if there is one, for at most `timeout_s`."""
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
+
+    def stays_open(self, status: str) -> bool:
+        """Return True if `finish` leaves the session and its models to the next run of the journal."""
+        return self.journal is not None and status != "success"
 
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> None:
         """Finish an owned session at a server that has a call for this. Never raise.
+
+        With a journal and another status than success, leave the session open: the next run continues it.
 
         Args:
             lifecycle: makes the call.
@@ -214,24 +235,23 @@ class Session:
         session_id = self.session_id
         if session_id is None or not self.owned:
             return
+        if self.stays_open(status):
+            _log.warning("session %s stays open at the server for the next run", session_id)
+            return
         if self.journal is not None:
-            if status != "success":
-                # The next run continues the session.
-                _log.warning("session %s stays open at the server for the next run", session_id)
-                return
             self.journal.end(status)
-        lifecycle.tell(SessionEnded(session_id=session_id, status=status))
+        lifecycle.notify(SessionEnded(session_id=session_id, status=status))
         if not self._finish_offered or self._lost is not None:
             return
         call = make_call(
             "finish_session",
-            lifecycle.settings,
+            lifecycle.connection.settings,
             {"reason": {"type": status}, "detail": detail},
             path={"session": session_id},
             deadline_s=limit_s,
         )
         try:
-            lifecycle.caller.call(call)
+            lifecycle.connection.caller.call(call)
         except Exception as error:  # noqa: BLE001  # a failure must not prevent the end of the client
             if not (isinstance(error, APIStatusError) and error.status_code in NO_SUCH_CALL):
                 level = logging.DEBUG if quiet else logging.WARNING
@@ -246,6 +266,29 @@ class Session:
             self.owned = False
             self._number_from(_somewhere_far())
 
+    # -------------------------------------------------------------------------------------- its heartbeats
+
+    def beat(self) -> None:
+        """Send one heartbeat, unless the client is closed or was garbage-collected.
+
+        Raises:
+            TinkerError: the server refuses the heartbeat, or cannot be reached.
+        """
+        server, session_id = self._find_server(), self.session_id
+        if server is not None and session_id is not None and not server.lifecycle.closed:
+            connection, request = server.connection, SessionHeartbeatRequest(session_id=session_id)
+            connection.caller.call(make_call("session_heartbeat", connection.settings, request))
+
+    def refresh_if_due(self) -> bool:
+        """Begin to renew the token and the server's settings, if they are due.
+
+        Return False if the client was garbage-collected.
+        """
+        server = self._find_server()
+        if server is not None:
+            server.refresh_if_due()
+        return server is not None
+
     # -------------------------------------------------------------------------------------- its loss
 
     def refuse_lost(self) -> None:
@@ -258,40 +301,51 @@ class Session:
         if lost is not None:
             raise copy_exception(lost)
 
-    def look_after(self, error: BaseException) -> None:
-        """Send a heartbeat at once if a failure may come from the loss of the session."""
+    def beat_if_suspicious(self, error: BaseException) -> None:
+        """Let the heartbeat thread send a heartbeat now if a failure may mean that the session is lost.
+
+        Do nothing if the thread has just sent one.
+        """
         beats = self._heartbeat
         suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
         if suspicious and beats is not None:
             beats.beat_soon()
 
     def on_lost(self, error: TinkerError) -> None:
-        """Log the loss of the session, and store the error for later calls."""
+        """Log the loss of the session, report it to the observers, and store the error for later calls."""
         lost = SessionLostError(str(self.session_id), str(error))
         lost.__cause__ = error
         self._lost = lost
         _log.error("%s", lost)
-        self._tell(SessionLost(session_id=lost.session_id, reason=lost.reason))
+        self._notify(SessionLost(session_id=lost.session_id, reason=lost.reason))
 
     def on_found(self) -> None:
-        """Clear the loss, because the server has the session again."""
+        """Clear and log the loss, because the server knows the session again."""
         self._lost = None
         _log.warning("the server knows session %s again", self.session_id)
 
     def on_late(self, delay_s: float, reason: str) -> None:
-        """Report a heartbeat that this process sent too late."""
-        self._tell(HeartbeatLate(delay_s=delay_s, reason=reason))
+        """Report to the observers a heartbeat that this process sent too late."""
+        self._notify(HeartbeatLate(delay_s=delay_s, reason=reason))
 
-    def _tell(self, event: Event) -> None:
-        runtime = self._runtime() if self._runtime is not None else None
-        if runtime is not None:
-            runtime.tell(event)
+    def _notify(self, event: Event) -> None:
+        server = self._find_server()
+        if server is not None:
+            server.lifecycle.notify(event)
+
+    def _find_server(self) -> Server | None:
+        """Return the server; None if the client was garbage-collected or the session was never opened."""
+        return self._server() if self._server is not None else None
 
 
-def _is_known(runtime: ClientRuntime, name: str, request: Any) -> bool:
-    """Return True if the server knows the object that a request names. Ask it once."""
+def _is_known(connection: Connection, name: str, request: Any) -> bool:
+    """Send a call, and return True if the server knows the object that `request` names.
+
+    Raises:
+        TinkerError: the call failed in another way than by the answer that there is no such object.
+    """
     try:
-        runtime.caller.call(make_call(name, runtime.settings, request))
+        connection.caller.call(make_call(name, connection.settings, request))
     except APIStatusError as error:
         if error.status_code in (404, 410):
             return False
@@ -302,27 +356,3 @@ def _is_known(runtime: ClientRuntime, name: str, request: Any) -> bool:
 
 def _somewhere_far() -> int:
     return _FAR + uuid.uuid4().int % (_FARTHEST - _FAR)
-
-
-def _beat(runtime_ref: weakref.ref[ClientRuntime], session_id: str) -> Callable[[], None]:
-    """Return a function that sends one heartbeat. It refers to the core only while it runs."""
-    request = SessionHeartbeatRequest(session_id=session_id)
-
-    def beat() -> None:
-        runtime = runtime_ref()
-        if runtime is not None and not runtime.lifecycle.closed:
-            runtime.caller.call(make_call("session_heartbeat", runtime.settings, request))
-
-    return beat
-
-
-def _upkeep(runtime_ref: weakref.ref[ClientRuntime]) -> Callable[[], bool]:
-    """Return a function that calls `ClientRuntime.upkeep`, and returns False once the core is gone."""
-
-    def upkeep() -> bool:
-        runtime = runtime_ref()
-        if runtime is not None:
-            runtime.upkeep()
-        return runtime is not None
-
-    return upkeep

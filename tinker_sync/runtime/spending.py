@@ -17,7 +17,7 @@ from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 
 
 class CostEstimate(NamedTuple):
-    """The numbers of tokens that a call is expected to use.
+    """The numbers of tokens that a call may use at most.
 
     >>> CostEstimate(model="s:train:0", trained=12).sampled
     0
@@ -32,10 +32,10 @@ class CostEstimate(NamedTuple):
 
 
 class Limiter(Protocol):
-    """A limit on the tokens that calls use. Every call asks it for a reservation."""
+    """A limit on the tokens that calls use. Every sample and every pass asks it for a reservation."""
 
     def hold(self, plan: CostEstimate) -> object:
-        """Reserve the most tokens that a call may use, and return a key of the reservation.
+        """Reserve the tokens that a call may use, and return a key of the reservation.
 
         Raise an error to refuse the call.
         """
@@ -44,7 +44,7 @@ class Limiter(Protocol):
         """Record the tokens that a result of the call used; `last` is True for the last result."""
 
     def release(self, key: object) -> None:
-        """Free the rest of the reservation; no more results of the call follow."""
+        """Free what is left of a reservation, because its call has ended. May be called again."""
 
 
 class Reservation:
@@ -53,17 +53,22 @@ class Reservation:
     A `with` block that raises an exception releases them.
     """
 
-    __slots__ = ("_held", "_lock", "_tell", "parts")
+    __slots__ = ("_held", "_lock", "_notify", "parts")
 
-    def __init__(self, tell: Callable[[TokensUsed], object], held: Sequence[tuple[Limiter, object]]) -> None:
-        self._tell = tell
+    def __init__(
+        self, notify: Callable[[TokensUsed], object], held: Sequence[tuple[Limiter, object]]
+    ) -> None:
+        self._notify = notify
         self._held = held
         self._lock = threading.Lock()
         self.parts = 1  # the results still to come; guarded by _lock once results may arrive
 
     def settle(self, used: TokensUsed) -> None:
-        """Report the tokens that a result used; called once for each result that arrives."""
-        self._tell(used)
+        """Report the use of one result to the limiters and to the `notify` of the `SpendGuard`.
+
+        Called once for each result.
+        """
+        self._notify(used)
         with self._lock:
             self.parts -= 1
             last = self.parts <= 0
@@ -71,7 +76,10 @@ class Reservation:
             limiter.settle(key, used, last=last)
 
     def follow(self, future: APIFuture[Any]) -> None:
-        """Release the reservations when `future` ends, before its user learns of the end."""
+        """Release the reservations when `future` ends.
+
+        This happens before waiting threads wake. After a cancel, it may happen later than that.
+        """
         if self._held:
             future.before_end = self.release
             if future.done():  # it may have been cancelled just now
@@ -91,23 +99,23 @@ class Reservation:
 
 
 class SpendGuard:
-    """The limiters of a client, asked before each call. Thread-safe.
+    """The limiters of a client, asked before each sample and each pass. Thread-safe.
 
     >>> SpendGuard(print).reserve(CostEstimate).settle(TokensUsed(model="s:train:0", trained=2))
     TokensUsed(model='s:train:0', trained=2, prompt=0, cached=0, sampled=0)
 
     Args:
-        tell: called with the tokens that each result used.
+        notify: called with the tokens that each result used.
     """
 
-    def __init__(self, tell: Callable[[TokensUsed], object]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[TokensUsed], object]) -> None:
+        self._notify = notify
         self._lock = threading.Lock()
         self._limiters: tuple[Limiter, ...] = ()  # replaced, never changed
         _fork.renew_in_child(self)
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
-        """Add a limiter, which is asked about every call from now on. Return a function that removes it."""
+        """Add a limiter, asked about each later sample and pass. Return a function that removes it."""
         with self._lock:
             self._limiters = (*self._limiters, limiter)
 
@@ -137,14 +145,14 @@ class SpendGuard:
         if limiters is None:
             limiters = self._limiters
         if not limiters:
-            return Reservation(self._tell, ())
+            return Reservation(self._notify, ())
         wanted = plan()
         held: list[tuple[Limiter, object]] = []
         # When a limiter refuses, the reservations at the limiters before it must be released.
-        with Reservation(self._tell, held) as pledge:
+        with Reservation(self._notify, held) as reservation:
             for limiter in limiters:
                 held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
-        return pledge
+        return reservation
 
     def renew_after_fork(self) -> None:
         """Replace the lock; a thread of the parent may have held it."""

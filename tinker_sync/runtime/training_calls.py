@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.answers import (
@@ -36,28 +35,21 @@ from tinker_sync.runtime.byte_budget import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import Unread, current, find_call_site, named, watch
+from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
 from tinker_sync.runtime.operation import Ended, NotTaken, Operation
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
+    PartSender,
     TrainingPart,
+    encode_pass,
     leave_unnumbered,
     number_json,
-    number_proto,
-    zstd_compressor,
 )
-from tinker_sync.transport.body import PiecedBody
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
-from tinker_sync.types.training import (
-    ForwardBackwardInput,
-    ForwardBackwardOutput,
-    ForwardBackwardRequest,
-    ForwardRequest,
-)
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 from tinker_sync.types.weights import LoadWeightsRequest
-from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
     json_body,
@@ -65,18 +57,14 @@ from tinker_sync.wire.adapt import (
     refuse_missing_call,
     refuse_unsupported,
 )
-from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON
 
 if TYPE_CHECKING:
     from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
-    from tinker_sync.wire.proto import requests
-else:  # it needs numpy
-    requests = LazyModule("tinker_sync.wire.proto.requests")
 
-_FORWARD: Final = "Forward"
 _NOTHING_S: Final = 60.0
 _CURVE_POINTS: Final = 10_000
 
@@ -90,31 +78,25 @@ class TrainingLine:
         self.runtime = runtime
         self.record = record
         """The record of the calls in a journal; None without a journal."""
-        send = runtime.training_sender()
-        self._send = send if record is None else record.around(send, NotTaken)
-        # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
-        # a garbage collection.
+        sender = PartSender(runtime)
+        self._send = sender.send if record is None else record.around(sender.send, NotTaken)
+        # Weak: the line holds the queue, and a cycle would keep a dropped client until a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
-        self.queue: SendQueue[TrainingPart] = SendQueue(
-            self._send, runtime.run_sending, send_nothing, runtime.follow_sending
-        )
+        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, sender.run, send_nothing, sender.follow)
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
         self.passed = False
         """True once a pass was made that accumulates gradients."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
-        """The moment and the loss of each pass that accumulates gradients and has ended."""
+        """The moment and the loss of the last passes that accumulate gradients and have succeeded."""
         self._steps = 0
         self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
         """The request that loads the last saved state, else the state the model was made from, else None."""
 
     def note_saved(self, read: Callable[..., SaveWeightsResponse], *answer: Any) -> SaveWeightsResponse:
-        """Read the answer to a save, and store the path of the state for `TrainingClient.recover`.
-
-        The path is there before the user has the result.
-        """
+        """Read the result of a save, store its path for `TrainingClient.recover`, then return the result."""
         saved = read(*answer)
         self.last_state = LoadWeightsRequest(path=saved.path, optimizer=True)
         return saved
@@ -123,7 +105,8 @@ class TrainingLine:
         """Put a call into the send queue, or hold it until the model exists. Return its future at once.
 
         Raises:
-            TinkerError: the server does not support the call, or the client is closed; nothing was sent.
+            TinkerError: the client is closed; or, if the model exists, the server does not support the call
+                or a budget refuses it. Nothing was sent.
         """
         if self.runtime.lifecycle.leaving:
             raise ClientClosedError
@@ -138,17 +121,19 @@ class TrainingLine:
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
             self.runtime.lifecycle.note_change(future)
-        watch(future, find_call_site())
+        log_if_unread(future, find_call_site())
         if call.name.startswith("forward_backward"):
             self.passed = True
             future.when_done(partial(TrainingLine._note_pass, self, self._steps))
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
-        """Store the loss of a pass that has ended.
+        """Store the loss of a pass that has ended, or keep its unread failure.
 
-        Keep an unread failure until the next optimizer step, which logs it. Log it now if that step has been
-        called already.
+        The next optimizer step logs the failure. If that step has been called already, log the failure now.
+
+        Args:
+            steps: the number of optimizer steps that were called before the pass.
         """
         if not passed.cancelled() and passed._exception is None:
             metrics = passed.result(timeout=0).metrics
@@ -164,7 +149,7 @@ class TrainingLine:
             self._failed_passes.append(unread)
 
     def _report_passes(self) -> None:
-        """Log the unread failures of passes, because the next optimizer step lacks their gradients."""
+        """Count an optimizer step. Log the unread failures of passes: the step lacks their gradients."""
         self._steps += 1
         while self._failed_passes:
             self._failed_passes.popleft().log()
@@ -173,13 +158,18 @@ class TrainingLine:
         """Put a call into the send queue now, ahead of the calls that are held. Return its future.
 
         Raises:
-            TinkerError: the server does not support the call, or the client is closed; nothing was sent.
+            TinkerError: the server does not support the call, a budget refuses it, the client is closed, or
+                the system starts no thread for it; nothing was sent.
         """
         self.enter(call, call.prepare())
         return call.future
 
     def enter(self, call: TrainingCall, operations: Operations) -> None:
-        """Put the prepared operations of a call into the queue."""
+        """Put the prepared operations of a call into the queue.
+
+        Raises:
+            TinkerError: the client is closed, or no thread can queue them. The future of the call fails too.
+        """
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
         # The future refers to the queue until the call ends, and so keeps the client alive.
@@ -190,31 +180,23 @@ class TrainingLine:
             call.future.fail(failure)  # so the queue passes over it
             raise
 
-    def send_nothing(self, number: int, ended: Ended) -> None:
-        """Send a forward pass over one token under the number of a refused request, which is unused.
-
-        Servers that process requests in the order of their numbers hold back the requests after a missing
-        number.
-
-        Raises:
-            TinkerError: the server has no forward passes.
-        """
-        if not self.runtime.ready().facts.dialect.keeps_numbers:
-            ended(None)
-            return
-        token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
-        whole = ForwardBackwardInput([token], "cross_entropy")
-        deadline_at = self.runtime.clock.now() + _NOTHING_S
-        (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
-        self._send(forward.parts[0], number, ended)
-
 
 def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended) -> None:
+    """Send a forward pass over one token, which has no effect, under the unused number of a refused request.
+
+    Servers that process requests in the order of their numbers hold back the requests after a missing number.
+    For other servers, only call `ended(None)`. Raise a TinkerError if the server has no forward passes.
+    """
     line = line_ref()
-    if line is None:  # the client is gone, so no call follows
+    # Without a client, no call follows.
+    if line is None or not line.runtime.server.ready().facts.dialect.keeps_numbers:
         ended(None)
-    else:
-        line.send_nothing(number, ended)
+        return
+    token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
+    whole = ForwardBackwardInput([token], "cross_entropy")
+    deadline_at = line.runtime.clock.now() + _NOTHING_S
+    (forward,) = PassCall(line, "forward", whole, deadline_at, forward_only=True).prepare()
+    line._send(forward.parts[0], number, ended)
 
 
 class TrainingCall(ABC):
@@ -251,18 +233,21 @@ class TrainingCall(ABC):
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         """Make and return the future of a call that waits for its model.
 
-        Keep `limiters`, the limits in force now.
+        Args:
+            limiters: the limits in force now; `prepare` asks them later.
         """
 
     @abstractmethod
     def prepare(self) -> Operations:
-        """Return the operations for the queue.
+        """Return the operations for the queue: one and, for some calls, a second one behind it, whose
+        requests are not known yet.
 
-        They are one operation and, for some calls, a second one behind it whose requests are not known yet.
+        Raises:
+            TinkerError: the server does not support the call, or a budget refuses it.
         """
 
     def start(self) -> None:
-        """Prepare and queue a call that was held. If the preparation fails, the call uses no number."""
+        """Prepare and queue a call that was held. If that fails, fail its future; the call uses no number."""
         future = self.future
         if future.done():
             return
@@ -283,14 +268,13 @@ class TrainingCall(ABC):
 
 
 class OrderedCall(TrainingCall):
-    """A call with one request, a JSON body and a JSON result.
+    """A call of one request with a JSON body and a JSON result, such as `optim_step` or `save_weights`.
 
     Args:
-        line: the `TrainingLine` of the client.
+        line, deadline_at: as in `TrainingCall`.
         endpoint: the name of the endpoint.
         request: the request without its number, and without the model's id if that is not known yet.
         kind: the type of the result.
-        deadline_at: the time of the clock at which to give up.
     """
 
     numbered = True
@@ -308,7 +292,7 @@ class OrderedCall(TrainingCall):
         return self._make_future()
 
     def _make_future(self) -> APIFuture[Any]:
-        self._future = future = self.line.runtime.future()
+        self._future = future = self.line.runtime.lifecycle.make_future()
         return future
 
     @property
@@ -319,13 +303,13 @@ class OrderedCall(TrainingCall):
 
     def prepare(self) -> Operations:
         runtime, request, kind, name = self.line.runtime, self._request, self._kind, self.name
-        dialect = runtime.ready().facts.dialect
+        dialect = runtime.server.ready().facts.dialect
         if request.model_id != self.line.model_id:
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
         runtime.server.published.check_fields(self.name, request, dialect)
-        if self.name in _NAMED and request.path is not None:
+        if self.name in ("save_weights", "save_weights_for_sampler") and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         future = self._future or self._make_future()
         read = partial(read_result, name, request.model_id, kind)
@@ -343,17 +327,12 @@ class OrderedCall(TrainingCall):
         return [Operation(self.name, [part], future, alone=dialect.one_by_one)]
 
 
-_NAMED: Final = ("save_weights", "save_weights_for_sampler")
-
-
 class PassCall(TrainingCall):
-    """One pass over any number of data, in as many requests as the server's limits require.
+    """One forward or forward-backward pass over data, in as many requests as the server's limits require.
 
     Args:
-        line: the `TrainingLine` of the client.
-        name: the name of the call, for errors.
+        line, name, deadline_at: as in `TrainingCall`.
         whole: the data and the loss.
-        deadline_at: the time of the clock at which to give up.
         forward_only: compute no gradients.
 
     Raises:
@@ -377,54 +356,60 @@ class PassCall(TrainingCall):
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
-        return self._combined([])
+        return self._combine([])
 
     def prepare(self) -> Operations:
         runtime = self.line.runtime
-        facts = runtime.ready().facts
+        facts = runtime.server.ready().facts
         limits = facts.config
         if self._forward_only and not facts.dialect.forward_only:
             runtime.server.refuse_without_forward()
-        with runtime.spending.reserve(self._plan, self._limiters) as pledge:
+        with runtime.spending.reserve(self._estimate_cost, self._limiters) as reservation:
             chunks = split(
                 self._whole.data,
                 max_bytes=limits.fwdbwd_max_chunk_bytes_count,
                 max_count=limits.fwdbwd_max_chunk_len,
             )
-            pledge.parts = len(chunks)
+            reservation.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
             decode = read_pass if combined else partial(decode_pass, self._trained)
             began_s = runtime.clock.now()
-            parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
-            if runtime.stopwatches:
-                runtime.note_encoded(self.sdk_method, began_s)
-            future = self._whole_of([part.future for part in parts])
-            pledge.follow(future)
+            parts = [self._make_part(chunk, facts.dialect, reservation, decode) for chunk in chunks]
+            if runtime.lifecycle.stopwatches:
+                runtime.lifecycle.note_encoded(self.sdk_method, began_s)
+            future = self._set_parts([part.future for part in parts])
+            reservation.follow(future)
         alone = facts.dialect.one_by_one
         return [Operation(self.name, parts, future, limits.parallel_fwdbwd_chunks, alone)]
 
-    def _plan(self) -> CostEstimate:
+    def _estimate_cost(self) -> CostEstimate:
         return CostEstimate(model=self.line.model_id, trained=_tokens(self._whole.data))
 
-    def _whole_of(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+    def _set_parts(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
         if isinstance(self._future, CombinedFuture):
             self._future.follow(futures)
         elif len(futures) == 1:
             self._future = futures[0]
         else:
-            self._combined(futures)
+            self._combine(futures)
         return self.future
 
-    def _combined(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+    def _combine(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
         runtime = self.line.runtime
         self._future = future = CombinedFuture(
-            futures, partial(merge_pass, self._trained), submit=runtime.callback_pool.run, clock=runtime.clock
+            futures,
+            partial(merge_pass, self._trained),
+            submit=runtime.pools.callback.run,
+            clock=runtime.clock,
         )
         return future
 
-    def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Reservation, decode: Any) -> TrainingPart:
+    def _make_part(
+        self, chunk: DataChunk, dialect: Dialect, reservation: Reservation, decode: Any
+    ) -> TrainingPart:
         runtime, forward_only, model_id = self.line.runtime, self._forward_only, self.line.model_id
+        used = TokensUsed(model=model_id, trained=_tokens(chunk.data))
         part_input = self._whole
         if len(chunk.data) != len(part_input.data):
             part_input = part_input._with(data=list(chunk.data))
@@ -433,35 +418,22 @@ class PassCall(TrainingCall):
             part_input = normalise_forward_backward(part_input, dialect)
         if dialect.reads_data_only:
             decode = partial(read_with_loss, decode, weights_of(part_input))
-        headers: dict[str, str] = {}
-        if dialect.protobuf and (dialect.forward_only or not forward_only):
-            buffers = requests.encode_forward_backward_request(
-                ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
-            )
-            endpoint, content_type = "forward_backward", PROTOBUF
-            compress = zstd_compressor() if dialect.zstd else None
-            if compress is not None:
-                headers["Content-Encoding"] = "zstd"
-            encoded: Callable[[int], bytes | PiecedBody] = partial(number_proto, buffers, compress)
-        else:
-            kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
-            endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
-            encoded = partial(wire_json.with_number, wire_json.encode(kind(part_input, model_id)))
+        encoded = encode_pass(part_input, model_id, dialect, forward_only=forward_only)
         return TrainingPart(
-            runtime.future(),
-            endpoint,
-            _FORWARD if forward_only else "ForwardBackward",
-            encoded,
+            runtime.lifecycle.make_future(),
+            encoded.endpoint,
+            "Forward" if forward_only else "ForwardBackward",
+            encoded.with_number,
             partial(
                 read_settled,
                 decode,
                 ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
-                pledge,
-                TokensUsed(model=model_id, trained=_tokens(chunk.data)),
+                reservation,
+                used,
             ),
             size=chunk.size_bytes,
-            content_type=content_type,
-            headers=headers,
+            content_type=encoded.content_type,
+            headers=encoded.headers,
             deadline_at=self.deadline_at,
             made_at=runtime.clock.now(),
         )

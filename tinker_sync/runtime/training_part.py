@@ -1,8 +1,9 @@
-"""The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
+"""The requests of a training client: encoded for `training_calls`, then numbered and sent.
 
-A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller sends it, and `Tries`
-decides about repetitions. When the server has accepted the part, the fetcher polls for the result. A large
-body consists of views of the user's arrays, also while it is sent; no copy of the data is made.
+A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller sends the part, and
+`Tries` decides about repetitions. When the server has accepted the part, the fetcher polls for the result. A
+large protobuf body that is not compressed consists of views of the user's arrays, also while it is sent; no
+copy is made.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._clock import Clock
+from tinker_sync._lazy import LazyModule
 from tinker_sync._policy import Meaning, Stage, rule_for
 from tinker_sync.errors import (
     APIConnectionError,
@@ -31,19 +33,25 @@ from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.operation import Ended, NotTaken
+from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest, ForwardRequest
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.endpoints import ENDPOINTS
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
 from tinker_sync.wire.proto._fields import varint
 from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
-    from tinker_sync.runtime.server import Machinery, Server
-    from tinker_sync.runtime.session import Session
+    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.server import Machinery
     from tinker_sync.transport.caller import Tries
+    from tinker_sync.wire.dialect import Dialect
+    from tinker_sync.wire.proto import requests
+else:  # it needs numpy
+    requests = LazyModule("tinker_sync.wire.proto.requests")
 
 _SMALL_BYTES: Final = 64 * 1024
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
@@ -52,7 +60,20 @@ _LEAST_TRAIN_BYTES: Final = 2_000_000
 
 
 class TrainingPart:
-    """One request, complete except for its number. The send queue owns it once it is appended."""
+    """One request of a training call, encoded except for its number, which the send queue gives it.
+
+    Args:
+        future: ends with the result of the request.
+        endpoint: the name of the endpoint.
+        request_type: the server's name of the request, such as "ForwardBackward".
+        encoded: returns the body with its number.
+        decode: reads the result.
+        size: the size of a chunk in bytes; 0 for other requests, to which the limit on bytes does not apply.
+        content_type: the type of the body.
+        headers: further headers.
+        deadline_at: the time of the clock at which to give up.
+        made_at: the time of the clock at which the part is made.
+    """
 
     __slots__ = (
         "_encoded",
@@ -115,19 +136,23 @@ class PartSender:
     """A sender of the parts (requests) of one training client's calls. Thread-safe.
 
     Args:
-        server: the server, with the poller that sends the requests.
-        session: the session of the client; None for a client without one.
+        runtime: the runtime of the client. A call under way refers to it through this object, so the client
+            lives until the call has ended.
     """
 
-    def __init__(self, server: Server, session: Session | None) -> None:
-        self.server = server
-        self.session = session
-        self.clock = server.connection.clock
+    def __init__(self, runtime: ClientRuntime) -> None:
+        self._runtime = runtime
+        self.server = runtime.server
+        self.clock = runtime.clock
 
     def send(self, part: TrainingPart, number: int, ended: Ended) -> None:
-        """Send a part on a worker. `ended` gets None when the server has accepted it, else the failure.
+        """Begin to send a part. `ended` gets None when the server has accepted it, else the failure.
 
-        The failure is `NotTaken` if the server certainly does not have the part.
+        This runs on a worker or, for a small part, on the poller's thread. It may wait until the limit of
+        bytes allows the part.
+
+        After the failure `NotTaken`, the server certainly does not have the part; after another one it may
+        have it. A part that the server accepted in an earlier run is not sent again; its result is fetched.
         """
         if part.known is not None:
             self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
@@ -135,10 +160,24 @@ class PartSender:
         else:
             Submission(self, part, ended).begin(number)
 
+    def run(self, job: Callable[[], object]) -> None:
+        """Run a job that sends a part, and the short steps that follow from it, on a worker."""
+        self._runtime.pools.send.run(partial(self.server.poller.run_step, job))
+
+    def follow(self, part: TrainingPart, job: Callable[[], object]) -> bool:
+        """Run a job that sends a small part on this thread, after the current step of the thread.
+
+        Return False, and do not run the job, if the part is large, if sending it may block, or if this thread
+        is in no step of the poller.
+        """
+        made = self.server.machinery.value
+        quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
+        return quick and self.server.poller.follow(job)
+
     def await_result(
         self, part: TrainingPart, request_id: str, on_gone: Callable[[Exception], object] | None = None
     ) -> None:
-        """Poll for the result of a part that the server has accepted."""
+        """Poll for the result of a part that the server has accepted; `on_gone` as in `Fetcher.fetch`."""
         part.future.mark_accepted(request_id)
         self.server.start().fetcher.fetch(
             Promise(
@@ -156,7 +195,7 @@ class PartSender:
 
 
 class Submission:
-    """One part on its way to the server. `Tries` repeats it until it is accepted or has failed.
+    """One part on its way to the server. It is sent until the server accepts it or `Tries` gives up.
 
     Its steps follow one another, so one thread at a time runs a step.
     """
@@ -186,9 +225,7 @@ class Submission:
 
     def _prepare(self, number: int) -> None:
         sender, part = self._sender, self._part
-        machinery = sender.server.start()
-        if sender.session is not None and sender.session._lost is not None:
-            sender.session.refuse_lost()
+        machinery = sender.server.ready()
         left_s = part.deadline_at - sender.clock.now()
         if left_s <= 0:
             raise _too_late(part, sender.clock)
@@ -225,7 +262,10 @@ class Submission:
             self._sender.server.poller.after(pause_s, self._try)
 
     def _after(self, outcome: Reply | SendFailed) -> float | None:
-        """Return the pause before the next try, or None if the server has accepted the part."""
+        """Return the pause before the next try, or None if the server has accepted the part.
+
+        Raise the failure of the part if no further try follows.
+        """
         server, part = self._sender.server, self._part
         if isinstance(outcome, SendFailed) and (cause := own_failure(outcome)) is not None:
             raise self._tries.explained(cause)
@@ -290,7 +330,7 @@ def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
 
 
 def _may_be_taken(error: TinkerError) -> bool:
-    """Return True unless the server certainly does not have the request of a call that failed."""
+    """Return True if the server may have accepted the request that failed with `error`."""
     if error.ambiguous or isinstance(error, ClientClosedError):
         return True
     if isinstance(error, APIStatusError):
@@ -313,6 +353,33 @@ def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:
 # ------------------------------------------------------------------------------------------ bodies
 
 
+class EncodedPass(NamedTuple):
+    """A request of a pass, encoded except for its number."""
+
+    endpoint: str
+    content_type: str
+    headers: Mapping[str, str]
+    with_number: Callable[[int], bytes | PiecedBody]
+
+
+def encode_pass(
+    given: ForwardBackwardInput, model_id: str, dialect: Dialect, *, forward_only: bool
+) -> EncodedPass:
+    """Encode a request of a pass: as protobuf if the server takes it for this kind of pass, else as JSON."""
+    if dialect.protobuf and (dialect.forward_only or not forward_only):
+        buffers = requests.encode_forward_backward_request(
+            ForwardBackwardRequest(given, model_id), forward_only=forward_only
+        )
+        compress = zstd_compressor() if dialect.zstd else None
+        headers = {} if compress is None else {"Content-Encoding": "zstd"}
+        return EncodedPass("forward_backward", PROTOBUF, headers, partial(number_proto, buffers, compress))
+    kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
+    body = wire_json.encode(kind(given, model_id))
+    return EncodedPass(
+        "forward" if forward_only else "forward_backward", JSON, {}, partial(number_json, body)
+    )
+
+
 number_json: Final = wire_json.with_number
 """Return a JSON body with its number."""
 
@@ -325,7 +392,7 @@ def leave_unnumbered(body: bytes, _number: int) -> bytes:
 def number_proto(
     buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
 ) -> bytes | PiecedBody:
-    """Return a body with its number.
+    """Return a protobuf body with its number.
 
     A small body becomes one piece, so that it is sent in one packet with the HTTP head.
     """
@@ -336,7 +403,7 @@ def number_proto(
 
 
 def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
-    """Return a function that compresses a body, or None without the optional dependency.
+    """Return a function that compresses a body, or None if `zstandard` is not installed.
 
     With None, bodies are sent uncompressed.
     """

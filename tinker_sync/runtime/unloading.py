@@ -25,9 +25,9 @@ _NAME: Final = "unload_model"
 
 
 class ModelPlace:
-    """The place that a model occupies in the memory of its server. Thread-safe.
+    """The place of a model in the memory of its server, with the call that frees it. Thread-safe.
 
-    The lifecycle of the client calls `last_call` at the end.
+    The lifecycle of the client sends `last_call` when the client ends and its session does not stay open.
 
     Args:
         runtime: the parts that the clients of a service share.
@@ -39,14 +39,15 @@ class ModelPlace:
         self._settings = runtime.settings
         self._line = line
         self.freed = False
-        """True once the model is unloaded; final."""
-        runtime.lifecycle.owe(self)
+        """True once `call` has made the call that unloads the model; False again if the server has no such
+        call."""
+        runtime.lifecycle.register_last_call(self)
 
     def refuse_freed(self) -> None:
-        """Raise if the model was unloaded.
+        """Raise if the client has begun to unload the model.
 
         Raises:
-            ClientClosedError: the model was unloaded.
+            ClientClosedError: the model is unloaded, or its unloading has begun.
         """
         if self.freed:
             raise ClientClosedError("the model of this training client was unloaded; make a new one")
@@ -55,16 +56,17 @@ class ModelPlace:
         """Return the call that unloads the model, and refuse later calls of the client."""
         request = UnloadModelRequest(model_id=self._line.model_id)
         call = UnloadCall(self._line, _NAME, request, UnloadModelResponse, deadline_at)
+        call.place = self
         self.freed = True
         return call
 
     def last_call(self) -> Call | None:
         """Return the call that unloads the model when the client closes, or None if no call is needed.
 
-        No call is needed if the model was unloaded or never existed, or if the server frees the place when
+        No call is needed if `freed` is True or the model never existed, or if the server frees the place when
         the session ends.
         """
-        made, model_id = self._server.made.value, self._line.model_id
+        made, model_id = self._server.machinery.value, self._line.model_id
         if not model_id or self.freed or made is None:
             return None
         dialect = made.facts.dialect
@@ -75,19 +77,22 @@ class ModelPlace:
 
 
 class UnloadCall(OrderedCall):
-    """The call that unloads a model. It is the last call, so it has no number."""
+    """The call that unloads a model. It is the last call on the model, so it has no number."""
 
     numbered = False
+    place: ModelPlace
 
     def prepare(self) -> Operations:
         """Return the operation for the queue.
 
         Raises:
             UnsupportedByServerError: the server has no such call; nothing was sent.
+            TinkerError: as for `TrainingCall.prepare`.
         """
-        server, dialect = self.line.runtime.server, self.line.runtime.ready().facts.dialect
+        server, dialect = self.line.runtime.server, self.line.runtime.server.ready().facts.dialect
         api = None if dialect.knows_all else server.published.api()
         if api is not None and not api.offers(ENDPOINTS[_NAME]):
+            self.place.freed = False  # the model is still there
             raise UnsupportedByServerError(
                 "this server has no call unload_model; it frees the place some time after the session's end",
                 feature=_NAME,

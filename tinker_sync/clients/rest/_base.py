@@ -64,8 +64,8 @@ class RestBase(CoreClient):
                 it.
         """
         runtime = self._runtime
-        runtime.refuse_closed()
-        future: APIFuture[T] = runtime.future()
+        runtime.lifecycle.refuse_if_leaving()
+        future: APIFuture[T] = runtime.lifecycle.make_future()
         future.only_reads, future.call_site = not changes, find_call_site()
 
         def run() -> None:
@@ -79,7 +79,7 @@ class RestBase(CoreClient):
             else:
                 future.resolve(value)
 
-        runtime.send_pool.run_call(carried(run))
+        runtime.pools.send.run_call(carried(run))
         if changes:
             runtime.lifecycle.note_change(future)
         return future
@@ -122,10 +122,12 @@ def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **optio
         TinkerError: the call failed.
     """
     try:
-        return runtime.call(name, request, usual_s=_deadlines.REST_S, **options)
+        return runtime.server.call(name, request, usual_s=_deadlines.REST_S, **options)
     except APIStatusError as error:
         newer = name in NEWER and error.status_code in NO_SUCH_CALL
-        if not newer and not runtime.server.published.lacks_route(name, error, runtime.start().facts.dialect):
+        if not newer and not runtime.server.published.lacks_route(
+            name, error, runtime.server.start().facts.dialect
+        ):
             raise
         raise explain_missing_route(name, error, _INSTEAD.get(name, "")) from error
 

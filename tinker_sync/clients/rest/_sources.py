@@ -45,7 +45,7 @@ def source_of(runtime: ClientRuntime, tinker_path: str) -> DownloadSource:
     parsed = parse_path(runtime, tinker_path)
     if parsed.checkpoint_type == "external":
         return ExternalFiles(runtime, parsed)
-    archives = runtime.start().facts.dialect.offers("get_checkpoint_archive")
+    archives = runtime.server.start().facts.dialect.offers("get_checkpoint_archive")
     if parsed.checkpoint_type == "training" and not archives:
         return ExportedFiles(runtime, parsed)
     return Archive(runtime, parsed, offered=archives)
@@ -60,7 +60,7 @@ class ExternalFiles(DownloadSource):
 
     def sign(self) -> SignedUrls:
         """Return the signed addresses of the checkpoint's files."""
-        found: ExternalWeightsUrlsResponse = self._runtime.call(
+        found: ExternalWeightsUrlsResponse = self._runtime.server.call(
             "get_external_weights_urls",
             path={"run": self._parsed.training_run_id, "name": self._parsed.checkpoint_id.partition("/")[2]},
             usual_s=_deadlines.REST_S,
@@ -130,7 +130,7 @@ class ExportedFiles(DownloadSource):
     def _try(self, name: str, request: Any) -> None:
         path = {"run": self._export.training_run_id, "checkpoint": self._export.checkpoint_id}
         try:
-            self._runtime.call(name, request, path=path, usual_s=_deadlines.REST_S)
+            self._runtime.server.call(name, request, path=path, usual_s=_deadlines.REST_S)
         except TinkerError as error:
             _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
 
@@ -168,7 +168,7 @@ class Archive(DownloadSource):
 
     def _ask(self) -> SignedUrls:
         runtime = self._runtime
-        runtime.start()
+        runtime.server.start()
         call = make_call(
             "get_checkpoint_archive",
             runtime.settings,
@@ -176,7 +176,7 @@ class Archive(DownloadSource):
             headers={"Accept": "application/gzip"},
             deadline_s=_deadlines.REST_S,
         )
-        url, expires = archive_address(runtime.caller.call(call), runtime.clock.time())
+        url, expires = archive_address(runtime.connection.caller.call(call), runtime.clock.time())
         return SignedUrls({ARCHIVE: follow(f"{runtime.settings.base_url}/", url)}, expires)
 
     def _explained(self, error: APIStatusError) -> TinkerError:

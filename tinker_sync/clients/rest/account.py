@@ -148,8 +148,8 @@ class AccountCalls(RestBase):
 
     def _identity(self) -> WhoamiResponse:
         runtime = self._runtime
-        runtime.start()  # the settings name servers that exchange keys for tokens
-        claims = runtime.keys.identity()
+        runtime.server.start()  # the settings name servers that exchange keys for tokens
+        claims = runtime.connection.keys.identity()
         if claims is None:
             raise _UnknownOwner(
                 "whoami: this server exchanges no tokens, so nothing tells whose key this is; whether it is "

@@ -132,10 +132,10 @@ class BulkCalls(RestBase):
                 return CheckpointOutcome(path, None if gone_is_fine and _gone_by_us(error) else error)
             return CheckpointOutcome(path)
 
-        runtime.refuse_closed()
-        future: APIFuture[list[CheckpointOutcome]] = runtime.future()
+        runtime.lifecycle.refuse_if_leaving()
+        future: APIFuture[list[CheckpointOutcome]] = runtime.lifecycle.make_future()
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
-        _Bulk(wanted, call, parallel, progress, future).start(runtime.callback_pool.run)
+        _Bulk(wanted, call, parallel, progress, future).start(runtime.pools.callback.run)
         runtime.lifecycle.note_change(future)
         return future
 

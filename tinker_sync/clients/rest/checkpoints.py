@@ -263,7 +263,7 @@ class CheckpointCalls(RestBase):
         ...     service.create_training_client_from_state(copy).get_info().lora_rank
         4
         """
-        weights_access_token = self._runtime.hide(weights_access_token)
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
         project = destination_project_id or self._runtime.settings.project_id
         if not project:
             raise InvalidInputError("copy_weights: give destination_project_id, or set TINKER_PROJECT_ID")
@@ -275,8 +275,9 @@ class CheckpointCalls(RestBase):
             headers["X-Tinker-Weights-Access-Token"] = weights_access_token
 
         def copy() -> str:
-            copied: CopyWeightsResponse = self._runtime.call(
-                "copy_weights", request, headers=headers, deadline_s=_deadlines.REST_S
+            deadline_at = self._runtime.clock.now() + _deadlines.REST_S
+            copied: CopyWeightsResponse = self._runtime.server.call(
+                "copy_weights", request, headers=headers, deadline_at=deadline_at
             )
             return copied.tinker_path
 
@@ -383,7 +384,9 @@ class CheckpointCalls(RestBase):
             "checkpoint": checked_id("checkpoint_id", checkpoint_id),
         }
         call = make_call("get_checkpoint_archive", self._runtime.settings, path=path)
-        return self._later(lambda: _archive_url(self._runtime.caller.call(call), self._runtime.clock.time()))
+        return self._later(
+            lambda: _archive_url(self._runtime.connection.caller.call(call), self._runtime.clock.time())
+        )
 
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str

@@ -174,8 +174,8 @@ class SessionCalls(RestBase):
             give_up_at = runtime.clock.now() + _TRACE_LIMIT_S
             said = False
             while runtime.clock.now() < give_up_at:
-                reply = runtime.caller.call(call)
-                url = _trace_url(reply, runtime.secrets)
+                reply = runtime.connection.caller.call(call)
+                url = _trace_url(reply, runtime.connection.secrets)
                 if url is not None:
                     return url
                 if not said:

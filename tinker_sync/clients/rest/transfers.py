@@ -97,7 +97,7 @@ class TransferCalls(RestBase):
 
         def download(control: Cancellation) -> CheckpointDownload:
             start = _progress.TransferProgress(tinker_path=tinker_path, stage="preparing")
-            reporter = _progress.ProgressReporter(progress, runtime.callback_pool.run, runtime.clock, start)
+            reporter = _progress.ProgressReporter(progress, runtime.pools.callback.run, runtime.clock, start)
             reporter.change()
             source = _sources.source_of(runtime, tinker_path)
             return _download.CheckpointFetch(
@@ -158,7 +158,7 @@ class TransferCalls(RestBase):
 
         def upload(control: Cancellation) -> str:
             start = _progress.TransferProgress(tinker_path="", stage="preparing")
-            reporter = _progress.ProgressReporter(progress, runtime.callback_pool.run, runtime.clock, start)
+            reporter = _progress.ProgressReporter(progress, runtime.pools.callback.run, runtime.clock, start)
             http = _signed.SignedHttp(runtime.settings)
             try:
                 sender = _upload.DirectoryUpload(
@@ -185,8 +185,8 @@ class TransferCalls(RestBase):
     def _alongside(self, work: Callable[[Cancellation], T]) -> APIFuture[T]:
         """Run `work` on a new thread until it ends, is cancelled, or the client is closed."""
         runtime = self._runtime
-        runtime.refuse_closed()
-        future: APIFuture[T] = runtime.future()
+        runtime.lifecycle.refuse_if_leaving()
+        future: APIFuture[T] = runtime.lifecycle.make_future()
         control = _signed.Cancellation()
         future.when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)
