@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.clock import FakeClock
+from support.raising import raising
 
 from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import BudgetExceededError
@@ -10,6 +12,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.spending import CostEstimate, SpendGuard
 from tinker_sync.usage.budget import Budget
 from tinker_sync.usage.meter import Meter, TokenCounts
+from tinker_sync.usage.prices import PriceTable
 
 
 class Limiter:
@@ -46,67 +49,64 @@ def plan() -> CostEstimate:
 
 def test_the_last_of_several_results_is_marked() -> None:
     heard: list[TokensUsed] = []
-    spending, limiter = SpendGuard(heard.append), Limiter()
-    spending.attach(limiter)
-    with spending.reserve(plan) as pledge:
-        pledge.parts = 3
+    guard, limiter = SpendGuard(heard.append), Limiter()
+    guard.attach(limiter)
+    with guard.reserve(plan) as reservation:
+        reservation.parts = 3
     for count in (1, 2, 3):
         assert limiter.held
-        pledge.settle(used(count))
+        reservation.settle(used(count))
     assert limiter.told == [(1, False), (2, False), (3, True)]
     assert limiter.held == set()
     assert [each.trained for each in heard] == [1, 2, 3]
 
 
 def test_what_cannot_begin_gives_back_what_was_set_aside() -> None:
-    spending, limiter = SpendGuard(lambda _: None), Limiter()
-    spending.attach(limiter)
-    with pytest.raises(KeyError), spending.reserve(plan):
+    guard, limiter = SpendGuard(lambda _: None), Limiter()
+    guard.attach(limiter)
+    with pytest.raises(KeyError), guard.reserve(plan):
         raise KeyError
     assert limiter.held == set()
 
 
 def test_what_one_has_set_aside_does_not_stay_when_the_next_refuses() -> None:
-    spending, first, second = SpendGuard(lambda _: None), Limiter(), Limiter(refuses=True)
-    spending.attach(first)
-    detach = spending.attach(second)
+    guard, first, second = SpendGuard(lambda _: None), Limiter(), Limiter(refuses=True)
+    guard.attach(first)
+    detach = guard.attach(second)
     with pytest.raises(BudgetExceededError):
-        spending.reserve(plan)
+        guard.reserve(plan)
     assert first.held == set()
     detach()
-    with spending.reserve(plan):
+    with guard.reserve(plan):
         assert len(first.held) == 1
 
 
 def test_a_failed_call_has_no_reservation_when_its_user_learns_of_the_failure() -> None:
     """The next call of the user, right after the failure, must not count the tokens of the failed one."""
-    spending, limiter = SpendGuard(lambda _: None), Limiter()
-    spending.attach(limiter)
+    guard, limiter = SpendGuard(lambda _: None), Limiter()
+    guard.attach(limiter)
     at_the_end: list[int] = []
     future: APIFuture[None] = APIFuture(when_done=(lambda _: at_the_end.append(len(limiter.held)),))
-    with spending.reserve(plan) as pledge:
-        pledge.follow(future)
+    with guard.reserve(plan) as reservation:
+        reservation.follow(future)
     assert len(limiter.held) == 1
     future.fail(KeyError("gone"))
     assert at_the_end == [0]
 
 
 def test_a_call_that_was_cancelled_before_its_reservation_keeps_none() -> None:
-    spending, limiter = SpendGuard(lambda _: None), Limiter()
-    spending.attach(limiter)
+    guard, limiter = SpendGuard(lambda _: None), Limiter()
+    guard.attach(limiter)
     future: APIFuture[None] = APIFuture()
     future.cancel()
-    with spending.reserve(plan) as pledge:
-        pledge.follow(future)
+    with guard.reserve(plan) as reservation:
+        reservation.follow(future)
     assert limiter.held == set()
 
 
 def test_without_a_limit_nothing_is_computed() -> None:
-    def expensive() -> CostEstimate:
-        raise AssertionError("nobody has asked")
-
-    with SpendGuard(lambda _: None).reserve(expensive) as pledge:
-        pledge.settle(used(1))
+    with SpendGuard(lambda _: None).reserve(raising(AssertionError("nobody has asked"))) as reservation:
+        reservation.settle(used(1))
 
 
 def test_a_forked_child_has_used_nothing_and_has_nothing_under_way() -> None:
@@ -121,6 +121,25 @@ def test_a_forked_child_has_used_nothing_and_has_nothing_under_way() -> None:
     budget.hold(CostEstimate(model="m", trained=7))
     with pytest.raises(BudgetExceededError, match="3 are spent and up to 7 are under way"):
         budget.hold(CostEstimate(model="m", trained=1))
+
+
+def test_tokens_without_a_price_leave_the_cost_of_the_others() -> None:
+    table = PriceTable.of({"base": {"prompt": 2.0}})
+    budget = Budget(usd=9.0, prices=table, base_model=lambda _: "base")
+    used = TokensUsed(model="m", trained=5, prompt=2_000_000, cached=1_000_000, sampled=7)
+    budget.settle(budget.hold(CostEstimate(model="m", prompt=3_000_000)), used, last=True)
+    assert (budget.spent_tokens, budget.spent_usd) == (3_000_012, 6.0)
+    with pytest.raises(BudgetExceededError):
+        budget.hold(CostEstimate(model="m", prompt=2_000_000))
+
+
+def test_the_span_is_from_the_first_to_the_last_result() -> None:
+    clock = FakeClock(time_s=100.0)
+    meter = Meter(clock=clock)
+    for _ in range(3):
+        meter.observe(used(1))
+        clock.advance(5)
+    assert meter.span == (100.0, 110.0)
 
 
 def test_models_are_named_after_those_they_are_like() -> None:

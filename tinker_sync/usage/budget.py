@@ -2,14 +2,16 @@
 
 A result counts with the tokens that it used. A pending call counts with the most tokens that it can use:
 those of its data or prompt, and `max_tokens` for each sample. So samples that are submitted at once stay
-within the budget.
+within the budget. The length of a sample without `max_tokens`, which is not known before, counts when the
+result arrives. An image without `expected_tokens` counts as 0 tokens.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -36,7 +38,7 @@ class _Amount:
 
 
 class Budget:
-    """A limit on the calls of a service client in a `with` block. Thread-safe.
+    """A limit on what the calls of a service client use in a `with` block. Thread-safe.
 
     `ServiceClient.budget` creates it. In nested blocks, every budget must allow a call.
 
@@ -48,11 +50,14 @@ class Budget:
     tinker_sync.errors.BudgetExceededError: this call could take up to 8 tokens, but of 10 ...
 
     Args:
-        usd: the most dollars.
-        tokens: the most tokens of all kinds.
-        prices: the price table.
+        usd: the most dollars; None: no limit.
+        tokens: the most tokens of all kinds together; None: no limit.
+        prices: the price table; None: a table without prices.
         base_model: returns the base model of a model or sampler.
         attach: connects the budget to a client; returns the function that disconnects it.
+
+    Raises:
+        InvalidInputError: no limit is given, or a limit is not a number from 0 on.
     """
 
     def __init__(
@@ -66,9 +71,10 @@ class Budget:
     ) -> None:
         if usd is None and tokens is None:
             raise InvalidInputError("budget: give usd, tokens or both")
+        limit: Any
         for name, limit in (("usd", usd), ("tokens", tokens)):
-            if limit is not None and not limit >= 0:
-                raise InvalidInputError(f"budget: {name} must be 0 or more, got {limit!r}")
+            if limit is not None and not (isinstance(limit, Real) and float(limit) >= 0):
+                raise InvalidInputError(f"budget: {name} must be a number, 0 or more, got {limit!r}")
         self.usd = usd
         self.tokens = tokens
         self._prices = prices or PriceTable()
@@ -100,7 +106,7 @@ class Budget:
 
     @property
     def spent_usd(self) -> float:
-        """The cost of these tokens in dollars; 0 in a budget that limits only tokens.
+        """The cost of the results that have arrived, in dollars; 0 in a budget that limits only tokens.
 
         >>> Budget(usd=1.0).spent_usd
         0.0
@@ -113,11 +119,13 @@ class Budget:
         """Reserve the most tokens that a call can use, and return the key of the reservation.
 
         Raises:
-            BudgetExceededError: the rest of the budget is too small.
+            BudgetExceededError: the call could exceed the budget.
             ConfigurationError: the budget limits dollars and a price is unknown.
         """
         counts = TokenCounts(trained=plan.trained, prompt=plan.prompt, sampled=plan.sampled or 0)
-        wanted = self._require_known_cost(plan.model, counts)
+        # Samples of unknown length count 0 tokens here, but their result will need the price.
+        self._require_prices(plan.model, evolve(counts, sampled=1) if plan.sampled is None else counts)
+        wanted = self._cost_of(plan.model, counts)
         with self._lock:
             spent, under_way = self._spent, self._outstanding
             refusal = self._find_refusal(wanted, spent, under_way)
@@ -134,7 +142,7 @@ class Budget:
         Args:
             key: of the reservation.
             used: the tokens of the result.
-            last: True for the last result of the call.
+            last: True for the last result of the call, which also drops the rest of the reservation.
         """
         counts = TokenCounts(
             trained=used.trained, prompt=used.prompt, cached=used.cached, sampled=used.sampled
@@ -150,7 +158,7 @@ class Budget:
                     self._held[key] = left
 
     def release(self, key: object) -> None:
-        """Drop the rest of a reservation. A second call has no effect."""
+        """Drop what remains of a reservation. A second call has no effect."""
         with self._lock:
             held = self._held.pop(key, None)
             if held is not None:
@@ -162,18 +170,22 @@ class Budget:
         self._held, self._outstanding = {}, _Amount()
 
     def _cost_of(self, model: str, counts: TokenCounts) -> _Amount:
-        """Return tokens and dollars. Cached tokens without a price cost as much as other prompt tokens."""
+        """Return tokens and, in a budget that limits dollars, the cost of those whose price is known.
+
+        Cached tokens without a price cost as much as other prompt tokens.
+        """
         if self.usd is None:
             return _Amount(counts.total)
         price = self._prices.price(self._base_model(model))
         if price.cached is None:  # the price of prompt tokens is an upper bound: a cache makes them cheaper
             price = evolve(price, cached=price.prompt)
+        price = evolve(price, **dict.fromkeys(price.missing(counts), 0.0))
         return _Amount(counts.total, price.of(counts) or 0.0)
 
-    def _require_known_cost(self, model: str, counts: TokenCounts) -> _Amount:
-        amount = self._cost_of(model, counts)
+    def _require_prices(self, model: str, counts: TokenCounts) -> None:
+        """Raise ConfigurationError if the budget limits dollars and a price for `counts` is unknown."""
         if self.usd is None:
-            return amount
+            return
         base_model = self._base_model(model)
         missing = self._prices.price(base_model).missing(counts)
         if missing:
@@ -182,7 +194,6 @@ class Budget:
                 f"the price of {' and '.join(missing)} tokens of {base_model or model} is not known, "
                 f"so dollars cannot be limited{where}, or limit tokens"
             )
-        return amount
 
     def _find_refusal(
         self, wanted: _Amount, spent: _Amount, under_way: _Amount

@@ -1,4 +1,4 @@
-"""Token counts by kind, and `Meter`, which adds up the tokens of each result of one client, by model.
+"""Token counts by kind, and `Meter`, which adds up the tokens of results by model.
 
 The thread that decodes a result reports it before the future resolves, so the counts are complete after
 `result()`. A forked child begins at zero, because the parent reports its own usage.
@@ -56,7 +56,7 @@ class TokenCounts:
         return TokenCounts(**{kind: getattr(self, kind) - getattr(other, kind) for kind in KINDS})
 
     def items(self) -> Iterator[tuple[Kind, int]]:
-        """Return the kinds with a count above 0, and their counts.
+        """Return the kinds with a count other than 0, and their counts.
 
         >>> dict(TokenCounts(prompt=2).items())
         {'prompt': 2}
@@ -68,7 +68,7 @@ assert tuple(each.name for each in fields(TokenCounts)) == KINDS  # noqa: S101
 
 
 class UsageSpan(NamedTuple):
-    """The times of day of the first and the last result."""
+    """The times of the first and the last result, in seconds since 1970."""
 
     first_s: float
     last_s: float
@@ -84,7 +84,7 @@ class Meter:
     {'org/base': TokenCounts(trained=7, prompt=0, cached=0, sampled=0)}
 
     Args:
-        ask_name: returns the base model of an unnamed model or sampler, or None.
+        ask_name: asks the server for the base model of a model or sampler; returns None without an answer.
         clock: the current time.
     """
 
@@ -101,7 +101,7 @@ class Meter:
         _fork.renew_in_child(self)
 
     def observe(self, event: Event) -> None:
-        """Record the tokens of a result, or the name of a model."""
+        """Record the tokens of a result, or the base model of a model; ignore other events."""
         if isinstance(event, TokensUsed):
             now_s = self._clock.time()
             with self._lock:
@@ -127,7 +127,7 @@ class Meter:
             return UsageSpan(self._first_s, self._last_s) if self._counts else None
 
     def base_model(self, model: str) -> str | None:
-        """Return the base model of a model or sampler, or None. The server is asked for an unknown one."""
+        """Return the base model of a model or sampler. If it is unknown, return what `ask_name` returns."""
         with self._lock:
             known = self._names.get(model)
         if known is not None:
@@ -139,7 +139,10 @@ class Meter:
         return name
 
     def by_model(self) -> dict[str | None, TokenCounts]:
-        """Return the usage so far by base model, with None for models of unknown name."""
+        """Return the usage so far by base model. The key None stands for models of unknown name.
+
+        Calls `ask_name` for each model whose base model is not known.
+        """
         with self._lock:
             counts = {
                 model: TokenCounts(**dict(zip(KINDS, own, strict=True)))

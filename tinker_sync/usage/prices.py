@@ -7,7 +7,8 @@ The file is JSON, at `~/.tinker/prices.json` or the path in `TINKER_PRICES`:
     {"models": {"meta-llama/Llama-3.1-8B": {"trained": 0.4, "prompt": 0.13, "cached": 0.03, "sampled": 0.4},
                 "Qwen/*": {"trained": 1.1}}}
 
-Prices are US dollars per million tokens. A name may end with a star; the longest match counts.
+Prices are US dollars per million tokens. A name may end with a star. The full name of a model counts first,
+then the longest match.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Price:
     sampled: float | None = None
 
     def of(self, counts: TokenCounts) -> float | None:
-        """Return the cost of token counts, or None when one of the prices is unknown."""
+        """Return the cost of token counts, or None if the price of a kind of token in them is unknown."""
         cost_usd = 0.0
         for kind, count in counts.items():
             rate = getattr(self, kind)
@@ -81,11 +82,13 @@ class PriceTable:
 
     prices: Mapping[str, Price] = field(factory=dict)
     path: Path | None = None
-    """The file of the table, where a user adds missing prices."""
+    """The file of the table, where a user adds missing prices; None for a table without a file."""
 
     @classmethod
     def of(cls, models: Mapping[str, Mapping[str, float]], path: Path | None = None) -> PriceTable:
-        """Make a table of the given and the built-in prices.
+        """Make a table of the given prices, and of the price 0 for models of this package.
+
+        `path` becomes the `path` of the table; errors name it.
 
         Raises:
             ConfigurationError: an entry is invalid; the text names it.
@@ -98,8 +101,10 @@ class PriceTable:
     def load(cls, path: str | os.PathLike[str] | None = None) -> PriceTable:
         """Load a table from a file: `path`, else `TINKER_PRICES`, else `~/.tinker/prices.json` if it exists.
 
+        Without a file, the table has only the models of this package.
+
         Raises:
-            ConfigurationError: the file cannot be read, or is not a price table.
+            ConfigurationError: the file cannot be read or is not a price table; or a named file is missing.
         """
         named = path or os.environ.get("TINKER_PRICES")
         place = Path(named) if named else Path(os.path.expanduser("~")) / ".tinker" / "prices.json"
@@ -148,7 +153,10 @@ def _read_price(where: str, name: str, rates: Any) -> Price:
 
 @frozen(kw_only=True)
 class Estimate:
-    """An upper bound on the usage of some work.
+    """The tokens that some work can use at most, and their cost.
+
+    The bound does not hold for samples without `max_tokens` and images without `expected_tokens`: they count
+    as 0 tokens, because their length is unknown.
 
     >>> print(Estimate(tokens=TokenCounts(trained=1_500_000), cost_usd=0.6))
     1,500,000 tokens (1,500,000 trained), $0.6000
@@ -219,7 +227,7 @@ def estimate_samples(
 
 
 def price_tokens(counts: TokenCounts, base_model: str | None, prices: PriceTable | None) -> Estimate:
-    """Return token counts with their cost.
+    """Return token counts with their cost. Without `prices`, load the user's table.
 
     >>> price_tokens(TokenCounts(sampled=1), None, PriceTable()).unpriced
     ('sampled',)

@@ -56,7 +56,7 @@ class Usage:
     def of(
         cls, counts: Mapping[str | None, TokenCounts], prices: PriceTable, session_id: str | None = None
     ) -> Usage:
-        """Return token counts by base model with their cost. The key None stands for unknown models."""
+        """Make the usage from token counts by base model. The key None stands for unknown models."""
         rows = []
         for base_model, own in sorted(counts.items(), key=lambda item: (item[0] is None, item[0] or "")):
             price = prices.price(base_model)
@@ -73,13 +73,13 @@ class Usage:
 
     @property
     def cost_usd(self) -> float | None:
-        """The cost, or None when a price is unknown."""
+        """The cost of all models in dollars, or None when a price is unknown."""
         costs = [row.cost_usd for row in self.rows]
         return None if None in costs else sum(cost for cost in costs if cost is not None)
 
     @property
     def known_cost_usd(self) -> float:
-        """The cost of the models with known prices."""
+        """The cost in dollars of the models with known prices."""
         return sum(row.cost_usd for row in self.rows if row.cost_usd is not None)
 
     def __str__(self) -> str:
