@@ -8,13 +8,16 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from support.authority import Authority
 from support.embedded import running
 from support.open_servers import TuftLike
-from support.servers import unused_port
+from support.servers import AnsweringServer, answer, unused_port
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._clock import SYSTEM_CLOCK
 from tinker_sync.diagnose import Finding, examine
+from tinker_sync.diagnose.doctor import VARIABLES
+from tinker_sync.docs import tables
 
 KEY = "tml-secret-of-the-doctor"
 
@@ -84,10 +87,7 @@ def test_a_server_that_needs_no_key(stub: Stub, monkeypatch: pytest.MonkeyPatch)
 def test_variables_that_are_not_used(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-of-the-command")
     key = findings()["key"]
-    assert (key.state, key.what) == (
-        "warning",
-        "from TINKER_API_KEY; TINKER_CREDENTIAL_CMD is not used",
-    )
+    assert (key.state, key.what) == ("warning", "from TINKER_API_KEY; TINKER_CREDENTIAL_CMD is not used")
     monkeypatch.setenv("TINKER_BASE_URL", "local")
     assert findings()["key"].what == (
         "of the server on this machine; TINKER_API_KEY and TINKER_CREDENTIAL_CMD are not used"
@@ -110,15 +110,21 @@ def test_unusable_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TINKER_BASE_URL" in found["settings"].what
 
 
+def test_an_address_that_is_no_text() -> None:
+    found = findings(7)["settings"]  # type: ignore[arg-type]
+    assert (found.state, found.what) == ("failure", "base_url: expected text, got int")
+
+
 def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with StubServer() as gone:
         url = gone.url  # type: ignore[attr-defined]
     found = findings(url)
     assert (found["connection"].state, found["server"].state) == ("failure", "failure")
     assert (found["clock"].state, found["access"].state) == ("skipped", "skipped")
-    found = findings("https://nowhere.invalid")
-    assert found["name"].state == "failure"
-    assert "nowhere.invalid cannot be resolved" in found["name"].what
+    for host in ("nowhere.invalid", "nowhere..invalid", f"{'a' * 64}.invalid"):
+        found = findings(f"https://{host}")
+        assert (found["name"].state, found["server"].state) == ("failure", "failure")
+        assert f"{host} cannot be resolved" in found["name"].what
 
 
 def test_a_server_error(stub: Stub) -> None:
@@ -147,6 +153,39 @@ def test_a_proxy(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings()["proxy"].what == "none for this server"
 
 
+@pytest.mark.parametrize("base_url", ["http://127.0.0.1:1", "local"])
+def test_a_proxy_that_the_client_bypasses(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert (findings(base_url)["proxy"].what == "none for this server") is (base_url == "local")
+
+
+def test_a_proxy_that_the_client_cannot_use(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5://user:hidden-word@127.0.0.1:9")
+    found = findings()
+    assert "only HTTP proxies" in found["connection"].what
+    assert "hidden-word" not in repr(found)
+    assert (found["connection"].state, found["server"].state) == ("failure", "failure")
+
+
+def test_the_trusted_certificates_are_those_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    with AnsweringServer(lambda _: answer(b"{}"), tls=authority.server_context()) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", authority.ca_file)
+        ignored = findings(server.url)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
+        trusted = findings(server.url)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+        missing = findings(server.url)
+    states = [(each["connection"].state, each["server"].state) for each in (ignored, trusted, missing)]
+    assert states == [("failure", "failure"), ("ok", "ok"), ("failure", "failure")]
+    assert "is not trusted" in ignored["connection"].what
+    assert "REQUESTS_CA_BUNDLE" in ignored["connection"].advice
+    assert "TLSv1" in trusted["connection"].what
+    assert "none.pem' cannot be used" in missing["connection"].what
+
+
 def test_a_readable_key_file(stub: Stub) -> None:
     path = Path.home() / ".tinker" / "credentials.json"
     path.parent.mkdir()
@@ -161,6 +200,10 @@ def test_an_unknown_variable(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TINKER_APIKEY", "x")
     assert findings()["variables"].what == "unknown, without effect: TINKER_APIKEY"
     assert "TINKER_API_KEY" in os.environ
+
+
+def test_the_variables_of_the_reference_are_known() -> None:
+    assert {name for name in tables.VARIABLES if name.startswith("TINKER_")} == VARIABLES
 
 
 def test_fields_that_an_embedded_server_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

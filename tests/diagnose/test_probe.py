@@ -10,7 +10,7 @@ from support import open_servers
 from support.tinker_stub import _POSTS, Answer, Asked, Stub, StubServer
 
 from tinker_sync.diagnose import ProbeReport, probe
-from tinker_sync.errors import APIConnectionError, AuthenticationError
+from tinker_sync.errors import APIConnectionError, AuthenticationError, ConfigurationError
 from tinker_sync.testing import LocalServer
 from tinker_sync.wire.endpoints import ENDPOINTS, find
 
@@ -60,9 +60,7 @@ def test_a_probe_sends_only_harmless_requests(stub: Stub) -> None:
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
-def test_open_servers_have_no_calls_that_they_lack(
-    kind: type[open_servers.OpenServer], published: bool
-) -> None:
+def test_open_servers_have_no_calls_they_lack(kind: type[open_servers.OpenServer], published: bool) -> None:
     with StubServer(kind()) as stub:
         stub.publishes = published
         found = there(probe(stub.url, api_key="tml-open"))  # type: ignore[attr-defined]
@@ -81,6 +79,11 @@ def test_a_refused_key_raises(stub: Stub) -> None:
     stub.behaviour.key = "tml-other"
     with pytest.raises(AuthenticationError):
         probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
+
+
+def test_a_key_that_is_no_text_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="api_key: expected text, got int"):
+        probe("http://localhost:1", api_key=7)  # type: ignore[arg-type]
 
 
 def test_equal_answers_are_not_conclusive(stub: Stub) -> None:

@@ -1,6 +1,7 @@
 """`examine`: checks of everything between this program and a server, each with advice.
 
-It changes nothing and repeats no request. A finding never contains the key.
+It changes nothing and retries no request; for the address `local`, it starts an embedded server. A finding
+never contains the key.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.transport.auth import KeyRing, choose_source
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
+from tinker_sync.transport.pools import ConnectFailed, Route, connect
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
@@ -43,10 +45,11 @@ _OPTIONAL: Final = {
     "chat": ("jinja2",),
     "torch": ("torch",),
 }
-_VARIABLES: Final = frozenset(
+VARIABLES: Final = frozenset(
     {
         "TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "TINKER_PROJECT_ID", "TINKER_TAGS",
-        "TINKER_TELEMETRY", "TINKER_LOG", "TINKER_PRICES", "TINKER_PACE", "TINKER_LOCAL_KEY",
+        "TINKER_TELEMETRY", "TINKER_LOG", "TINKER_PACE", "TINKER_PRICES", "TINKER_PROGRESS",
+        "TINKER_LOCAL_DATA_DIR", "TINKER_LOCAL_MODEL", "TINKER_LOCAL_KEY",
     }
 )  # fmt: skip
 
@@ -67,22 +70,22 @@ class Finding:
 
 
 def examine(base_url: str | None = None) -> list[Finding]:
-    """Run all checks.
+    """Run the checks, and return their findings. A check may have none, or be left out after a failure.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
     """
-    findings = [_versions(), *_extras(), *_variables()]
+    findings = [_versions(), _extras(), *_variables()]
     try:
         settings = Settings.resolve(base_url=base_url, max_retries=0)
     except TinkerError as error:
         advice = "correct the argument, the variable or the file that the text names"
         return [*findings, Finding("settings", "failure", str(error), advice)]
-    findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
+    findings += [_address(settings, base_url), _key(settings), *_key_file()]
     http = Http(settings, KeyRing(settings))
     try:
         http.start_server()  # an embedded server does not listen before this call
-        findings += _way(settings)
+        findings += _way(http)
         reply, reached = _reached(http)
         findings += [reached, _clocks(reply), _accepted(settings, reply)]
         findings += _ignored(http, settings, reply)
@@ -113,22 +116,20 @@ def _installed(name: str) -> str:
         return "missing"
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Finding:
     missing = [
         extra for extra, names in _OPTIONAL.items() if any(_installed(name) == "missing" for name in names)
     ]
-    if missing:
-        what = f"not installed: {', '.join(missing)}"
-        advice = f"install those that you need: pip install 'tinker-sync[{','.join(missing)}]'"
-        yield Finding("extras", "ok", what, advice)
-    else:
-        yield Finding("extras", "ok", "all are installed")
+    if not missing:
+        return Finding("extras", "ok", "all are installed")
+    advice = f"install those that you need: pip install 'tinker-sync[{','.join(missing)}]'"
+    return Finding("extras", "ok", f"not installed: {', '.join(missing)}", advice)
 
 
 def _variables() -> Iterator[Finding]:
-    unknown = sorted(name for name in os.environ if name.startswith("TINKER_") and name not in _VARIABLES)
+    unknown = sorted(name for name in os.environ if name.startswith("TINKER_") and name not in VARIABLES)
     if unknown:
-        advice = f"the known variables are {', '.join(sorted(_VARIABLES))}"
+        advice = f"the known variables are {', '.join(sorted(VARIABLES))}"
         yield Finding("variables", "warning", f"unknown, without effect: {', '.join(unknown)}", advice)
 
 
@@ -189,61 +190,60 @@ def _key_file() -> Iterator[Finding]:
         yield Finding("key file", "warning", f"other users can read {path} ({mode:o})", f"chmod 600 {path}")
 
 
-def _proxy(settings: Settings) -> Finding:
-    from requests.utils import get_environ_proxies
-
-    host = urlsplit(settings.base_url).hostname or ""
-    proxies = get_environ_proxies(settings.base_url, no_proxy=None)
-    proxy = proxies.get(urlsplit(settings.base_url).scheme) or proxies.get("all")
-    if not proxy:
-        return Finding("proxy", "ok", "none for this server")
-    shown = urlsplit(proxy)
-    what = f"{shown.scheme}://{shown.hostname}{f':{shown.port}' if shown.port else ''}"
-    if host in ("localhost", "127.0.0.1", "::1"):
-        return Finding("proxy", "warning", what, f"this server is on your own machine: set NO_PROXY={host}")
-    return Finding("proxy", "ok", what, "it sees all traffic that is not https")
-
-
 # ------------------------------------------------------------------------------------------ the connection
 
 
-def _way(settings: Settings) -> Iterator[Finding]:
-    """Resolve the name of the server and connect to it, unless a proxy does both."""
-    if _proxy(settings).what != "none for this server":
+def _way(http: Http) -> Iterator[Finding]:
+    """Name the proxy; without one, resolve the name of the server and connect to it."""
+    try:
+        route = http.route()
+    except TinkerError as error:
+        advice = "correct what the text names; REQUESTS_CA_BUNDLE=FILE sets the trusted certificates"
+        yield Finding("connection", "failure", str(error), advice)
+        return
+    yield _proxy(route)
+    host = route.origin.host
+    if route.proxy is not None:
         yield Finding("name", "skipped", "the proxy resolves it")
         return
-    parts = urlsplit(settings.base_url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+        addresses = socket.getaddrinfo(host, route.origin.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long part of the name
         advice = "check the address for typing errors, and your network"
         yield Finding("name", "failure", f"{host} cannot be resolved: {error}", advice)
         return
     shown = ", ".join(dict.fromkeys(str(address[4][0]) for address in addresses))
     yield Finding("name", "ok", f"{host} is {shown}")
-    yield _connection(host, port, tls=parts.scheme == "https")
+    yield _connection(route)
 
 
-def _connection(host: str, port: int, *, tls: bool) -> Finding:
+def _proxy(route: Route) -> Finding:
+    host = route.origin.host
+    if route.proxy is None:
+        return Finding("proxy", "ok", "none for this server")
+    if host in ("localhost", "127.0.0.1", "::1"):
+        advice = f"this server is on your own machine: set NO_PROXY={host}"
+        return Finding("proxy", "warning", str(route.proxy), advice)
+    return Finding("proxy", "ok", str(route.proxy), "it sees all traffic that is not https")
+
+
+def _connection(route: Route) -> Finding:
     began = SYSTEM_CLOCK.now()
     try:
-        with socket.create_connection((host, port), _CONNECT_S) as sock:
-            if not tls:
-                what = f"port {port} answered in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
-                return Finding("connection", "ok", what)
-            with ssl.create_default_context().wrap_socket(sock, server_hostname=host) as wrapped:
-                what = f"port {port}, {wrapped.version()}, {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
-                return Finding("connection", "ok", what)
-    except ssl.SSLCertVerificationError as error:
-        advice = "the clock may be wrong, or a company's proxy has its own authority: REQUESTS_CA_BUNDLE=FILE"
-        what = f"the certificate is not valid: {error.verify_message}"
-        return Finding("connection", "failure", what, advice)
-    except OSError as error:
+        connection = connect(route, _CONNECT_S)
+    except ConnectFailed as error:
         advice = (
             "check that the server runs and that no firewall is in the way; TINKER_BASE_URL sets the address"
         )
-        return Finding("connection", "failure", f"no connection to {host}:{port}: {error}", advice)
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            advice = (
+                "the clock may be wrong, or a company's proxy has its own authority: REQUESTS_CA_BUNDLE=FILE"
+            )
+        return Finding("connection", "failure", str(error), advice)
+    tls = f"{connection.sock.version()}, " if isinstance(connection.sock, ssl.SSLSocket) else ""
+    connection.close()
+    what = f"port {route.origin.port}, {tls}{(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
+    return Finding("connection", "ok", what)
 
 
 def _reached(http: Http) -> tuple[Reply | None, Finding]:
@@ -290,7 +290,7 @@ def _accepted(settings: Settings, reply: Reply | None) -> Finding:
 
 
 def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Finding]:
-    """Report the fields that an embedded server has ignored; other servers do not list them."""
+    """Report the fields of requests that an embedded server has ignored; other servers do not list them."""
     if reply is None or reply.status >= 400 or settings.is_vendor_host:
         return
     try:

@@ -14,7 +14,6 @@ from typing import Final, Literal
 from attrs import frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -37,7 +36,7 @@ class CallFound:
 
     Attributes:
         there: "yes" or "no" if the answer shows that the server has the call or lacks it, else "unknown".
-        expected: True if servers of this version have the call; the client relies on that.
+        expected: True if servers of the version in the report have the call; the client relies on `expected`.
         status: the status of the answer; None without an answer.
         legacy: True for a call of older servers.
     """
@@ -53,7 +52,12 @@ class CallFound:
 
 @frozen(kw_only=True)
 class FeatureFound:
-    """The result for one feature of requests, which servers without it ignore silently."""
+    """A feature of requests, which servers without it ignore silently.
+
+    Attributes:
+        since: the first version of the protocol with the feature.
+        known: True if the server has the feature, by its version.
+    """
 
     name: str
     since: str
@@ -83,14 +87,13 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        api_key: the key; None: `TINKER_API_KEY`, else the stored one.
+        api_key: the key; None: `TINKER_API_KEY`, else from `TINKER_CREDENTIAL_CMD`, else the stored one.
 
     Raises:
+        ConfigurationError: a setting cannot be used.
         TinkerError: the server cannot be reached, or refuses the key.
     """
-    settings = Settings.resolve(
-        base_url=base_url, api_key=None if api_key is None else Secret(api_key), max_retries=_RETRIES
-    )
+    settings = Settings.resolve(base_url=base_url, api_key=api_key, max_retries=_RETRIES)
     runtime = ClientRuntime(settings)
     try:
         facts = runtime.server.ready().facts
@@ -149,7 +152,7 @@ def _probe_call(
 
 
 def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str, method: str) -> Answer:
-    """Judge from the answer to a GET request if the server has a call.
+    """Judge from the answer to a GET request if the server has a call: "yes", "no" or "unknown".
 
     Args:
         reply: the answer.
