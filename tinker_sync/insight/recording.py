@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import frozen
 
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
 
-# A record takes some hundred bytes of memory. Records beyond this number are counted and dropped.
+# The most records of calls, of spans, and of pauses; further ones are counted and dropped. A record takes
+# some hundred bytes of memory.
 MOST_RECORDS: Final = 200_000
 
 
 @frozen
 class CallRecord:
-    """One call of the user that has ended, with the times of the clock between its phases.
+    """A request that has ended, with the times of the clock at which its phases began.
 
-    None stands for a phase that the call did not reach, or for a time that the recording does not know.
+    A call that is sent in several requests has several records. None stands for a phase that the request did
+    not reach, or for a time that the recording does not know.
     """
 
     method: str
     thread: str
-    """The thread that made the call."""
+    """The thread that made the request."""
     queued_s: float
     sending_s: float | None
     accepted_s: float | None
@@ -62,7 +64,10 @@ class SpanRecord:
 
 @frozen
 class PauseRecord:
-    """A pause before a retry, or one that the server reported."""
+    """A pause before a retry, or a pause of a queue that the server reported.
+
+    For a reported pause, `path` is the kind of request, and `delay_s` is 0.
+    """
 
     path: str
     at_s: float
@@ -70,11 +75,14 @@ class PauseRecord:
     reason: str
 
 
+_Record = TypeVar("_Record", SpanRecord, PauseRecord)
+
+
 class Recording:
     """A recording of the time that the calls of a service client take. Thread-safe.
 
-    `ServiceClient.explain` makes it. As text it is an explanation, also while it is running. It ends with its
-    `with` block, with `close`, or with the client.
+    `ServiceClient.explain` and `trace` make it. `str(recording)` is an explanation, also while the recording
+    runs. The recording ends with its `with` block, with `close`, or with the client.
     """
 
     def __init__(self, runtime: ClientRuntime, path: str | os.PathLike[str] | None = None) -> None:
@@ -83,7 +91,7 @@ class Recording:
         self._local = threading.local()
         self._ended_s: float | None = None
         self.began_s = runtime.clock.now()
-        self.calls: list[CallRecord] = []
+        self._calls: list[CallRecord] = []
         self.spans: list[SpanRecord] = []
         self.pauses: list[PauseRecord] = []
         self.polls = 0
@@ -91,11 +99,17 @@ class Recording:
         """The number of records that were dropped because the recording was full."""
         self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
         """The method and the thread of each request that is not recorded yet."""
-        runtime.lifecycle.stopwatches = (*runtime.lifecycle.stopwatches, self)
         self._stops: list[Callable[[], None]] = [
+            runtime.lifecycle.add_stopwatch(self),
             runtime.connection.journal.listen(self),
             runtime.notices.listen(self._on_report),
         ]
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """The records of the requests that have ended."""
+        self._catch_up()
+        return self._calls
 
     @property
     def ended_s(self) -> float:
@@ -111,21 +125,23 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        """End the recording, and write the trace if it has a file. Idempotent."""
+        """End the recording, and write its trace if it was made with a path. Idempotent."""
         if self._ended_s is not None:
             return
         self._catch_up()
         self._ended_s = self._runtime.clock.now()
         self._under_way.clear()
-        lifecycle = self._runtime.lifecycle
-        lifecycle.stopwatches = tuple(one for one in lifecycle.stopwatches if one is not self)
         for stop in self._stops:
             stop()
         if self._path is not None:
             self.save(self._path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recording as a trace for https://ui.perfetto.dev or chrome://tracing."""
+        """Write the recording as a trace for https://ui.perfetto.dev or chrome://tracing.
+
+        A missing directory of the file is created.
+        """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(report.trace_events(self)), encoding="utf-8")
 
     @property
@@ -134,7 +150,6 @@ class Recording:
         return report.advise(self)
 
     def __str__(self) -> str:
-        self._catch_up()
         return report.explain(self)
 
     def __repr__(self) -> str:
@@ -146,34 +161,34 @@ class Recording:
     # ---------------------------------------------------------------------------------- for the runtime
 
     def follow(self, future: APIFuture[Any]) -> None:
-        """Record a request when its future ends."""
+        """Add a record of a request when its future ends."""
         self._under_way[future] = (current(), _thread())
         future.when_done(self._on_ended)
 
     def encoded(self, method: str, began_s: float) -> None:
-        """Record that this thread has encoded a request."""
-        self._add_span(SpanRecord(method, "encode", _thread(), began_s, self._runtime.clock.now()))
+        """Add a record: the calling thread has encoded a request for `method` from `began_s` until now."""
+        self._add(self.spans, SpanRecord(method, "encode", _thread(), began_s, self._runtime.clock.now()))
 
     def observe(self, event: Event) -> None:
-        """Record an attempt on the wire, or a pause."""
+        """Add a record of an attempt on the wire, or of a pause before a retry; ignore other events."""
         now = self._runtime.clock.now()
         if isinstance(event, (ReplyReceived, RequestLost)):
             if "/retrieve_future" in event.path:
                 self.polls += 1
                 self._local.reply_s = now
             status = event.status if isinstance(event, ReplyReceived) else event.reason
-            self._add_span(SpanRecord(event.path, "wire", _thread(), now - event.duration_s, now, status))
+            span = SpanRecord(event.path, "wire", _thread(), now - event.duration_s, now, status)
+            self._add(self.spans, span)
         elif isinstance(event, RetryScheduled):
-            self.pauses.append(PauseRecord(event.path, now, event.delay_s, event.reason))
+            self._add(self.pauses, PauseRecord(event.path, now, event.delay_s, event.reason))
 
     def _on_report(self, notice: QueueReport) -> None:
         if notice.state.paused:
-            self.pauses.append(
-                PauseRecord(notice.request_type, self._runtime.clock.now(), 0.0, notice.reason or "")
-            )
+            now = self._runtime.clock.now()
+            self._add(self.pauses, PauseRecord(notice.request_type, now, 0.0, notice.reason or ""))
 
     def _catch_up(self) -> None:
-        """Add the requests that have ended, but whose `_on_ended` has not been called yet."""
+        """Add records of requests that have ended, but have no record because their callback has not run."""
         for future in [each for each in list(self._under_way) if each.done()]:
             self._on_ended(future)
 
@@ -183,10 +198,13 @@ class Recording:
             self._add_call(*begun, future)
 
     def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
-        """Add a request. Runs in the thread that ended it, or in a thread that prints the recording."""
+        """Add the record of a request, unless the recording has ended or is full.
+
+        Runs in the thread that ended the request or reads the recording.
+        """
         if self._ended_s is not None:
             return
-        if len(self.calls) >= MOST_RECORDS:
+        if len(self._calls) >= MOST_RECORDS:
             self.dropped += 1
             return
         timeline = ended.timeline
@@ -199,7 +217,7 @@ class Recording:
         else:
             failure = ended.failure
             outcome = "ok" if failure is None else type(failure).__name__
-        self.calls.append(
+        self._calls.append(
             CallRecord(
                 method or "in the background",
                 thread,
@@ -212,9 +230,9 @@ class Recording:
             )
         )
 
-    def _add_span(self, span: SpanRecord) -> None:
-        if len(self.spans) < MOST_RECORDS:
-            self.spans.append(span)
+    def _add(self, records: list[_Record], record: _Record) -> None:
+        if len(records) < MOST_RECORDS:
+            records.append(record)
         else:
             self.dropped += 1
 

@@ -106,9 +106,9 @@ def advise(recording: Recording) -> list[str]:
 
 
 def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Yield advice, and the seconds that it may save, about steps that are called after their pass has ended.
+    """Yield the seconds that advice may save, and the advice, about steps called after their pass has ended.
 
-    The server is idle between the two.
+    The server is idle between such a pass and its step.
     """
     waits, late = 0, 0.0
     last_pass: dict[str, CallRecord] = {}
@@ -151,7 +151,7 @@ def _about_samples(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
 
 
 def _about_limits(recording: Recording, calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Yield advice about refused samples, and about samples that wait mainly in the queue."""
+    """Yield advice about refused samples, or else about samples that wait mainly in the client's queue."""
     samples = [call for call in calls if call.method == _SAMPLE]
     queue_s = sum(_phase_s(call, "queue") for call in samples)
     server_s = sum(_phase_s(call, "server") for call in samples)
@@ -204,7 +204,7 @@ def _about_idle(recording: Recording) -> Iterable[tuple[float, str]]:
 
 
 def _idle_s(calls: Sequence[CallRecord], began_s: float, ended_s: float) -> float:
-    """Return the seconds in which no call was under way."""
+    """Return the seconds from `began_s` to `ended_s` in which no call was under way."""
     busy_s, reached = 0.0, began_s
     for call in sorted(calls, key=lambda each: each.queued_s):
         begin = max(call.queued_s, reached)
@@ -227,7 +227,7 @@ _THREADS: Final = 2
 
 
 def trace_events(recording: Recording) -> dict[str, Any]:
-    """Return a trace for Perfetto and chrome://tracing, with a row of spans for each method and thread."""
+    """Return a trace for Perfetto and chrome://tracing, with a track for each request and for each thread."""
     return {"displayTimeUnit": "ms", "traceEvents": list(_events(recording))}
 
 
@@ -272,7 +272,7 @@ def _phases(call: CallRecord, number: int, zero: float) -> Iterator[dict[str, An
 
 
 def phases_of(call: CallRecord) -> list[tuple[str, float, float]]:
-    """Return the known phases of a call: the name of each, its begin and its end."""
+    """Return the known phases of a call: for each its name, the time it began, and the time it ended."""
     marks = [("queue", call.queued_s), ("upload", call.sending_s), ("server", call.accepted_s)]
     marks.append(("decode", call.decoding_s))
     known = [(name, at) for name, at in marks if at is not None]
