@@ -46,7 +46,7 @@ def test_names_are_those_of_the_front_door(package: ModuleType) -> None:
         value = getattr(package, name)
         if name in ALIASES or hasattr(tinker_sync, name):
             assert value is ALIASES.get(name, getattr(tinker_sync, name, None))
-        else:
+        elif name != "is_retryable_status_code":
             assert "tinker.thinkingmachines.ai" in value(*("x",) * value.__code__.co_argcount)
     with pytest.raises(AttributeError, match="Nothing"):
         package.Nothing  # noqa: B018
@@ -66,9 +66,37 @@ def test_every_import_statement_finds_them() -> None:
     assert run(code) == "UntypedAPIFuture SampleResponse\n"
 
 
+def test_they_are_attributes_without_being_imported() -> None:
+    code = (
+        "import sys, tinker_sync as tinker\n"
+        "print('tinker_sync.lib' in sys.modules)\n"
+        "print(tinker.lib.public_interfaces.sampling_client.__name__, 'lib' in dir(tinker))\n"
+        "print(tinker.lib.retry_handler.RetryConfig is tinker.RetryConfig)"
+    )
+    assert run(code) == "False\ntinker_sync.lib.public_interfaces True\nTrue\n"
+
+
 def test_they_load_nothing_before_it_is_used() -> None:
     code = "import sys, tinker_sync.lib.public_interfaces; print({'numpy', 'requests'} & set(sys.modules))"
     assert run(code) == "set()\n"
+
+
+def test_a_script_with_its_own_retries_finds_what_may_pass() -> None:
+    from tinker_sync.lib.retry_handler import RetryConfig, is_retryable_status_code
+
+    assert [is_retryable_status_code(status) for status in (400, 402, 404, 408, 409, 429, 500)] == [
+        *(False, False, False, True, True, True, True)
+    ]
+    assert RetryConfig.retryable_exceptions == RetryConfig().retryable_exceptions
+    assert (RetryConfig.max_connections, RetryConfig.max_attempts) == (1000, 10)
+    caught = (*RetryConfig.retryable_exceptions, ConnectionError)
+    passing = [tinker_sync.APITimeoutError(), tinker_sync.APIStatusError.from_reply(503, {}, b"")]
+    passing += [tinker_sync.APIStatusError.from_reply(429, {}, b"")]
+    lasting = [tinker_sync.InvalidInputError("x"), tinker_sync.APIStatusError.from_reply(400, {}, b"")]
+    assert [isinstance(error, caught) for error in (*passing, *lasting)] == [True] * 3 + [False] * 2
+    config = RetryConfig(4, max_attempts=2)
+    assert (config.max_connections, config.attempts) == (4, 2)
+    assert hash(config) == hash(RetryConfig(4, max_attempts=2))
 
 
 def run(code: str) -> str:

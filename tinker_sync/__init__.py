@@ -29,6 +29,7 @@ _HOMES = {
         ResponseInfo SessionLostError TinkerError TokenizerError TransferError UnprocessableEntityError
         UnsafeArchiveError UnsupportedByServerError VerificationError WireError
     """,
+    "tinker_sync.lib": "",
     "tinker_sync.lib.other_names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
     "tinker_sync.runtime.futures": "APIFuture",

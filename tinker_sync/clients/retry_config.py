@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from dataclasses import dataclass, field
 
-from tinker_sync.errors import InvalidInputError
+from tinker_sync._policy import Meaning, Stage, rule_for
+from tinker_sync.errors import APIConnectionError, InternalServerError, InvalidInputError, RateLimitError
 
 
-@frozen
+# Scripts read the defaults from the class, which attrs would remove.
+@dataclass(frozen=True)
 class RetryConfig:
     """Settings of a sampling client's retries.
 
-    The fields about pauses have no effect: pauses follow the schedule of the package and the requests of the
-    server. A sample fails at its deadline at the latest.
+    Only `enable_retry_logic` and `max_attempts` have an effect; scripts of the reference client may set the
+    other fields. The package and the server determine the pauses. A sample fails at its deadline at the
+    latest.
+
+    Raises:
+        InvalidInputError: `max_connections` or `max_attempts` is less than 1.
 
     >>> RetryConfig(max_attempts=3).enable_retry_logic
     True
@@ -25,11 +31,17 @@ class RetryConfig:
     jitter_factor: float = 0.25
     enable_retry_logic: bool = True
     enable_stuck_detection: bool = True
-    retryable_exceptions: tuple[type[Exception], ...] = ()
+    retryable_exceptions: tuple[type[Exception], ...] = (
+        TimeoutError,
+        APIConnectionError,
+        InternalServerError,
+        RateLimitError,
+    )
+    """The errors after which a repeated call may succeed."""
     max_attempts: int = field(default=10, kw_only=True)
-    """The number of tries of one submit, and the number of submits of one sample."""
+    """The most tries of one submit, and the most submits of one sample."""
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if self.max_connections is not None and self.max_connections <= 0:
             raise InvalidInputError(
                 f"RetryConfig.max_connections: expected more than 0 or None, got {self.max_connections}"
@@ -39,5 +51,15 @@ class RetryConfig:
 
     @property
     def attempts(self) -> int:
-        """The number of tries of a submit."""
+        """`max_attempts`, or 1 without retries."""
         return self.max_attempts if self.enable_retry_logic else 1
+
+
+def is_retryable_status_code(status_code: int) -> bool:
+    """Return True if a call that was answered with this status may succeed when it is repeated.
+
+    >>> [is_retryable_status_code(status) for status in (404, 429, 503)]
+    [False, True, True]
+    """
+    rule = rule_for(status_code, Stage.CALL)
+    return rule.passes and rule.meaning is not Meaning.BLOCKED

@@ -10,10 +10,12 @@ from tinker_sync._lazy import lazy_names
 
 _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
+    "tinker_sync.clients.retry_config": "is_retryable_status_code",
     "tinker_sync.lib.other_names": """
         AwaitableConcurrentFuture api_key_console_url checkpoint_console_url checkpoint_playground_url
         new_api_key_console_url session_console_url sessions_console_url training_run_console_url
     """,
+    "tinker_sync.lib.public_interfaces": "",
 }
 
 _OTHER_PATHS = "api_future_impl console_urls experimental retry_handler"

@@ -2,6 +2,7 @@ from tinker_sync import APIFuture as APIFuture
 from tinker_sync import ExperimentalWarning as ExperimentalWarning
 from tinker_sync import QueueState as QueueState
 from tinker_sync import RetryConfig as RetryConfig
+from tinker_sync.clients.retry_config import is_retryable_status_code as is_retryable_status_code
 from tinker_sync.lib.other_names import AwaitableConcurrentFuture as AwaitableConcurrentFuture
 from tinker_sync.lib.other_names import api_key_console_url as api_key_console_url
 from tinker_sync.lib.other_names import checkpoint_console_url as checkpoint_console_url

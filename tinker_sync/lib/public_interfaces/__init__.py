@@ -1,4 +1,4 @@
-"""The clients, their futures and the handles of losses."""
+"""The clients, their futures and the handles of losses, under module paths of the reference client."""
 
 from __future__ import annotations
 
