@@ -20,12 +20,6 @@ PATHS = [f"tinker://run/weights/c{number}" for number in range(50)]
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config={"custom_loss_server_side": False}) as stub:
-        yield stub
-
-
-@pytest.fixture
 def rest(stub: Stub) -> Iterator[RestClient]:
     with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-bulk") as service:  # type: ignore[attr-defined]
         yield RestClient(service.holder)

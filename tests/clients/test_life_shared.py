@@ -6,15 +6,14 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 from support.crowd import together, until
 from support.isolation import our_threads
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
-from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients._shared import SharedRuntimes
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
@@ -22,39 +21,32 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.client_runtime import ClientRuntime
 
-FULL = {"custom_loss_server_side": False}
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
-
-
-def core_of(stub: Stub) -> ClientRuntime:
+def runtime_of(stub: Stub) -> ClientRuntime:
     return ClientRuntime(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}))
 
 
 def test_one_core_is_made_for_each_key(stub: Stub) -> None:
-    shared = SharedCores({})
-    cores = together(*[lambda: shared.get("a", lambda: core_of(stub))] * 16)
-    assert len({id(runtime) for runtime in cores}) == 1
-    assert shared.get("b", lambda: core_of(stub)) is not cores[0]
+    shared = SharedRuntimes({})
+    runtimes = together(*[lambda: shared.get("a", lambda: runtime_of(stub))] * 16)
+    assert len({id(runtime) for runtime in runtimes}) == 1
+    assert shared.get("b", lambda: runtime_of(stub)) is not runtimes[0]
 
 
 def test_a_closed_one_is_replaced(stub: Stub) -> None:
-    shared = SharedCores({})
-    first = shared.get("a", lambda: core_of(stub))
+    shared = SharedRuntimes({})
+    first = shared.get("a", lambda: runtime_of(stub))
     first.close().result(120)
-    assert shared.get("a", lambda: core_of(stub)) is not first
+    assert shared.get("a", lambda: runtime_of(stub)) is not first
 
 
 def test_a_child_is_not_stopped_by_a_lock_of_the_parents(stub: Stub) -> None:
-    shared = SharedCores({})
+    shared = SharedRuntimes({})
     shared._shared._lock.acquire()
     shared._shared.renew_after_fork()
-    shared.get("a", lambda: core_of(stub))
+    shared.get("a", lambda: runtime_of(stub))
 
 
 def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) -> None:

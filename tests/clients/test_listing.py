@@ -290,6 +290,11 @@ def test_pages_in_no_order_at_all_come_to_an_end() -> None:
     assert len(pages) < 1000
 
 
+def test_an_entry_that_a_page_repeats_comes_once() -> None:
+    listed = Listing(lambda *_: answered(["a", "b", "a"]), lambda answer: Page(answer, 3), str)
+    assert list(listed) == ["a", "b"]
+
+
 def test_an_error_comes_after_what_was_read() -> None:
     server = ListServer(2500)
     server.script("/checkpoints", Answer(usual=True), Answer(403, {"detail": "no more"}))

@@ -19,7 +19,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
-from tinker_sync.errors import APIStatusError, AuthenticationError, NotFoundError
+from tinker_sync.errors import NotFoundError
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -42,7 +42,6 @@ class Rejecting(Stub):
         """Tokens up to this number are rejected."""
         self.revoke_after = ""
         """The path after whose next answer all tokens are revoked."""
-        self.headers = REJECTED
 
     def on_auth_token(self, asked: Asked) -> Any:
         self.exchanges += 1
@@ -61,7 +60,7 @@ class Rejecting(Stub):
 
     async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
         if self.number_of(asked) <= self.revoked:
-            return Answer(401, {"detail": "the token is over"}, headers=self.headers)
+            return Answer(401, {"detail": "the token is over"}, headers=REJECTED)
         answer = await super()._answer_as_usual(asked, name)
         if name == self.revoke_after:
             self.revoke_after = ""
@@ -231,27 +230,6 @@ def test_samples_with_a_rejected_token_share_one_exchange() -> None:
         assert stub.exchanges == 2
 
 
-def test_a_second_rejection_is_final() -> None:
-    with world(TOKENS, Rejecting) as (stub, client):
-        client.get_server_capabilities()
-        stub.revoked = 10**6
-        with pytest.raises(AuthenticationError):
-            client.get_server_capabilities()
-        assert len(stub.asked("/get_server_capabilities")) == 3
-        assert stub.exchanges == 2
-
-
-def test_a_rejection_that_does_not_blame_the_token_is_final() -> None:
-    with world(TOKENS, Rejecting) as (stub, client):
-        client.get_server_capabilities()
-        stub.headers = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
-        stub.revoke()
-        with pytest.raises(AuthenticationError):
-            client.get_server_capabilities()
-        assert len(stub.asked("/get_server_capabilities")) == 2
-        assert stub.exchanges == 1
-
-
 # ------------------------------------------------------------------------------------ retries
 
 
@@ -271,14 +249,6 @@ def test_creations_go_on_though_the_server_asks_for_no_retry() -> None:
             stub.script(path, Answer(500, {"detail": "soon"}, headers=unwished))
         client.create_lora_training_client("stub/model").result()
         assert len(stub.asked("/create_session")) == len(stub.asked("/create_model")) == 2
-
-
-def test_a_reading_call_ends_where_the_server_asks_for_no_retry() -> None:
-    with world() as (stub, client):
-        stub.script("/get_server_capabilities", Answer(503, {}, headers={"x-should-retry": "false"}))
-        with pytest.raises(APIStatusError, match="503"):
-            client.get_server_capabilities()
-        assert len(stub.asked("/get_server_capabilities")) == 1
 
 
 def test_a_server_that_forbids_retries_gets_each_sample_under_one_number() -> None:
@@ -381,3 +351,15 @@ def test_handles_of_every_version_are_read() -> None:
                 assert decoded(copy.get_sampler_handle())["base_model"] == "stub/model"
             finally:
                 copy.holder.close("success").result(PATIENCE_S)
+
+
+# ------------------------------------------------------------------------------------ prompts
+
+
+def test_a_prompt_of_plain_data_after_a_model_input_is_sent_like_it() -> None:
+    plain: Any = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+    with world() as (stub, client):
+        sampler = sampler_of(client)
+        for prompt in (PROMPT, plain, PROMPT):
+            sampler.sample(prompt, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert [asked.json()["prompt"] for asked in stub.asked("/asample")] == [plain] * 3

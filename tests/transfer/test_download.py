@@ -171,6 +171,17 @@ def test_unprotected_addresses_are_refused(tmp_path: Path) -> None:
     http.close()
 
 
+@pytest.mark.parametrize("parts", [0, 65, 2.5, "4", None])
+def test_a_wrong_number_of_parts_is_refused(tmp_path: Path, parts: Any) -> None:
+    with (
+        FileServer({"a": 5}) as server,
+        tinker_sync.ServiceClient(base_url=server.url, api_key="tml-a") as service,
+        pytest.raises(errors.InvalidInputError, match=f"parts: expected 1 to 64, got {parts!r}"),
+    ):
+        RestClient(service.holder).download_checkpoint(EXTERNAL, tmp_path / "out", parts=parts)
+    assert server.seen == []
+
+
 @pytest.mark.parametrize("host", [".files", "*", "[::1", "files:99999"])
 def test_malformed_addresses_are_refused(host: str) -> None:
     http = SignedHttp(Settings.resolve(base_url="https://service.invalid", api_key="tml-a"))

@@ -7,25 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.embedded import BASE, KEY, Running, running
+from support.servers import unused_port
 
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.clients.rest import RestClient
+from tinker_sync.local.tiny import NAME as BASE
+from tinker_sync.testing import FaultPlan, LocalServer
+from tinker_sync.transfer.signed import SignedHttp
 
 pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.ExperimentalWarning")
 LORA = types.LoraConfig(rank=4)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "server", seed=1) as server:
-        yield server
-
-
-@pytest.fixture
-def service(server: Running) -> Iterator[tinker_sync.ServiceClient]:
-    with tinker_sync.ServiceClient(base_url=server.url, api_key=KEY) as service:
+def service() -> Iterator[tinker_sync.ServiceClient]:
+    with LocalServer() as server, server.service() as service:
         yield service
 
 
@@ -53,6 +50,17 @@ def test_every_kind_of_checkpoint_downloads(tmp_path: Path, service: tinker_sync
     assert kept == set(paths)
 
 
+def test_files_of_the_server_on_this_machine_come_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tinker_sync.ServiceClient(base_url="local") as service, unused_port() as port:
+        settings = service.holder.settings
+        service.get_server_capabilities()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        http = SignedHttp(settings)
+        with http.get(f"{settings.base_url}/api/v1/healthz", {}) as answer:
+            assert answer.status == 200
+        http.close()
+
+
 def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
@@ -65,6 +73,19 @@ def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.Ser
     found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(120)
     assert {path, back} <= {entry.tinker_path for entry in found.checkpoints}
     assert {entry.base_model for entry in found.checkpoints} == {BASE}
+
+
+def test_close_waits_for_an_upload(tmp_path: Path) -> None:
+    plan = FaultPlan().latency("external_weights_upload_finish", 0.5)
+    with LocalServer(plan) as server:
+        service = server.service()
+        rest = service.create_rest_client()
+        trainer = service.create_lora_training_client(BASE, rank=4)
+        path = trainer.save_weights_external("export").result(120).path
+        files = rest.download_checkpoint(path, tmp_path / "files").result(120).path
+        uploaded = rest.upload_external_weights(files, BASE, LORA)
+        service.close().result(120)
+        assert uploaded.result(0).startswith("tinker://")
 
 
 def test_interrupted_export_is_reused(

@@ -1,7 +1,8 @@
 """The `…_async` twins of the clients' methods, for scripts that use both blocking and `async` code.
 
-A twin repeats no logic: it calls the method of the same name without the ending, so overriding that one in a
-subclass changes both. The package runs no event loop; a twin runs in the loop of its caller.
+A twin repeats no logic: it calls the method of the same name without the ending. So a subclass that
+overrides the method changes its twin too. The package runs no event loop; a twin runs in the loop of its
+caller.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
         future.resolve(value)
 
 
-def blocking_twin(
+def async_blocking(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Return the `_async` twin of a method that blocks. The method runs on a thread of the client.
+    """Return the `_async` twin of a method that blocks. The twin runs the method on a thread of the client.
 
-    It does not run on a thread of the loop: the interpreter joins those at exit, so Ctrl-C would wait for
-    the server.
+    The loop's own executor is unsuitable: the interpreter joins the threads of that executor at exit, so
+    Ctrl-C would wait for the server.
     """
     name = method.__name__
 
@@ -68,12 +69,12 @@ def blocking_twin(
     return made
 
 
-def result_twin(
+def async_result(
     method: Callable[Concatenate[S, P], Future[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Return the `_async` twin of a method that returns a future.
 
-    The twin awaits this future, as the reference client does.
+    Awaiting the twin gives the result of this future, as in the reference client.
     """
     name = method.__name__
 
@@ -87,7 +88,7 @@ def result_twin(
     return made
 
 
-def future_twin(
+def async_future(
     method: Callable[Concatenate[S, P], APIFuture[T]], *, waits_with: str = ""
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
     """Return the `_async` twin of a method that returns a future.
@@ -96,10 +97,11 @@ def future_twin(
 
     Args:
         method: the method.
-        waits_with: a keyword with which the method blocks; the twin then runs it on a thread of the client.
+        waits_with: the name of a keyword argument that makes the method block if it is true; the twin then
+            runs the method on a thread of the client. Empty: the method never blocks.
     """
     name = method.__name__
-    blocking = blocking_twin(method)
+    blocking = async_blocking(method)
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
         if waits_with and kwargs.get(waits_with):

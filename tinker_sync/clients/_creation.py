@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tinker_sync.clients._shared import CoreClient
+from tinker_sync.clients._shared import BaseClient
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
@@ -66,7 +66,7 @@ def check_path(runtime: ClientRuntime, path: object, call: str) -> None:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
-class ClientFuture(APIFuture[T], CoreClient):
+class ClientFuture(APIFuture[T], BaseClient):
     """A client that is also the future of its own creation. Thread-safe.
 
     Args:

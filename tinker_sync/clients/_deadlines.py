@@ -1,4 +1,4 @@
-"""Default deadlines of calls: long enough for every normal call, but finite."""
+"""Default deadlines of calls, in seconds: long enough for every normal call, but finite."""
 
 from __future__ import annotations
 

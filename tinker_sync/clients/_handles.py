@@ -18,7 +18,7 @@ from attrs import asdict, field, fields, frozen
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients._shared import SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
 from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -147,7 +147,7 @@ class Carried:
         return ours if isinstance(ours, Mapping) else {}
 
 
-def core_of_handle(handle: str, api_key: str | None) -> tuple[ClientRuntime, Carried]:
+def runtime_of_handle(handle: str, api_key: str | None) -> tuple[ClientRuntime, Carried]:
     """Return the core for the session of a handle, and the content of the handle.
 
     A process has one core for each such session.
@@ -234,4 +234,4 @@ def _read(handle: str) -> Carried | str:
     )
 
 
-_cores: Final = SharedCores(weakref.WeakValueDictionary())
+_cores: Final = SharedRuntimes(weakref.WeakValueDictionary())

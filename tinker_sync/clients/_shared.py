@@ -1,4 +1,4 @@
-"""Cores that several clients of one process share, and what each client shows of its core."""
+"""Runtimes that several clients of one process share, and what each client shows of its runtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.client_runtime import ClientRuntime
 
 
-class CoreClient:
-    """The base of all clients, each of which has a core."""
+class BaseClient:
+    """The base class of all clients, which gives access to the client's runtime."""
 
     _runtime: ClientRuntime
 
@@ -30,7 +30,10 @@ class CoreClient:
 
     @property
     def holder(self) -> ClientRuntime:
-        """The core that this client shares with those of its service client, or of its server and key.
+        """The runtime of this client: its connections, its threads and its session.
+
+        All clients of one service client share a runtime. So do all REST clients that are made without a
+        service client, for the same server and key.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -41,25 +44,26 @@ class CoreClient:
         return self._runtime
 
     def __repr__(self) -> str:
-        runtime = getattr(self, "_core", None)  # None if the constructor has failed
-        return (
-            f"<{type(self).__name__} {runtime.settings.base_url}>" if runtime else f"<{type(self).__name__}>"
-        )
+        runtime = getattr(self, "_runtime", None)  # None if the constructor has failed
+        address = f" {runtime.settings.base_url}" if runtime else ""
+        return f"<{type(self).__name__}{address}>"
 
 
-class SharedCores:
-    """A table with one open core for each place, which is a key such as address and API key. Thread-safe.
+class SharedRuntimes:
+    """A table with one open runtime for each place. Thread-safe.
+
+    A place is a key of the table, such as an address with an API key.
 
     Args:
-        cores: the mapping that holds the cores; a dictionary keeps them, and a weak mapping drops those that
-            no client uses.
+        runtimes: the mapping that holds the runtimes; a dictionary keeps them, and a weak mapping drops those
+            that no client uses.
     """
 
-    def __init__(self, cores: MutableMapping[Hashable, ClientRuntime]) -> None:
+    def __init__(self, runtimes: MutableMapping[Hashable, ClientRuntime]) -> None:
         self._shared = Shared(
-            cores, is_usable=lambda runtime: not runtime.closed, discard=lambda runtime: runtime.close()
+            runtimes, is_usable=lambda runtime: not runtime.closed, discard=lambda runtime: runtime.close()
         )
 
     def get(self, place: Hashable, make: Callable[[], ClientRuntime]) -> ClientRuntime:
-        """Return the open core of a place. Call `make`, which sends no request, if no core is open."""
+        """Return the open runtime of a place. Call `make`, which sends no request, if no runtime is open."""
         return self._shared.get((place, _fork.generation()), make)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_sample, check_sampler_path
-from tinker_sync.clients._async import blocking_twin, result_twin
+from tinker_sync.clients._async import async_blocking, async_result
 from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
@@ -449,9 +449,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     copy.sampling_session_id == sampling.sampling_session_id
         True
         """
-        from tinker_sync.clients._handles import core_of_handle
+        from tinker_sync.clients._handles import runtime_of_handle
 
-        return cls._of_carried(*core_of_handle(handle, api_key))
+        return cls._of_carried(*runtime_of_handle(handle, api_key))
 
     @classmethod
     def _of_carried(cls, runtime: ClientRuntime, carried: Carried) -> SamplingClient:
@@ -490,10 +490,10 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     sampling.on_queue_state_change("paused_capacity", "all machines are busy")
         """
 
-    sample_async = result_twin(sample)
-    compute_logprobs_async = result_twin(compute_logprobs)
-    get_base_model_async = blocking_twin(get_base_model)
-    get_tokenizer_async = blocking_twin(get_tokenizer)
+    sample_async = async_result(sample)
+    compute_logprobs_async = async_result(compute_logprobs)
+    get_base_model_async = async_blocking(get_base_model)
+    get_tokenizer_async = async_blocking(get_tokenizer)
 
 
 # A core with an equal id replaces one of these only when no client uses the old core.
@@ -513,9 +513,9 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
 
     All pickles of a client give the same object, which keeps its sample numbers and the server's answers.
     """
-    from tinker_sync.clients._handles import core_of_handle
+    from tinker_sync.clients._handles import runtime_of_handle
 
-    runtime, carried = core_of_handle(handle, None)
+    runtime, carried = runtime_of_handle(handle, None)
     return _copies.get((cls, handle, id(runtime)), lambda: cls._of_carried(runtime, carried))
 
 

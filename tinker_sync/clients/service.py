@@ -16,8 +16,8 @@ from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_service
-from tinker_sync.clients._async import blocking_twin, result_twin
-from tinker_sync.clients._shared import CoreClient
+from tinker_sync.clients._async import async_blocking, async_result
+from tinker_sync.clients._shared import BaseClient
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @names_requests
-class ServiceClient(CoreClient):
+class ServiceClient(BaseClient):
     """The client of the service. It makes training and sampling clients, and owns their session.
 
     It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
@@ -787,14 +787,14 @@ class ServiceClient(CoreClient):
     def _until(self, deadline: float | None) -> float:
         return self._runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
 
-    get_tokenizer_async = blocking_twin(get_tokenizer)
-    get_server_capabilities_async = blocking_twin(get_server_capabilities)
-    create_lora_training_client_async = result_twin(create_lora_training_client)
-    create_training_client_from_state_async = result_twin(create_training_client_from_state)
-    create_training_client_from_state_with_optimizer_async = result_twin(
+    get_tokenizer_async = async_blocking(get_tokenizer)
+    get_server_capabilities_async = async_blocking(get_server_capabilities)
+    create_lora_training_client_async = async_result(create_lora_training_client)
+    create_training_client_from_state_async = async_result(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = async_result(
         create_training_client_from_state_with_optimizer
     )
-    create_sampling_client_async = result_twin(create_sampling_client)
+    create_sampling_client_async = async_result(create_sampling_client)
 
 
 def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:

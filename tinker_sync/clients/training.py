@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_saving, check_state_path, check_step, refuse_loss
-from tinker_sync.clients._async import blocking_twin, future_twin, result_twin
+from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
@@ -822,21 +822,21 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
         return self._runtime.server.give_up_at(deadline, usual_s)
 
-    forward_backward_async = future_twin(forward_backward)
-    forward_async = future_twin(forward)
-    forward_backward_custom_async = future_twin(forward_backward_custom)
-    forward_custom_async = future_twin(forward_custom)
-    optim_step_async = future_twin(optim_step)
-    save_state_async = future_twin(save_state, waits_with="verify")
-    save_weights_for_sampler_async = future_twin(save_weights_for_sampler)
-    save_weights_external_async = future_twin(save_weights_external)
-    load_state_async = future_twin(load_state)
-    load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
-    save_weights_and_get_sampling_client_async = result_twin(save_weights_and_get_sampling_client)
-    create_sampling_client_async = result_twin(create_sampling_client)
-    unload_async = future_twin(unload)
-    get_info_async = blocking_twin(get_info)
-    get_tokenizer_async = blocking_twin(get_tokenizer)
+    forward_backward_async = async_future(forward_backward)
+    forward_async = async_future(forward)
+    forward_backward_custom_async = async_future(forward_backward_custom)
+    forward_custom_async = async_future(forward_custom)
+    optim_step_async = async_future(optim_step)
+    save_state_async = async_future(save_state, waits_with="verify")
+    save_weights_for_sampler_async = async_future(save_weights_for_sampler)
+    save_weights_external_async = async_future(save_weights_external)
+    load_state_async = async_future(load_state)
+    load_state_with_optimizer_async = async_future(load_state_with_optimizer)
+    save_weights_and_get_sampling_client_async = async_result(save_weights_and_get_sampling_client)
+    create_sampling_client_async = async_result(create_sampling_client)
+    unload_async = async_future(unload)
+    get_info_async = async_blocking(get_info)
+    get_tokenizer_async = async_blocking(get_tokenizer)
 
 
 def _note_load(suffix: str) -> None:

@@ -21,12 +21,13 @@ __all__ = ["AdminClient", "RestClient"]
 
 @names_requests
 class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, BulkCalls, AccountCalls):
-    """A client for runs, checkpoints and sessions. Threads may share it.
+    """A client for runs, checkpoints, sessions and their files. Threads may share it.
 
-    Methods return futures. Calls are sent at once and in parallel. Clients for the same server and key share
-    their connections.
+    The `iter_...` methods return iterators; the others return futures, and their calls are sent in parallel.
+    Clients that are made without a service client, for the same server and key, share their connections.
+    `RestClient(service.holder)`, without further arguments, uses the connections of a service client.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        api_key: the key; None: `TINKER_API_KEY`, else the stored one.
+        api_key: the key; None: `TINKER_API_KEY`, else from `TINKER_CREDENTIAL_CMD`, else the stored one.
     """

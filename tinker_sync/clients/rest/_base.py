@@ -1,4 +1,4 @@
-"""The base class of all REST calls, and the parts that clients for one server and key share."""
+"""The base class of all REST calls, and the runtimes that clients for one server and key share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._shared import CoreClient, SharedCores
+from tinker_sync.clients._shared import BaseClient, SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
 from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -27,8 +27,8 @@ _SCOPES: Final = ("owned", "accessible")
 _BARE_PATH: Final = re.compile(r"tinker://([^/]+)/([^/]+)")
 
 
-class RestBase(CoreClient):
-    """A client of calls that need no session."""
+class RestBase(BaseClient):
+    """The base class of clients whose calls need no session. It makes each call on a worker."""
 
     def __init__(
         self, _holder: ClientRuntime | None = None, *, base_url: str | None = None, api_key: str | None = None
@@ -37,19 +37,17 @@ class RestBase(CoreClient):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
             )
-        self._runtime = _holder if _holder is not None else shared_core(base_url, api_key)
+        self._runtime = _holder if _holder is not None else shared_runtime(base_url, api_key)
 
     def _call(
         self,
         name: str,
         request: Any = None,
         *,
-        kind: type[T] | None = None,
         path: Mapping[str, object] | None = None,
         query: Mapping[str, Any] | None = None,
     ) -> APIFuture[T]:
-        """Make a call on a worker."""
-        del kind  # for the type checker; the row of the endpoint decides
+        """Make a call on a worker, and return its future."""
         runtime = self._runtime
         return self._later(
             lambda: call_offered(runtime, name, request, path=path, query=query), changes=name in _CHANGES
@@ -89,6 +87,7 @@ _CHANGES: Final = frozenset(
     {
         "assign_session_project",
         "delete_checkpoint",
+        "external_weights_upload_finish",
         "publish_checkpoint",
         "set_checkpoint_ttl",
         "unpublish_checkpoint",
@@ -112,13 +111,13 @@ def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **optio
     """Make a call, and distinguish a route that the server lacks from an object that does not exist.
 
     Args:
-        runtime: the shared parts.
+        runtime: the runtime of the client.
         name: the name of the endpoint.
         request: the body.
-        options: as for `ClientRuntime.call`.
+        options: further arguments of `Server.call`.
 
     Raises:
-        UnsupportedByServerError: the server has no such route; the text names a call that works there.
+        UnsupportedByServerError: the server has no such route; the message may name a call to use instead.
         TinkerError: the call failed.
     """
     try:
@@ -173,7 +172,11 @@ def warn_experimental(name: str) -> None:
 
 
 def checked_scope(access_scope: str) -> str:
-    """Return the scope, or refuse an unknown one."""
+    """Return the scope.
+
+    Raises:
+        InvalidInputError: the scope is unknown.
+    """
     if access_scope not in _SCOPES:
         raise InvalidInputError(f"access_scope: expected one of {', '.join(_SCOPES)}, got {access_scope!r}")
     return access_scope
@@ -183,7 +186,8 @@ def checked_id(name: str, value: object) -> str:
     """Return the id, or refuse a value that would address another object.
 
     Raises:
-        InvalidInputError: the value is no text, is empty, is a path, or would change the address.
+        InvalidInputError: the value is not a string, is empty, is the path of a checkpoint, or
+            cannot be part of a URL.
 
     >>> checked_id("session_id", "s-1")
     's-1'
@@ -199,12 +203,12 @@ def checked_id(name: str, value: object) -> str:
     return value
 
 
-_cores: Final = SharedCores({})
+_runtimes: Final = SharedRuntimes({})
 
 
-def shared_core(base_url: str | None, api_key: str | None) -> ClientRuntime:
-    """Return the parts that clients of a server and key share in this process. They stay open."""
+def shared_runtime(base_url: str | None, api_key: str | None) -> ClientRuntime:
+    """Return the runtime that REST clients of one server and key share in this process. It stays open."""
     settings = Settings.resolve(base_url=base_url, api_key=api_key)
     key = settings.api_key
     place = (settings.base_url, key_fingerprint(key.reveal() if key is not None else ""))
-    return _cores.get(place, lambda: ClientRuntime(settings))
+    return _runtimes.get(place, lambda: ClientRuntime(settings))

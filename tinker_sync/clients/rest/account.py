@@ -1,4 +1,4 @@
-"""Calls about the account: its models, its user, its usage and its audit log."""
+"""Calls about the account and the server: the models, the user, the usage and the audit log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tinker_sync import types
-from tinker_sync.clients._async import result_twin
+from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
@@ -29,9 +29,11 @@ _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organization
 class AdminClient(RestBase):
     """A client for billing and the audit log. Threads may share it.
 
+    `AdminClient(service.holder)`, without further arguments, uses the connections of a service client.
+
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        api_key: the key; None: `TINKER_API_KEY`, else the stored one.
+        api_key: the key; None: `TINKER_API_KEY`, else from `TINKER_CREDENTIAL_CMD`, else the stored one.
     """
 
     def get_billing_usage(
@@ -41,7 +43,7 @@ class AdminClient(RestBase):
 
         Args:
             starting_on: the begin of the window, a datetime or RFC 3339 text.
-            ending_before: the end of the window.
+            ending_before: the end of the window, which is not part of it.
 
         >>> import tinker_sync
         >>> from datetime import datetime, timedelta, timezone
@@ -55,7 +57,6 @@ class AdminClient(RestBase):
         window = types.GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
         return self._call(
             "get_billing_usage",
-            kind=types.BillingUsageResponse,
             query={"starting_on": window.starting_on, "ending_before": window.ending_before},
         )
 
@@ -73,20 +74,19 @@ class AdminClient(RestBase):
         >>> sum(item.size_bytes for item in stored.data) > 0
         True
         """
-        return self._call(
-            "get_checkpoint_storage_usage",
-            kind=types.CurrentCheckpointStorageUsageResponse,
-            query={"project_id": project_id},
-        )
+        return self._call("get_checkpoint_storage_usage", query={"project_id": project_id})
 
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> APIFuture[AuditLogResponse]:
-        """Return the audit log of your organization.
+        """Return the audit log of your organization for one day.
 
         Args:
             event_type: return only events of this kind.
-            day: return only events of this day.
+            day: the day in UTC; None: today.
+
+        Raises:
+            InvalidInputError: `event_type` is unknown.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -102,13 +102,12 @@ class AdminClient(RestBase):
             )
         return self._call(
             "get_audit_log",
-            kind=types.AuditLogResponse,
             query={"event_type": event_type, "day": None if day is None else day.isoformat()[:10]},
         )
 
-    get_billing_usage_async = result_twin(get_billing_usage)
-    get_current_checkpoint_storage_usage_async = result_twin(get_current_checkpoint_storage_usage)
-    get_audit_log_async = result_twin(get_audit_log)
+    get_billing_usage_async = async_result(get_billing_usage)
+    get_current_checkpoint_storage_usage_async = async_result(get_current_checkpoint_storage_usage)
+    get_audit_log_async = async_result(get_audit_log)
 
 
 class _UnknownOwner(UnsupportedByServerError, RuntimeError):
@@ -119,7 +118,10 @@ class _UnknownOwner(UnsupportedByServerError, RuntimeError):
 
 
 class AccountCalls(RestBase):
-    """Calls about the server and the account. Those about billing and audit have moved to `AdminClient`."""
+    """The part of a REST client with calls about the server and the account.
+
+    The calls about billing and audit have moved to `AdminClient`; here they work with a warning.
+    """
 
     def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]:
         """Return the models that the server offers.
@@ -129,7 +131,7 @@ class AccountCalls(RestBase):
         ...     service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
         'tinker-sync/tiny'
         """
-        return self._call("get_server_capabilities", kind=types.GetServerCapabilitiesResponse)
+        return self._call("get_server_capabilities")
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Return the owner of the key, from the token that the key is exchanged for.
@@ -213,7 +215,7 @@ class AccountCalls(RestBase):
         warn_caller(f"{name} has moved to AdminClient", FutureWarning)
         return AdminClient(self._runtime)
 
-    get_server_capabilities_async = result_twin(get_server_capabilities)
-    get_billing_usage_async: Any = result_twin(get_billing_usage)
-    get_current_checkpoint_storage_usage_async: Any = result_twin(get_current_checkpoint_storage_usage)
-    get_audit_log_async: Any = result_twin(get_audit_log)
+    get_server_capabilities_async = async_result(get_server_capabilities)
+    get_billing_usage_async: Any = async_result(get_billing_usage)
+    get_current_checkpoint_storage_usage_async: Any = async_result(get_current_checkpoint_storage_usage)
+    get_audit_log_async: Any = async_result(get_audit_log)

@@ -24,7 +24,7 @@ PARALLEL = 32
 
 @frozen
 class CheckpointOutcome:
-    """The outcome of the call for one checkpoint.
+    """The outcome for one checkpoint in a call for many: success, or an error.
 
     >>> CheckpointOutcome("tinker://run/weights/a", None).ok
     True
@@ -42,7 +42,7 @@ class CheckpointOutcome:
 
 @frozen(kw_only=True)
 class BulkProgress:
-    """The progress of a call for many checkpoints.
+    """The state of a call for many checkpoints, as reported to the listener `progress`.
 
     >>> BulkProgress(done=3, failed=1, total=10).total
     10
@@ -59,7 +59,7 @@ Listener = Callable[[BulkProgress], object]
 
 
 class BulkCalls(RestBase):
-    """Calls for many checkpoints."""
+    """The part of a REST client with calls for many checkpoints at once."""
 
     def delete_checkpoints(
         self, paths: Paths, *, parallel: int = PARALLEL, progress: Listener | None = None
@@ -68,10 +68,14 @@ class BulkCalls(RestBase):
 
         Args:
             paths: the paths of checkpoints, or checkpoints from a list.
-            parallel: the number of checkpoints that are deleted at a time.
-            progress: called with `BulkProgress` after each checkpoint, on a worker.
+            parallel: the most checkpoints that are deleted at a time.
+            progress: called with `BulkProgress` after each checkpoint, on workers, so that several calls may
+                run at a time.
 
         The result has an outcome for each path, in the order of `paths`. Equal paths share one outcome.
+
+        Raises:
+            InvalidInputError: `paths` is a single text, or `parallel` is less than 1.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -94,8 +98,7 @@ class BulkCalls(RestBase):
     ) -> APIFuture[list[CheckpointOutcome]]:
         """Set the number of seconds after which checkpoints are deleted; None keeps them.
 
-        Everything else is as for `delete_checkpoints`.
-
+        The other arguments, the result and the errors are as for `delete_checkpoints`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -141,7 +144,7 @@ class BulkCalls(RestBase):
 
 
 class _Bulk:
-    """The calls for many checkpoints. Each worker takes one path after another."""
+    """One call for many checkpoints, under way. Each of its workers takes one path after another."""
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class _Bulk:
         self._run: Callable[[Callable[[], object]], object]
 
     def start(self, run: Callable[[Callable[[], object]], object]) -> None:
-        """Start the workers. `run` runs a job that calls the listener."""
+        """Start the workers. They use `run` to call the listener on another thread."""
         self._run = run
         if not self._total:
             self._future.resolve([])
@@ -196,5 +199,5 @@ class _Bulk:
 
 
 def _gone_by_us(error: TinkerError) -> bool:
-    """Return True if an earlier try has deleted the checkpoint, and its answer was lost."""
+    """Return True if a retry got a 404: an earlier try has probably deleted the checkpoint."""
     return isinstance(error, NotFoundError) and (error.attempts or 1) > 1

@@ -11,13 +11,12 @@ from attrs import frozen
 
 from tinker_sync import types
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._async import result_twin
-from tinker_sync.clients.rest._base import RestBase, call_offered, checked_id, parse_path, warn_experimental
+from tinker_sync.clients._async import async_result
+from tinker_sync.clients.rest._base import RestBase, checked_id, parse_path, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.transport.call import Reply
 
 if TYPE_CHECKING:
     from tinker_sync.types import (
@@ -49,7 +48,7 @@ class CheckpointArchiveUrl:
 
 
 class CheckpointCalls(RestBase):
-    """Calls about checkpoints."""
+    """The part of a REST client with calls about checkpoints."""
 
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
         """Return all checkpoints of a run.
@@ -62,14 +61,10 @@ class CheckpointCalls(RestBase):
         ...     [each.checkpoint_id for each in rest.list_checkpoints(training.model_id).result().checkpoints]
         ['weights/final']
         """
-        return self._call(
-            "list_checkpoints",
-            kind=types.CheckpointsListResponse,
-            path={"run": checked_id("training_run_id", training_run_id)},
-        )
+        return self._call("list_checkpoints", path={"run": checked_id("training_run_id", training_run_id)})
 
     def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[CheckpointsListResponse]:
-        """Return a page of all your checkpoints.
+        """Return a page of the list of all your checkpoints.
 
         Args:
             limit: the largest number of entries.
@@ -84,11 +79,7 @@ class CheckpointCalls(RestBase):
         ...     path in [each.tinker_path for each in listed]
         True
         """
-        return self._call(
-            "list_user_checkpoints",
-            kind=types.CheckpointsListResponse,
-            query={"limit": limit, "offset": offset},
-        )
+        return self._call("list_user_checkpoints", query={"limit": limit, "offset": offset})
 
     def iter_checkpoints(self, training_run_id: str, *, limit: int | None = None) -> Listing[Checkpoint]:
         """Iterate over all checkpoints of a run.
@@ -153,11 +144,7 @@ class CheckpointCalls(RestBase):
         ...     list(rest.iter_checkpoints(training.model_id))
         []
         """
-        path = {
-            "run": checked_id("training_run_id", training_run_id),
-            "checkpoint": checked_id("checkpoint_id", checkpoint_id),
-        }
-        return self._call("delete_checkpoint", path=path)
+        return self._call("delete_checkpoint", path=_checked_place(training_run_id, checkpoint_id))
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Delete a checkpoint permanently.
@@ -219,7 +206,10 @@ class CheckpointCalls(RestBase):
         return self._on_path("set_checkpoint_ttl", tinker_path, {"ttl_seconds": ttl_seconds})
 
     def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
-        """Return addresses of the files of an exported checkpoint. They are valid for a time.
+        """Return signed addresses of the files of an exported checkpoint, with the time of their expiry.
+
+        Raises:
+            InvalidInputError: the path is not ``tinker://RUN/external_weights/NAME``.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -234,7 +224,6 @@ class CheckpointCalls(RestBase):
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
             "get_external_weights_urls",
-            kind=types.ExternalWeightsUrlsResponse,
             path={"run": parsed.training_run_id, "name": parsed.checkpoint_id.partition("/")[2]},
         )
 
@@ -246,13 +235,16 @@ class CheckpointCalls(RestBase):
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
     ) -> APIFuture[str]:
-        """Copy a checkpoint into a project, and return the path of the copy.
+        """Copy a checkpoint into a project. The future has the path of the copy.
 
         Args:
             path: the path of the checkpoint.
-            destination_project_id: the project; None: `TINKER_PROJECT_ID`.
+            destination_project_id: the project; None: that of this client, by default `TINKER_PROJECT_ID`.
             ttl_seconds: the number of seconds after which the copy is deleted.
             weights_access_token: a key of another account that may read the checkpoint.
+
+        Raises:
+            InvalidInputError: there is no project.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -286,9 +278,10 @@ class CheckpointCalls(RestBase):
     # ---------------------------------------------------------------------------------- newer servers
 
     def search_checkpoints(self, request: CheckpointSearchRequest) -> APIFuture[CheckpointSearchResponse]:
-        """Return a page of the checkpoints that match, the newest first. Experimental: it may change.
+        """Return a page of the checkpoints that match a request, the newest first. Experimental.
 
-        The future fails with `UnsupportedByServerError` if the server has no such search.
+        The service may change the search. The future fails with `UnsupportedByServerError` if the server has
+        none.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -301,8 +294,7 @@ class CheckpointCalls(RestBase):
         True
         """
         warn_experimental("search_checkpoints")
-        runtime = self._runtime
-        return self._later(lambda: call_offered(runtime, "search_checkpoints", request))
+        return self._call("search_checkpoints", request)
 
     def external_weights_upload_start(
         self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
@@ -315,7 +307,7 @@ class CheckpointCalls(RestBase):
         Args:
             base_model: the base model of the adapter.
             lora_config: the shape of the adapter.
-            destination_project_id: the project; None: `TINKER_PROJECT_ID`, else the default project.
+            destination_project_id: the project; None: that of this client, else the default project.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -326,17 +318,15 @@ class CheckpointCalls(RestBase):
         ['adapter_config.json', 'adapter_model.safetensors']
         """
         warn_experimental("external_weights_upload_start")
-        runtime = self._runtime
         request = types.ExternalWeightsUploadStartRequest(
             base_model=base_model,
             lora_config=lora_config,
-            destination_project_id=destination_project_id or runtime.settings.project_id,
+            destination_project_id=destination_project_id or self._runtime.settings.project_id,
         )
-        name = "external_weights_upload_start"
-        return self._later(lambda: call_offered(runtime, name, request))
+        return self._call("external_weights_upload_start", request)
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
-        """Make a checkpoint from an upload with all its files. Experimental.
+        """Make a checkpoint from an upload. All its files must have been sent. Experimental.
 
         Args:
             upload_id: the id that `external_weights_upload_start` returned.
@@ -354,10 +344,8 @@ class CheckpointCalls(RestBase):
         True
         """
         warn_experimental("external_weights_upload_finish")
-        runtime = self._runtime
         request = types.ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
-        name = "external_weights_upload_finish"
-        return self._later(lambda: call_offered(runtime, name, request))
+        return self._call("external_weights_upload_finish", request)
 
     # ---------------------------------------------------------------------------------- older servers
 
@@ -379,14 +367,16 @@ class CheckpointCalls(RestBase):
         ...     archive.result()  # doctest: +ELLIPSIS
         CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
         """
-        path = {
-            "run": checked_id("training_run_id", training_run_id),
-            "checkpoint": checked_id("checkpoint_id", checkpoint_id),
-        }
-        call = make_call("get_checkpoint_archive", self._runtime.settings, path=path)
-        return self._later(
-            lambda: _archive_url(self._runtime.connection.caller.call(call), self._runtime.clock.time())
-        )
+        place = _checked_place(training_run_id, checkpoint_id)
+        call = make_call("get_checkpoint_archive", self._runtime.settings, path=place)
+
+        def ask() -> CheckpointArchiveUrl:
+            from tinker_sync.clients.rest._sources import archive_address
+
+            reply = self._runtime.connection.caller.call(call)
+            return CheckpointArchiveUrl(*archive_address(reply, self._runtime.clock.time()))
+
+        return self._later(ask)
 
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
@@ -411,25 +401,26 @@ class CheckpointCalls(RestBase):
         path = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
         return self._call(name, request, path=path)
 
-    list_checkpoints_async = result_twin(list_checkpoints)
-    list_user_checkpoints_async = result_twin(list_user_checkpoints)
-    delete_checkpoint_async = result_twin(delete_checkpoint)
-    delete_checkpoint_from_tinker_path_async = result_twin(delete_checkpoint_from_tinker_path)
-    publish_checkpoint_from_tinker_path_async = result_twin(publish_checkpoint_from_tinker_path)
-    unpublish_checkpoint_from_tinker_path_async = result_twin(unpublish_checkpoint_from_tinker_path)
-    set_checkpoint_ttl_from_tinker_path_async = result_twin(set_checkpoint_ttl_from_tinker_path)
-    get_external_weights_urls_async = result_twin(get_external_weights_urls)
-    copy_weights_async = result_twin(copy_weights)
-    search_checkpoints_async = result_twin(search_checkpoints)
-    external_weights_upload_start_async = result_twin(external_weights_upload_start)
-    external_weights_upload_finish_async = result_twin(external_weights_upload_finish)
-    get_checkpoint_archive_url_async = result_twin(get_checkpoint_archive_url)
-    get_checkpoint_archive_url_from_tinker_path_async = result_twin(
+    list_checkpoints_async = async_result(list_checkpoints)
+    list_user_checkpoints_async = async_result(list_user_checkpoints)
+    delete_checkpoint_async = async_result(delete_checkpoint)
+    delete_checkpoint_from_tinker_path_async = async_result(delete_checkpoint_from_tinker_path)
+    publish_checkpoint_from_tinker_path_async = async_result(publish_checkpoint_from_tinker_path)
+    unpublish_checkpoint_from_tinker_path_async = async_result(unpublish_checkpoint_from_tinker_path)
+    set_checkpoint_ttl_from_tinker_path_async = async_result(set_checkpoint_ttl_from_tinker_path)
+    get_external_weights_urls_async = async_result(get_external_weights_urls)
+    copy_weights_async = async_result(copy_weights)
+    search_checkpoints_async = async_result(search_checkpoints)
+    external_weights_upload_start_async = async_result(external_weights_upload_start)
+    external_weights_upload_finish_async = async_result(external_weights_upload_finish)
+    get_checkpoint_archive_url_async = async_result(get_checkpoint_archive_url)
+    get_checkpoint_archive_url_from_tinker_path_async = async_result(
         get_checkpoint_archive_url_from_tinker_path
     )
 
 
-def _archive_url(reply: Reply, now_s: float) -> CheckpointArchiveUrl:
-    from tinker_sync.clients.rest._sources import archive_address
-
-    return CheckpointArchiveUrl(*archive_address(reply, now_s))
+def _checked_place(training_run_id: str, checkpoint_id: str) -> dict[str, str]:
+    return {
+        "run": checked_id("training_run_id", training_run_id),
+        "checkpoint": checked_id("checkpoint_id", checkpoint_id),
+    }

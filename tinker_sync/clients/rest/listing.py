@@ -3,20 +3,21 @@
 The service counts pages by offset, so an entry that appears or vanishes in front moves all that follow.
 Each page therefore begins with the last entries of the page before it:
 
-- If it begins with a known entry, no entry between was missed, because entries keep their order. Known
+- If a page begins with a known entry, no entry between was missed, because entries keep their order. Known
   entries are skipped.
-- If it begins with an unknown entry, entries in front have vanished, and the following ones have moved to
+- If a page begins with an unknown entry, entries in front have vanished, and the following ones have moved to
   lower offsets. Earlier pages are read until one begins with a known entry.
 - If the list has changed (another count, or another entry in the place of a known one), its front is read
   again at the end, because a run that was used meanwhile may have moved there.
 
 So an entry that is in the list all the time comes exactly once, and no entry comes twice. An entry that
 appears or vanishes meanwhile comes once or not at all. This requires that entries keep their order unless
-they move to the front, as in lists by age. If the server gives no count, as for sessions, the list misses an
-entry that moves to the front in the moment in which another one in front vanishes.
+they move to the front, as in lists by age. If the server gives no count, as for sessions, two changes between
+two pages can hide each other: if an entry in front vanishes and a later one moves to the front, the list
+misses the second.
 
 The list remembers only the ids, as 8-byte hashes. Workers of the client fetch pages, at most one ahead. One
-thread at a time may iterate.
+thread at a time may use a list.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ Fetch = Callable[[int, int], Future[Any]]
 class Listing(Iterator[T], Generic[T]):
     """An iterator over a whole list, page by page. For one thread at a time.
 
-    The first page is fetched when the caller takes the first entry. No page is fetched after the last entry
-    that the caller takes. An error of the server is raised after all entries before it, and ends the
-    iteration.
+    The first page is fetched when the caller takes the first entry. When the caller stops, no more pages are
+    fetched. If a page cannot be fetched, the entries before it come first; then the error is raised and the
+    iteration ends.
 
     >>> from concurrent.futures import Future
     >>> def fetch(size, offset):
@@ -90,7 +91,10 @@ class Listing(Iterator[T], Generic[T]):
             read: makes a page from the answer.
             identity: returns the id of an entry.
             limit: the largest number of entries; None: all.
-            page_size: the number of entries to request at once.
+            page_size: the number of entries to request at once; 100 if the server refuses it.
+
+        Raises:
+            InvalidInputError: `limit` is negative.
         """
         if limit is not None and limit < 0:
             raise InvalidInputError(f"limit: expected 0 or more, or None, got {limit}")
@@ -167,7 +171,7 @@ class Listing(Iterator[T], Generic[T]):
             expected, offset = names[step] if step < len(names) else None, offset + step
 
     def _may_have_gap(self, offset: int, names: list[int]) -> bool:
-        """Return True if entries may lie between the known ones and this page."""
+        """Return True if unseen entries may lie just before this page; False after too many steps back."""
         if not offset or self._retreats >= _MAX_RETREATS:
             return False
         return not names or names[0] not in self._seen
@@ -214,7 +218,7 @@ class Listing(Iterator[T], Generic[T]):
 
     @staticmethod
     def _step(length: int) -> int:
-        """Return the number of entries between the begin of a page and the begin of the next one."""
+        """Return the number of entries from the begin of a page of `length` entries to that of the next."""
         overlap = min(_OVERLAP, length // 8 or int(length > 1))
         return length - overlap
 

@@ -1,12 +1,11 @@
-"""Calls about training runs."""
+"""Calls about training runs, about the weights of checkpoints, and about samplers."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tinker_sync import types
-from tinker_sync.clients._async import result_twin
+from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, parse_path
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RunCalls(RestBase):
-    """Calls about training runs, and about weights and samplers."""
+    """The part of a REST client with calls about training runs, weights and samplers."""
 
     def get_training_run(
         self, training_run_id: str, access_scope: AccessScope = "owned"
@@ -36,7 +35,6 @@ class RunCalls(RestBase):
         """
         return self._call(
             "get_training_run",
-            kind=types.TrainingRun,
             path={"run": checked_id("training_run_id", training_run_id)},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -54,13 +52,7 @@ class RunCalls(RestBase):
         ...     rest.get_training_run_by_tinker_path(path).result().training_run_id == training.model_id
         True
         """
-        parsed = parse_path(self._runtime, tinker_path)
-        return self._call(
-            "get_training_run",
-            kind=types.TrainingRun,
-            path={"run": parsed.training_run_id},
-            query={"access_scope": checked_scope(access_scope)},
-        )
+        return self.get_training_run(parse_path(self._runtime, tinker_path).training_run_id, access_scope)
 
     def list_training_runs(
         self,
@@ -69,7 +61,7 @@ class RunCalls(RestBase):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
-        """Return a page of runs, the newest first.
+        """Return a page of runs, usually the newest first.
 
         Args:
             limit: the largest number of entries.
@@ -87,7 +79,6 @@ class RunCalls(RestBase):
         """
         return self._call(
             "list_training_runs",
-            kind=types.TrainingRunsResponse,
             query={
                 "limit": limit,
                 "offset": offset,
@@ -136,10 +127,10 @@ class RunCalls(RestBase):
         ...     rest.get_weights_info_by_tinker_path(path).result().lora_rank
         4
         """
-        return self._call("get_weights_info", {"tinker_path": tinker_path}, kind=types.WeightsInfoResponse)
+        return self._call("get_weights_info", {"tinker_path": tinker_path})
 
     def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
-        """Return the base model and the weights of a sampling session.
+        """Return the base model of a sampler, and the path of its weights.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -148,13 +139,9 @@ class RunCalls(RestBase):
         ...     rest.get_sampler(sampling.sampling_session_id).result().base_model
         'tinker-sync/tiny'
         """
-        return self._call(
-            "get_sampler",
-            kind=types.GetSamplerResponse,
-            path={"sampler": checked_id("sampler_id", sampler_id)},
-        )
+        return self._call("get_sampler", path={"sampler": checked_id("sampler_id", sampler_id)})
 
-    get_training_run_async = result_twin(get_training_run)
-    get_training_run_by_tinker_path_async = result_twin(get_training_run_by_tinker_path)
-    list_training_runs_async = result_twin(list_training_runs)
-    get_sampler_async = result_twin(get_sampler)
+    get_training_run_async = async_result(get_training_run)
+    get_training_run_by_tinker_path_async = async_result(get_training_run_by_tinker_path)
+    list_training_runs_async = async_result(list_training_runs)
+    get_sampler_async = async_result(get_sampler)

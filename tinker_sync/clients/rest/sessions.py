@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync import types
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._async import result_twin
+from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import TinkerError, WireError
@@ -44,7 +43,7 @@ class _TraceFailed(TinkerError, RuntimeError):
 
 
 class SessionCalls(RestBase):
-    """Calls about sessions."""
+    """The part of a REST client with calls about sessions."""
 
     def get_session(
         self, session_id: str, access_scope: AccessScope = "owned"
@@ -65,7 +64,6 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "get_session",
-            kind=types.GetSessionResponse,
             path={"session": checked_id("session_id", session_id)},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -89,15 +87,14 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "list_sessions",
-            kind=types.ListSessionsResponse,
             query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
         )
 
     def iter_sessions(self, *, limit: int | None = None, access_scope: AccessScope = "owned") -> Listing[str]:
         """Iterate over the ids of all sessions. The next page is fetched while you use the present one.
 
-        An entry that exists all the time comes exactly once, also if others appear or vanish meanwhile. The
-        service does not give the number of sessions.
+        No id comes twice, also if sessions appear or vanish meanwhile. The service does not give the number
+        of sessions, so `total` of the iterator stays None.
 
         Args:
             limit: the largest number of entries; None: all.
@@ -119,7 +116,7 @@ class SessionCalls(RestBase):
         )
 
     def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
-        """Return a page of the sessions that match. Experimental: the service may change it.
+        """Return a page of the sessions that match a request. Experimental: the service may change this call.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -131,7 +128,7 @@ class SessionCalls(RestBase):
         {'a search'}
         """
         warn_experimental("search_sessions")
-        return self._call("search_sessions", request, kind=types.SessionSearchResponse)
+        return self._call("search_sessions", request)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
         """Move a session to a project.
@@ -151,8 +148,8 @@ class SessionCalls(RestBase):
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
         """Let the server write the timeline of a session as a Perfetto trace. Return the trace's address.
 
-        This takes minutes. If the server could not write the trace, the future fails with a TinkerError that
-        is also a RuntimeError.
+        This takes minutes; after an hour the client gives up. If the server could not write the trace, the
+        future fails with a TinkerError that is also a RuntimeError.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -186,11 +183,11 @@ class SessionCalls(RestBase):
 
         return self._later(export)
 
-    get_session_async = result_twin(get_session)
-    list_sessions_async = result_twin(list_sessions)
-    search_sessions_async = result_twin(search_sessions)
-    assign_session_project_async = result_twin(assign_session_project)
-    export_session_trace_async = result_twin(export_session_trace)
+    get_session_async = async_result(get_session)
+    list_sessions_async = async_result(list_sessions)
+    search_sessions_async = async_result(search_sessions)
+    assign_session_project_async = async_result(assign_session_project)
+    export_session_trace_async = async_result(export_session_trace)
 
 
 def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -43,7 +42,7 @@ MAX_PARTS = 64
 
 
 class TransferCalls(RestBase):
-    """Calls that move files."""
+    """The part of a REST client with calls that move files."""
 
     def download_checkpoint(
         self,
@@ -55,23 +54,27 @@ class TransferCalls(RestBase):
         parts: int = 4,
         progress: Callable[[TransferProgress], object] | None = None,
     ) -> APIFuture[CheckpointDownload]:
-        """Download the files of a checkpoint, through interruptions of the connection.
+        """Download the files of a checkpoint. A broken connection does not end the download.
 
         An unfinished download is in a directory `<to>.partial`. The same call, also in a later process,
-        continues from there. A directory of this name that no download created is an error. Before the
-        download of a training checkpoint, the server exports it. `cancel()` of the future stops the download
-        and keeps the bytes that have arrived.
+        continues from there. A directory of this name that no download created is an error. If the server has
+        no archives, it exports a training checkpoint first, which takes time. `cancel()` of the future stops
+        the download and keeps the bytes that have arrived.
 
         Args:
             tinker_path: the path of the checkpoint.
             to: the directory to create; None: one in the current directory, named after the path.
-            unpack: unpack an archive, if the server gives one; else `to` becomes the archive itself.
+            unpack: if the server gives an archive, unpack it; False makes `to` the archive itself.
             overwrite: replace an existing `to`. Without it an existing `to` is an error.
-            parts: the number of parts of a file that are fetched at a time.
-            progress: called with `TransferProgress`, on a worker, at most ten times a second.
+            parts: the most parts of a file that are fetched at a time, 1 to 64.
+            progress: called with `TransferProgress`, on a worker: for each new stage and file, and at most
+                ten times a second for further bytes.
 
-        The future fails with `TransferError`, or with `UnsafeArchiveError` if an archive must not be
-        unpacked.
+        The future fails with `TransferError`, with `UnsafeArchiveError` if an archive must not be unpacked,
+        or with the error of a call that the service refused.
+
+        Raises:
+            InvalidInputError: the path, `to` or `parts` is not valid; nothing was sent.
 
         >>> import tempfile
         >>> from tinker_sync import ServiceClient
@@ -84,14 +87,16 @@ class TransferCalls(RestBase):
         """
         parse_path(self._runtime, tinker_path)
         target = _download.default_target(tinker_path) if to is None else Path(to)
-        if target.name in ("", ".."):
+        if target.name in ("", "..") or "\0" in str(target):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
+        if type(parts) is not int or not 1 <= parts <= MAX_PARTS:
+            raise InvalidInputError(f"parts: expected 1 to {MAX_PARTS}, got {parts!r}")
         wish = _download.DownloadRequest(
             tinker_path=tinker_path,
             target=target.absolute(),
             unpacked=unpack,
             overwrite=overwrite,
-            parts=checked_parts(parts),
+            parts=parts,
         )
         runtime = self._runtime
 
@@ -115,16 +120,21 @@ class TransferCalls(RestBase):
         *,
         progress: Callable[[TransferProgress], object] | None = None,
     ) -> APIFuture[str]:
-        """Upload an adapter, and return the path of the new checkpoint. Experimental.
+        """Upload an adapter. The future has the path of the new checkpoint. Experimental.
 
         Args:
             directory: the files, in the form in which `TrainingClient.save_weights_external` exports them.
             base_model: the base model of the adapter.
             lora_config: the shape of the adapter.
-            destination_project_id: the project; None: `TINKER_PROJECT_ID`, else the default project.
-            progress: called with `TransferProgress`, on a worker, at most ten times a second.
+            destination_project_id: the project; None: that of this client, else the default project.
+            progress: called with `TransferProgress`, on a worker: for each new stage and file, and at most
+                ten times a second for further bytes.
 
-        The future fails with `UnsupportedByServerError` if the server takes no uploads.
+        The future fails with `UnsupportedByServerError` if the server takes no uploads, with
+        `InvalidInputError` if a file is missing, or with `TransferError`.
+
+        Raises:
+            InvalidInputError: `directory` is not a directory.
 
         >>> import tempfile, warnings
         >>> from tinker_sync import ExperimentalWarning, LoraConfig, ServiceClient
@@ -162,12 +172,7 @@ class TransferCalls(RestBase):
             http = _signed.SignedHttp(runtime.settings)
             try:
                 sender = _upload.DirectoryUpload(
-                    place,
-                    http,
-                    clock=runtime.clock,
-                    cancellation=control,
-                    reporter=reporter,
-                    draw=random.random,
+                    place, http, clock=runtime.clock, cancellation=control, reporter=reporter
                 )
                 upload_id = sender.run(begin)
             finally:
@@ -180,10 +185,12 @@ class TransferCalls(RestBase):
             reporter.change(stage="done", file=None, tinker_path=finished.tinker_path)
             return finished.tinker_path
 
-        return self._alongside(upload)
+        future = self._alongside(upload)
+        runtime.lifecycle.note_change(future)
+        return future
 
     def _alongside(self, work: Callable[[Cancellation], T]) -> APIFuture[T]:
-        """Run `work` on a new thread until it ends, is cancelled, or the client is closed."""
+        """Run `work` on a new thread, and return its future. A cancel or a closed client stops `work`."""
         runtime = self._runtime
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[T] = runtime.lifecycle.make_future()
@@ -202,10 +209,3 @@ class TransferCalls(RestBase):
 
         worker.run(carried(run))
         return future
-
-
-def checked_parts(parts: int) -> int:
-    """Return the number of parts, or refuse an unusable one."""
-    if not 1 <= parts <= MAX_PARTS:
-        raise InvalidInputError(f"parts: expected 1 to {MAX_PARTS}, got {parts}")
-    return parts
