@@ -11,7 +11,9 @@ from support.cli_world import World
 from support.tinker_stub import Answer, StubServer
 
 from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config.address import DEFAULT_BASE_URL
+from tinker_sync.demo.result import DemoResult
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,7 @@ def test_what_is_mistyped_gets_a_suggestion(run: Run, line: list[str], words: st
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_warnings_are_lines_for_people(
-    run: Run, world: World, monkeypatch: pytest.MonkeyPatch, quiet: bool
-) -> None:
+def test_warnings_are_lines(run: Run, world: World, monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
     def warn(*_: object) -> None:
         warnings.warn("this is on its way out", FutureWarning, stacklevel=2)
         warnings.warn("this is on its way out", FutureWarning, stacklevel=2)
@@ -50,9 +50,7 @@ def test_warnings_are_lines_for_people(
     assert shown == ([] if quiet else ["Warning: this is on its way out", "Warning: the server is slow"])
 
 
-def test_a_log_on_the_console_prints_each_warning_once(
-    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_console_log_prints_warnings_once(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn(*_: object) -> None:
         logging.getLogger("tinker_sync.session").warning("the server is slow")
 
@@ -68,9 +66,7 @@ def test_a_log_on_the_console_prints_each_warning_once(
         log.setLevel(before)  # TINKER_LOG sets it for the process
 
 
-def test_a_program_with_a_log_of_its_own_gets_each_warning_once(
-    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_with_own_log_warns_once(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
 
     def warn(*_: object) -> None:
@@ -94,11 +90,38 @@ def test_the_quiet_demo_prints_whether_it_learned(run: Run, monkeypatch: pytest.
     assert (done.code, done.out) == (1, "FAILED: the loss did not fall\nFAILED: it is slow\n")
 
 
+def test_the_demo_as_json_names_what_was_not_learned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = DemoResult(
+        losses=(4.0, 4.0),
+        rewards=(0.1, 0.9),
+        checkpoint="tinker://run/weights/sorting",
+        resumed_at=1,
+        lost=(4.0,),
+        lost_exactly=True,
+        sorted_before=0.0,
+        sorted_after=0.8,
+        stories_before=(),
+        stories_after=(),
+        seconds=1.0,
+    )
+    monkeypatch.setattr("tinker_sync.demo.run", lambda *_, **__: result, raising=False)
+    done = run("demo", "--format", "json")
+    assert (done.code, done.json["losses"]) == (1, [4.0, 4.0])
+    assert done.json["problems"] == ["the loss went from 4.00 to 4.00, not below a third"]
+    assert "the output names what is missing" in done.err
+
+
 def test_only_the_hosted_service_has_a_console() -> None:
     with StubServer() as stub, ServiceClient(base_url=stub.url, api_key="tml-x") as service:  # type: ignore[attr-defined]
         assert service.get_console_url() == stub.url  # type: ignore[attr-defined]
+        training = service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
+        assert training.get_console_url() == stub.url
     with ServiceClient(base_url=None, api_key="tml-x") as service:
         assert service.get_console_url().endswith("/sessions")
+        hosted = TrainingClient(service.holder, 0, recorded=False)
+        hosted._line.model_id = "run-1"
+        hosted._become_ready()
+        assert hosted.get_console_url().endswith("/training_runs/run-1")
 
 
 def test_checkpoints_of_open_servers_without_a_folder(run: Run, world: World) -> None:
@@ -108,13 +131,6 @@ def test_checkpoints_of_open_servers_without_a_folder(run: Run, world: World) ->
     assert [asked.method for asked in world.asked("/training_runs/r/checkpoints/sampler_weights/final")] == [
         "DELETE"
     ]
-    hosted = run(
-        "checkpoint",
-        "delete",
-        "tinker://r/final",
-        "--yes",
-        "--base-url",
-        DEFAULT_BASE_URL,
-    )
+    hosted = run("checkpoint", "delete", "tinker://r/final", "--yes", "--base-url", DEFAULT_BASE_URL)
     assert hosted.code == 1
     assert "expected tinker://RUN/FOLDER/NAME" in hosted.err

@@ -136,6 +136,24 @@ def test_a_run_that_raises_leaves_its_session_open(server: LocalServer, journal:
     assert len(server.calls_to("finish_session")) == 1
 
 
+def test_a_run_that_raises_leaves_its_model_on_a_server_that_finishes_no_session(
+    server: LocalServer, journal: Path
+) -> None:
+    def script(*, until: int, error: Exception | None = None) -> list[int]:
+        with server.service(journal=journal, dialect="json") as service:
+            training = open_training(service)
+            steps = list(counted(training, until=until))
+            if error is not None:
+                raise error
+        return steps
+
+    with pytest.raises(KeyError):
+        script(until=2, error=KeyError("of the user"))
+    assert server.calls_to("unload_model") == []
+    assert script(until=4) == [1, 2, 3]
+    assert len(server.calls_to("unload_model")) == 1
+
+
 def test_a_lost_session_is_restored_from_its_last_checkpoint(
     server: LocalServer, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,13 +9,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.crowd import together, until
+from support.crowd import start, together, until
 from support.isolation import our_threads
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
 from tinker_sync.clients.sampling import SamplingClient
@@ -24,16 +24,9 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 
-FULL = {"custom_loss_server_side": False}
 FINISH = "/sessions/session-0/finish"
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
 
 
 def new_service(stub: Stub, **options: Any) -> ServiceClient:
@@ -148,47 +141,21 @@ def test_close_interrupts_calls_that_block(stub: Stub) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
     stub.script("/get_info", Answer(status=0))
     stub.script("/get_server_capabilities", *[Answer(500)] * 20)
-    failures: list[BaseException] = []
-
-    def call(job: Callable[[], Any]) -> None:
-        try:
-            job()
-        except TinkerError as error:
-            failures.append(error)
-
-    threads = [
-        threading.Thread(target=call, args=[job])
-        for job in (trainer.get_info, service.get_server_capabilities)
-    ]
-    for thread in threads:
-        thread.start()
+    blocked = [start(trainer.get_info), start(service.get_server_capabilities)]
     stub.await_asked("/get_info")
     stub.await_asked("/get_server_capabilities")
     service.close().result(120)
-    for thread in threads:
-        thread.join(120)
-    assert [type(failure) for failure in failures] == [ClientClosedError] * 2
+    assert [type(each.exception(120)) for each in blocked] == [ClientClosedError] * 2
 
 
 def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
-    release = threading.Event()
-    stub.script("/create_session", Answer(gate=release, usual=True))
+    release = stub.hold("/create_session")
     service = new_service(stub)
-    failures: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            service.create_sampling_client(base_model="stub/model").result()
-        except TinkerError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
+    made = start(lambda: service.create_sampling_client(base_model="stub/model").result())
     stub.await_asked("/create_session")
     service.close().result(120)
     release.set()
-    thread.join(120)
-    assert [type(failure) for failure in failures] == [ClientClosedError]
+    assert isinstance(made.exception(120), ClientClosedError)
     assert our_threads() == set()
 
 

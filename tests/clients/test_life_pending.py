@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from textwrap import dedent
 from typing import Any
@@ -23,12 +23,6 @@ PATIENCE_S = 120.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 STEP = types.AdamParams()
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
 
 
 def new_service(stub: Stub) -> ServiceClient:
@@ -65,8 +59,7 @@ def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any
     sampler = service.create_sampling_client(base_model="stub/model").result()
     stub.behaviour.latency_s = 3600.0
     sampled = sampler.sample(PROMPT, 1, PARAMS)
-    release = threading.Event()
-    stub.script(path, Answer(gate=release, usual=True))
+    release = stub.hold(path)
     changed = call(trainer)
     stub.await_asked(path)
     leaving = leave(service)
@@ -84,8 +77,7 @@ def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any
 
 def test_calls_before_a_change_are_sent(stub: Stub) -> None:
     """The end of a client also sends calls that were made before a change, once their model exists."""
-    release = threading.Event()
-    stub.script("/create_model", Answer(gate=release, usual=True))
+    release = stub.hold("/create_model")
     service = new_service(stub)
     trainer = service.create_lora_training_client("stub/model")
     passed, stepped = trainer.forward_backward([DATUM], "cross_entropy"), step(trainer)
@@ -159,8 +151,7 @@ def run(stub: Stub, text: str) -> Script:
     ids=["end", "end-during-creation", "exception", "exit-of-a-thread", "daemon-thread"],
 )
 def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) -> None:
-    release = threading.Event()
-    stub.script("/save_weights", Answer(gate=release, usual=True))
+    release = stub.hold("/save_weights")
     with run(stub, text) as script:
         stub.await_asked("/save_weights")
         script.say("go on")

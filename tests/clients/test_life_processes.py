@@ -6,35 +6,20 @@ import asyncio
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from textwrap import dedent
 
 import pytest
 from support.scripts import Script
-from support.tinker_stub import Answer, Asked, Stub, StubServer
+from support.servers import AnsweringServer, Seen, answer
+from support.tinker_stub import Asked, Stub
 
 from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
 
-FULL = {"custom_loss_server_side": False}
 BLOCK = 10**9
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
-
-
-@pytest.fixture
-def service(stub: Stub) -> Iterator[ServiceClient]:
-    service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    yield service
-    service.close().result(120)
 
 
 def numbers(requests: list[Asked]) -> list[int]:
@@ -91,8 +76,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
     """
     with Script(FORK + ERRORS + dedent(text), URL=stub.url, unhurried=True) as script:
         assert script.hear() == "[6, 7] {'step:max': 1.0}"
-        release = threading.Event()
-        stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 10)
+        release = stub.hold("/retrieve_future", 10)
         script.say("sample")
         stub.await_asked("/retrieve_future", 3 + 10)
         before = len(stub.log)
@@ -180,8 +164,7 @@ def test_two_copies_of_a_training_client_never_send_under_one_number(stub: Stub)
         script.hear()
         assert script.hear() == "TinkerError TinkerError [6, 7]"
         assert script.hear() == "{'step:max': 2.0}"
-        release = threading.Event()
-        stub.script("/optim_step", Answer(gate=release, usual=True))
+        release = stub.hold("/optim_step")
         script.say("step")
         stub.await_asked("/optim_step", 3)
         script.say("fork")
@@ -278,37 +261,20 @@ def test_a_copy_keeps_the_session_alive_from_where_it_is(stub: Stub, service: Se
 def test_handlers_of_a_web_server_share_a_client(stub: Stub, service: ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model="stub/model").result()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            tokens = [int(part) for part in self.path.strip("/").split(",")]
-            prompt = types.ModelInput.from_ints(tokens)
-            body = json.dumps(
-                list(sampler.sample(prompt, 1, PARAMS).result(120).sequences[0].tokens)
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def handle(seen: Seen) -> bytes:
+        prompt = types.ModelInput.from_ints([int(part) for part in seen.target.strip("/").split(",")])
+        sampled = sampler.sample(prompt, 1, PARAMS).result(120)
+        return answer(json.dumps(list(sampled.sequences[0].tokens)).encode())
 
-        def log_message(self, *args: object) -> None:
-            pass
+    with AnsweringServer(handle) as server:  # a thread for each connection
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/"
+        def ask(first: int) -> list[int]:
+            with urllib.request.urlopen(f"{server.url}/{first},1") as reply:
+                found: list[int] = json.loads(reply.read())
+                return found
 
-            def ask(first: int) -> list[int]:
-                with urllib.request.urlopen(f"{address}{first},1") as reply:
-                    found: list[int] = json.loads(reply.read())
-                    return found
-
-            with ThreadPoolExecutor(16) as pool:
-                answers = list(pool.map(ask, range(64)))
-        finally:
-            server.shutdown()
-            thread.join()
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(ask, range(64)))
     assert answers == [[first + 1, first + 2] for first in range(64)]
     assert sorted(numbers(stub.asked("/asample"))) == list(range(64))
 
@@ -338,8 +304,7 @@ def test_both_kinds_of_calls_work_inside_a_running_loop(stub: Stub, service: Ser
 
 def test_w45_an_awaited_call_that_blocks_leaves_the_loop_free(stub: Stub, service: ServiceClient) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
-    release = threading.Event()
-    stub.script("/save_weights_for_sampler", Answer(gate=release, usual=True))
+    release = stub.hold("/save_weights_for_sampler")
 
     async def script() -> int:
         turns = 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from textwrap import dedent
 
 import pytest
 from support.scripts import Script
-from support.tinker_stub import Stub, StubServer
+from support.tinker_stub import Stub
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits that only Linux keeps")
 
@@ -40,12 +39,6 @@ def name_of(call):
 def sample():
     return sampler.sample(PROMPT, 1, PARAMS)
 """
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config={"custom_loss_server_side": False}) as stub:
-        yield stub
 
 
 def run(stub: Stub, text: str, files: int = 1024) -> Script:

@@ -16,7 +16,7 @@ from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync._observe import Event, HeartbeatLate, ModelNamed, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._observe import Event, ModelNamed, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIConnectionError,
@@ -25,7 +25,6 @@ from tinker_sync.errors import (
     AuthenticationError,
     BillingError,
     CredentialError,
-    InvalidInputError,
     NotFoundError,
     SessionLostError,
     TinkerError,
@@ -38,19 +37,6 @@ from tinker_sync.transport.call import Call, Reply
 FULL = {"custom_loss_server_side": False}
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
-
-
-@pytest.fixture
-def service(stub: Stub) -> Iterator[ServiceClient]:
-    service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    yield service
-    service.close().result(120)
 
 
 @pytest.fixture
@@ -144,16 +130,6 @@ def test_w25_an_account_that_cannot_pay_hears_of_it_at_once(
     assert service.create_lora_training_client("stub/model").result().model_id.startswith("session-")
 
 
-@pytest.mark.parametrize("path", ["/client/config", "/create_session"])
-def test_a_failed_start_is_not_remembered(stub: Stub, service: ServiceClient, path: str) -> None:
-    stub.script(path, Answer(401, {"detail": "no"}), Answer(403, {"detail": "no"}))
-    for _ in range(2):
-        with pytest.raises(TinkerError, match=r"40[13]"):
-            service.create_sampling_client(base_model="stub/model").result()
-    service.create_sampling_client(base_model="stub/model").result()
-    assert len(stub.asked(path)) == 3
-
-
 def test_a_request_for_settings_is_tried_again(stub: Stub, quick: ServiceClient) -> None:
     stub.script("/client/dynamic_config", Answer(503), Answer(abort="before"))
     quick.get_server_capabilities()
@@ -240,15 +216,6 @@ def test_a_402_in_the_midst_of_work_is_waited_out(stub: Stub, quick: ServiceClie
     assert sampler.sample(PROMPT, 1, PARAMS).result(120).sequences[0].tokens == [6, 7]
 
 
-def test_a_402_is_not_waited_out_beyond_the_deadline(stub: Stub) -> None:
-    service = ServiceClient(base_url=stub.url, api_key="tml-x", deadline=1.0)
-    service.create_sampling_client(base_model="stub/model").result()
-    stub.script("/get_server_capabilities", *[Answer(402)] * 3)
-    with pytest.raises(BillingError):
-        service.get_server_capabilities()
-    service.close().result(120)
-
-
 def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
     clock = FakeClock()
     with StubServer(config=FULL) as stub:
@@ -270,16 +237,6 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
         runtime.close().result(120)
     # Each try takes 3 s and each pause 0.5 s.
     assert left == pytest.approx([10.0, 6.5, 3.0])
-
-
-def test_a_server_that_allows_no_pause_gets_none(stub: Stub) -> None:
-    stub.behaviour.config = {**FULL, "billing_exception_max_pause_duration_sec": 0}
-    service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    trainer = service.create_lora_training_client("stub/model").result()
-    stub.script("/get_info", Answer(402))
-    with pytest.raises(BillingError):
-        trainer.get_info()
-    service.close().result(120)
 
 
 # ---------------------------------------------------------------------------------------------- heartbeats
@@ -371,36 +328,6 @@ def test_a_key_that_is_no_longer_accepted_is_reported(
     assert isinstance(caught.value.__cause__, AuthenticationError)
 
 
-def test_a_server_without_heartbeats_loses_nothing(
-    stub: Stub, service: ServiceClient, clock: FakeClock
-) -> None:
-    watcher = on_clock(service, clock)
-    sampler = service.create_sampling_client(base_model="stub/model").result()
-    beat(stub, clock, Answer(404, {"detail": "Not Found"}))
-    for _ in range(3):
-        clock.advance(PERIOD_S)
-        clock.await_waiters()
-    sampler.sample(PROMPT, 1, PARAMS)
-    assert (watcher.of(SessionLost), len(stub.asked("/session_heartbeat"))) == ([], 1)
-
-
-def test_a_process_that_held_the_interpreter_is_named(
-    stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    watcher = on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model").result()
-    clock.await_waiters()
-    clock.advance(PERIOD_S + 30.0)
-    until(lambda: watcher.of(HeartbeatLate))
-    (late,) = watcher.of(HeartbeatLate)
-    assert isinstance(late, HeartbeatLate)
-    assert (late.delay_s, late.reason) == (
-        30.0,
-        "this process did not run for 30 s: it was stopped, or swapped out",
-    )
-    assert "a heartbeat is 30 s late" in caplog.text
-
-
 # ---------------------------------------------------------------------------------------------- renewals
 
 
@@ -444,8 +371,7 @@ def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 10}
     on_clock(service, clock)
     service.create_sampling_client(base_model="stub/model").result()
-    release = threading.Event()
-    stub.script("/client/dynamic_config", Answer(gate=release, usual=True))
+    release = stub.hold("/client/dynamic_config")
     beat(stub, clock, *[Answer(usual=True)] * 4)
     stub.await_asked("/client/dynamic_config", 2)  # the client has requested it, and has no answer yet
     release.set()
@@ -493,18 +419,3 @@ def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> 
         ServiceClient(base_url=f"{stub.url}/api/v1/", api_key="tml-x") as service,
     ):
         assert service.holder.settings.base_url == f"{stub.url}/api/v1"
-
-
-def test_a_single_datum_is_no_list(service: ServiceClient) -> None:
-    trainer: Any = service.create_lora_training_client("stub/model").result()
-    for compute, loss in (
-        (trainer.forward_backward, "cross_entropy"),
-        (trainer.forward, "cross_entropy"),
-        (trainer.forward_backward_custom, print),
-    ):
-        with pytest.raises(InvalidInputError, match=r"got a single one; write \[datum\]$"):
-            compute(DATUM, loss)
-        with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got NoneType$"):
-            compute(None, loss)
-        with pytest.raises(TypeError, match=r"^data\[0\]: expected a Datum, got ModelInput$"):
-            compute([PROMPT], loss)

@@ -21,7 +21,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.scripts import Script
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 import tinker_sync
 from tinker_sync import types
@@ -32,7 +32,6 @@ from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.heartbeat import PERIOD_S
 from tinker_sync.runtime.session import Session
 
-FULL = {"custom_loss_server_side": False}
 DAY_S = 86_400.0
 STOPPED_S = float(os.environ.get("STOPPED_S", "0"))
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
@@ -64,12 +63,6 @@ class Listener:
         pass
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
-
-
 @contextmanager
 def client_on(stub: Stub, clock: Any) -> Iterator[ServiceClient]:
     service = ServiceClient(base_url=stub.url, api_key="tml-x")  # type: ignore[attr-defined]
@@ -89,10 +82,7 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
         sampler = service.create_sampling_client(base_model="stub/model").result(120)
         trainer = service.create_lora_training_client("stub/model").result(120)
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
-        before = [
-            sampler.sample(PROMPT, 1, PARAMS, deadline=120),
-            trainer.optim_step(STEP, deadline=120),
-        ]
+        before = [sampler.sample(PROMPT, 1, PARAMS, deadline=120), trainer.optim_step(STEP, deadline=120)]
         stub.await_asked("/retrieve_future", 1 + 2)  # the first is that of the model
         clock.shift_s = shift_s
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}))

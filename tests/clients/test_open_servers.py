@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def datum(*tokens: int, weights: bool = True) -> types.Datum:
 
 def service(stub: OpenServer, **options: Any) -> ServiceClient:
     return ServiceClient(base_url=stub.url, api_key="tml-open", **options)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def training_on(
+    stub: OpenServer, *, hasty: bool = False
+) -> Iterator[tuple[Any, ServiceClient, TrainingClient]]:
+    """Run a server, and yield it with a client and a training client of it. See `support.hasty`."""
+    with (
+        StubServer(stub),
+        hasty_service(stub, open_server=True) if hasty else service(stub) as client,
+    ):
+        yield stub, client, client.create_lora_training_client("stub/model").result()
 
 
 @pytest.fixture(params=open_servers.ALL, ids=lambda kind: kind.name)
@@ -169,8 +182,7 @@ def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str)
 
 
 def test_a_failed_call_lets_the_next_one_go_where_each_is_alone() -> None:
-    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.TxLike()) as (_, _, trainer):
         failed = trainer.save_state(BAD_NAME)
         step = trainer.optim_step(types.AdamParams())
         assert step.result(PATIENCE_S).metrics
@@ -192,8 +204,7 @@ def test_a_custom_loss_has_its_second_pass_before_the_next_call_where_each_is_al
     "kind", [open_servers.TxLike, open_servers.SkyWithoutMetrics], ids=lambda kind: kind.name
 )
 def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(kind()) as (stub, _, trainer):
         tokens = types.ModelInput.from_ints([1, 2, 3])
         data = [
             types.Datum(tokens, {"target_tokens": [10, 20, 30], "weights": [0.0, 1.0, 0.5]}),
@@ -229,8 +240,7 @@ def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]
 def test_the_format_is_found_out_without_a_real_batch(
     kind: type[OpenServer], content_types: set[str]
 ) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(kind()) as (stub, _, trainer):
         trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
         real = [asked for asked in stub.asked("/forward_backward") if b"probe" not in asked.body]
         assert {asked.headers["content-type"] for asked in real} == content_types
@@ -254,8 +264,7 @@ def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
 def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
     """The server closes the connection after an answer, unannounced. The next call is sent only once."""
     stumbled = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
-    with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.TxLike(), hasty=True) as (stub, _, trainer):
         for _ in range(5):
             stub.script("/get_info", stumbled)
             trainer.get_info()
@@ -266,29 +275,13 @@ def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
 
 
 def test_no_forward_pass_where_there_is_no_call_for_it() -> None:
-    with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.OpenRlLike()) as (stub, _, trainer):
         for _ in range(2):
             with pytest.raises(UnsupportedByServerError, match="forward"):
                 trainer.forward([datum(1, 2)], "cross_entropy")
         assert len(stub.asked("/forward")) == 1  # the call was sent once
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert stub.asked("/optim_step")[0].json()["seq_id"] == 1
-
-
-def test_sparse_tensors_are_spread_out_where_only_values_are_read() -> None:
-    column = types.TensorData(
-        data=[5], dtype="int64", shape=[3, 1], sparse_crow_indices=[0, 0, 1, 1], sparse_col_indices=[0]
-    )
-    wide = types.TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2])
-    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
-        spread = types.Datum(PROMPT, {"target_tokens": column})
-        output = trainer.forward_backward([spread], "cross_entropy").result(PATIENCE_S)
-        assert scores(output) == [[0.0, -0.05, 0.0]]
-        two = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": wide})
-        with pytest.raises(UnsupportedByServerError, match="one value a token"):
-            trainer.forward_backward([two], "cross_entropy")
 
 
 def test_samplers_go_to_other_processes_with_what_the_server_speaks() -> None:
@@ -313,8 +306,7 @@ def lose_the_answer(stub: Stub, path: str) -> None:
 
 
 def test_a_lost_answer_is_asked_for_again_where_numbers_count() -> None:
-    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.SkyLike(), hasty=True) as (stub, _, trainer):
         lose_the_answer(stub, "/forward_backward")
         lose_the_answer(stub, "/optim_step")
         trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
@@ -328,8 +320,7 @@ def test_a_lost_answer_is_asked_for_again_where_numbers_count() -> None:
 
 
 def test_a_lost_answer_is_not_risked_where_numbers_mean_nothing() -> None:
-    with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.TxLike(), hasty=True) as (stub, _, trainer):
         lose_the_answer(stub, "/optim_step")
         with pytest.raises(APIConnectionError, match="could apply twice"):
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
@@ -343,8 +334,7 @@ CONFLICT = Answer(409, {"detail": "a checkpoint of this number exists"})
 
 @pytest.mark.parametrize("connection", ["used before", "new"])
 def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: str) -> None:
-    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.SkyLike(), hasty=True) as (stub, client, trainer):
         if connection == "new":
             client.holder.connection.http.forget_idle()
         lose_the_answer(stub, "/save_weights")
@@ -356,21 +346,8 @@ def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: s
         assert sum(paused(client)) < 10
 
 
-def test_a_save_in_conflict_from_the_first_is_refused_for_good() -> None:
-    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
-        stub.script("/save_weights", *[CONFLICT] * 20)
-        with pytest.raises(ConflictError) as raised:
-            trainer.save_state("a").result(PATIENCE_S)
-        assert not raised.value.ambiguous
-        assert "may have been" not in str(raised.value)
-        assert len(stub.asked("/save_weights")) <= 3
-        assert sum(paused(client)) < 10
-
-
 def test_weights_are_loaded_first_or_refused() -> None:
-    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.SkyLike()) as (_, _, trainer):
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         with pytest.warns(FutureWarning), pytest.raises(BadRequestError, match="first request"):
             trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
@@ -424,8 +401,7 @@ def test_fields_that_would_be_dropped_are_reported_once_where_they_are_notes(
 
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
 def test_usual_calls_do_not_fetch_the_description(kind: type[OpenServer]) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(kind()) as (stub, _, trainer):
         trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         trainer.save_state("a").result(PATIENCE_S)
@@ -506,8 +482,7 @@ HAVE_UNLOAD = pytest.mark.parametrize(
 
 @HAVE_UNLOAD
 def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(kind()) as (stub, _, trainer):
         step = trainer.optim_step(types.AdamParams())
         assert trainer.unload().result(PATIENCE_S).model_id == trainer.model_id
         step.result(PATIENCE_S)
@@ -531,11 +506,16 @@ def test_closing_unloads_the_models_of_the_session(kind: type[OpenServer]) -> No
 
 
 def test_a_server_that_cannot_unload_is_left_as_it_is() -> None:
-    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.TxLike()) as (stub, _, trainer):
         with pytest.raises(UnsupportedByServerError, match="unload_model"):
             trainer.unload()
         assert stub.asked("/unload_model") == []
+        assert trainer.save_state("a").result(PATIENCE_S).path  # the model is still there
+
+
+def test_a_verified_save_needs_no_call_that_unloads_the_copy() -> None:
+    with training_on(open_servers.TxLike()) as (stub, _, trainer):
+        assert trainer.save_state("a", verify=True).result(PATIENCE_S).path in stub.checkpoints
 
 
 def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
@@ -637,31 +617,13 @@ def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
 
 
 @pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
-def test_prompt_scores_without_the_first_get_its_place(kind: type[OpenServer]) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model").result()
-        params = types.SamplingParams(max_tokens=1)
-        response = sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True).result(PATIENCE_S)
-        assert response.prompt_logprobs == pytest.approx([None, -0.02, -0.03])
-
-
-@pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
 def test_checkpoint_names_are_checked_before_they_take_a_number(kind: type[OpenServer]) -> None:
-    with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(kind()) as (stub, _, trainer):
         for save in (trainer.save_state, trainer.save_weights_for_sampler):
             with pytest.raises(InvalidInputError, match="step 1"):
                 save("step 1")
         trainer.save_state("step-1").result(PATIENCE_S)
         assert stub.asked("/save_weights")[0].json()["seq_id"] == 1
-
-
-def test_max_tokens_has_to_be_given_where_servers_need_it() -> None:
-    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model").result()
-        with pytest.raises(UnsupportedByServerError, match=r"SamplingParams\(max_tokens=\.\.\.\)"):
-            sampler.sample(PROMPT, 1, types.SamplingParams())
-        assert stub.asked("/asample") == []
 
 
 def test_the_rest_of_the_context_is_the_default_of_max_tokens_where_it_is_known() -> None:
@@ -680,8 +642,7 @@ def test_the_rest_of_the_context_is_the_default_of_max_tokens_where_it_is_known(
 
 
 def test_paths_of_one_and_two_segments() -> None:
-    with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model").result()
+    with training_on(open_servers.OpenRlLike()) as (stub, client, trainer):
         path = trainer.save_weights_for_sampler("best").result(PATIENCE_S).path
         trainer.save_weights_and_get_sampling_client().result()
         client.create_sampling_client(path).result()
@@ -693,14 +654,3 @@ def test_a_wrong_key_is_reported(stub: OpenServer) -> None:
     stub.behaviour.key = "tml-another"
     with service(stub) as client, pytest.raises(AuthenticationError):
         client.get_server_capabilities()
-
-
-def test_leaving_hides_no_error_where_sessions_cannot_be_finished(stub: OpenServer) -> None:
-    def fail() -> None:
-        with service(stub) as client:
-            client.create_sampling_client(base_model="stub/model").result()
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        fail()
-    assert not any(path.endswith("/finish") for path in stub.paths())

@@ -6,20 +6,17 @@ training client instead.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support import open_servers
-from support.embedded import BASE, running
 from support.engine_ledger import datum_of, engine_ledger
 from support.fault_world import MODEL, fault_server
-from support.hasty import FLAGS, hasty_service
+from support.hasty import hasty_service, world
 from support.open_servers import OpenServer
 from support.tinker_stub import Answer, StubServer
 
 from tinker_sync import types
-from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
     APIStatusError,
@@ -28,6 +25,7 @@ from tinker_sync.errors import (
     RequestFailedError,
     TinkerError,
 )
+from tinker_sync.testing import LocalServer
 
 PATIENCE_S = 120.0
 STEP = types.AdamParams(learning_rate=1e-3)
@@ -46,9 +44,9 @@ def train(trainer: TrainingClient) -> Any:
     return stepped.result(PATIENCE_S)
 
 
-def test_on_the_embedded_server(tmp_path: Path) -> None:
-    with running(tmp_path) as server, ServiceClient(base_url=server.url, api_key=server.key) as service:
-        trainer = service.create_lora_training_client(BASE, rank=4, seed=1)
+def test_on_the_embedded_server() -> None:
+    with LocalServer(model=MODEL) as server, server.service() as service:
+        trainer = service.create_lora_training_client(MODEL, rank=4, seed=1)
         train(trainer)
         trainer.save_state("taken").result(PATIENCE_S)
         again = trainer.save_state("taken")
@@ -93,10 +91,6 @@ def test_on_open_servers(kind: type[OpenServer], status: int) -> None:
         train(trainer)
 
 
-def world(**flags: Any) -> StubServer:
-    return StubServer(config={**FLAGS, **flags})
-
-
 @pytest.mark.parametrize(
     ("answers", "goes_on"),
     [
@@ -113,7 +107,7 @@ def world(**flags: Any) -> StubServer:
     ids=["429", "503", "402", "500", "no answer", "401 after a lost answer", "422 after a 500"],
 )
 def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_on: bool) -> None:
-    with world(billing_exception_max_pause_duration_sec=0) as stub, hasty_service(stub) as service:
+    with world({"billing_exception_max_pause_duration_sec": 0}) as (stub, service):
         trainer = service.create_lora_training_client("stub/model").result()
         trainer.save_state("before").result(PATIENCE_S)
         service.holder.connection.http.forget_idle()
@@ -134,7 +128,7 @@ def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_o
 
 
 def test_there_is_nothing_to_recover_from() -> None:
-    with world() as stub, hasty_service(stub) as service:
+    with world() as (stub, service):
         trainer = service.create_lora_training_client("stub/model")
         with pytest.raises(TinkerError, match="has saved no state"):
             trainer.recover()

@@ -23,7 +23,7 @@ import pytest
 from attrs import evolve
 from support.authority import Authority
 from support.crowd import until
-from support.hasty import FLAGS, hasty_service
+from support.hasty import FLAGS, hasty_service, sampler_of, trainer_of
 from support.planted import (
     JWT,
     PLANTED,
@@ -37,7 +37,7 @@ from support.planted import (
     provoke,
     records_of,
 )
-from support.servers import ScriptedServer, unused_port
+from support.servers import Peer, ScriptedServer, unused_port
 from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
 from tinker_sync import errors, types
@@ -45,7 +45,7 @@ from tinker_sync.clients.rest import AdminClient, RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
-from tinker_sync.runtime.send_queue import EarlierCallFailedError
+from tinker_sync.errors import EarlierCallFailedError
 from tinker_sync.telemetry.sender import Telemetry
 
 PATIENCE_S = 120.0
@@ -169,8 +169,9 @@ def world(
         given = options(**{"max_retries": 1, **more})
         if hasty:
             client = hasty_service(stub, open_server=open_server, **given)
-            runtime = client.holder
-            runtime.lifecycle.owned_observer = Telemetry(runtime.connection.caller, runtime.settings)
+            client.holder.lifecycle.owned_observer = Telemetry(
+                client.holder.connection.caller, client.holder.settings
+            )
         else:
             client = ServiceClient(base_url=stub.url, **given)
         with client:
@@ -253,8 +254,7 @@ def copied(service: ServiceClient) -> Any:
 
 def test_everything_clients_consist_of() -> None:
     with world(hasty=False) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         rest, admin = RestClient(service.holder), AdminClient(service.holder)
         futures: list[Any] = [
             trainer.forward_backward(DATA, "cross_entropy"),
@@ -277,20 +277,24 @@ def test_everything_clients_consist_of() -> None:
 # ---- pickles and handles
 
 
-def test_pickles_and_handles() -> None:
+def test_w33_pickles_and_handles_hold_no_secret() -> None:
     more = {"Accept-Team": "plain", "X-Disguised": f"Bearer {JWT}", "X-Same": PLANTED["opaque key"]}
     headers = {"X-My-Token": PLANTED["default header"], "Cookie": PLANTED["session header"], **more}
     with world(default_headers=headers) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             assert_hidden(pickle.dumps(sampler, protocol).decode("latin-1"), f"pickle {protocol}")
         for handle in (sampler.get_sampler_handle(), sampler.__reduce__()[1][1]):
             content = base64.urlsafe_b64decode(handle).decode()
             assert_hidden(handle + content, "the handle")
-            assert json.loads(content)["holder"]["default_headers_overrides"] == {"Accept-Team": "plain"}
+            holder = json.loads(content)["holder"]
+            assert (holder["api_key"], holder["default_headers_overrides"]) == (
+                None,
+                {"Accept-Team": "plain"},
+            )
         told = base64.urlsafe_b64decode(sampler.get_sampler_handle(include_api_key=True)).decode()
         assert found_in(told) == ["opaque key"]
-        trainer = service.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(service)
         for client in (service, service.holder, trainer, RestClient(service.holder)):
             refusal = provoke(lambda client=client: pickle.dumps(client))  # type: ignore[misc]
             assert_hidden(f"{refusal!r}", "the refusal of a pickle")
@@ -298,7 +302,7 @@ def test_pickles_and_handles() -> None:
 
 def test_clients_made_of_handles() -> None:
     with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         stub.discreet = True  # a client cannot know the secrets of other clients
         copies = [
             SamplingClient.from_sampler_handle(sampler.get_sampler_handle(include_api_key=True)),
@@ -394,14 +398,10 @@ def test_arguments_that_make_no_sense() -> None:
 # ---- refusals
 
 
-@pytest.mark.parametrize(
-    ("status", "form"),
-    [(422, "fields"), (422, "inner"), (401, "text"), (500, "page")],
-)
+@pytest.mark.parametrize(("status", "form"), [(422, "fields"), (422, "inner"), (401, "text"), (500, "page")])
 def test_refused_calls(status: int, form: str) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
             stub.refuses(path, status, form)
         check_future(copied(service))
@@ -424,8 +424,7 @@ def test_refused_calls(status: int, form: str) -> None:
 @pytest.mark.parametrize(("form", "open_server"), [("error", False), ("fields", True), ("text", True)])
 def test_refused_results(form: str, open_server: bool) -> None:
     with world(open_server=open_server) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         for status in (400, 401, 402, 404, 408, 410, 500):
             stub.refuses("/retrieve_future", status, form)
             check_future(sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S))
@@ -444,14 +443,14 @@ def test_refusals_of_the_first_requests(path: str) -> None:
                 stub.refuses(path, status, form)
                 if path.startswith("/client") and status == 501:
                     continue  # a server without such a call
-                check(lambda: service.create_sampling_client(base_model="stub/model").result())
+                check(lambda: sampler_of(service))
 
 
 def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
     kinds = ("info_message", "warning_message", "error_message")
     with world() as (stub, service):
         stub.says("/create_session", lambda words: {"session_id": "s", **dict.fromkeys(kinds, words)})
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         assert logged().count("you sent") >= len(kinds)
         heartbeat: Any = service.holder.server.session._heartbeat
         for status in (500, 410):
@@ -478,15 +477,14 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
 )
 def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         copied(service).result(PATIENCE_S)
         for path in ("/asample", "/get_info", "/create_sampling_session", "/copy_weights", "/optim_step"):
             stub.says(path, make)
         check_future(trainer.optim_step(STEP))
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
         check(trainer.get_info)
-        check(lambda: service.create_sampling_client(base_model="stub/model").result())
+        check(lambda: sampler_of(service))
         check_future(copied(service))
 
 
@@ -502,8 +500,7 @@ def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
 )
 def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         copied(service).result(PATIENCE_S)
         stub.says("/retrieve_future", make)
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
@@ -514,7 +511,7 @@ def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
 def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
     with world({"sample_use_retrieve_futures": True}, hasty=False) as (stub, service):
         stub.says("/retrieve_futures", lambda words: {"completions": [], "cursor": words})
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
     assert "one by one" in logged()
 
@@ -525,8 +522,7 @@ def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_resets(when: str) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer, sampler = trainer_of(service), sampler_of(service)
         stub.breaks("/retrieve_future", when)
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
         for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
@@ -540,7 +536,7 @@ def test_resets(when: str) -> None:
 
 def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None:
     foreign = Authority(tmp_path).server_context()
-    with ScriptedServer(lambda peer: peer.wait_gone(), tls=foreign) as untrusted, unused_port() as port:
+    with ScriptedServer(Peer.wait_gone, tls=foreign) as untrusted, unused_port() as port:
         for url in (untrusted.url, f"http://127.0.0.1:{port}", "http://server.invalid"):
             with ServiceClient(base_url=url, **options(max_retries=0)) as service:
                 check(service.get_server_capabilities)
@@ -563,8 +559,8 @@ def test_notices_and_deadlines(status: int, notice: Callable[[str], Any]) -> Non
     heard: list[Any] = []
     with world() as (stub, service):
         service.holder.notices.listen(heard.append)
-        sampler = service.create_sampling_client(base_model="stub/model").result()
-        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = sampler_of(service)
+        trainer = trainer_of(service)
         stub.says("/retrieve_future", notice, status)
         for future in (
             sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S),
@@ -580,7 +576,7 @@ def test_notices_and_deadlines(status: int, notice: Callable[[str], Any]) -> Non
 
 def test_futures_that_are_paused() -> None:
     with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
         stub.script("/retrieve_future", Answer(408, notice), Answer(status=0))
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
@@ -593,7 +589,7 @@ def test_futures_that_are_paused() -> None:
 def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
     with world() as (stub, service):
         service.holder.notices.listen(lambda _: 1 / 0)
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
         stub.script("/retrieve_future", Answer(408, notice))
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
@@ -651,7 +647,7 @@ no_warning = pytest.mark.filterwarnings("ignore:load_state")
 @both_flows
 def test_access_tokens_in_use(flags: dict[str, Any], logged: Callable[[], str]) -> None:
     with world(flags, hasty=False, project_id="project") as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(service)
         for call in calls_with_tokens(service, trainer):
             assert_object_hidden(call())
         service.copy_weights(CHECKPOINT, weights_access_token=TOKEN).result(PATIENCE_S)
@@ -677,7 +673,7 @@ TROUBLE: dict[str, tuple[tuple[str, ...], Callable[[Parrot, str], None]]] = {
 @pytest.mark.parametrize("trouble", TROUBLE)
 def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
     with world(flags, max_retries=0) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(service)
         calls = calls_with_tokens(service, trainer)
         paths, make = TROUBLE[trouble]
         for path in paths:
@@ -694,7 +690,7 @@ def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
 @no_warning
 def test_access_tokens_after_the_end() -> None:
     with world() as (_, service):
-        trainer = service.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(service)
         service.close("success").result(PATIENCE_S)
         for call in calls_with_tokens(service, trainer):
             assert isinstance(check(call), errors.ClientClosedError)
@@ -708,7 +704,7 @@ def test_loads_that_cannot_be_sent(flags: dict[str, Any], wrong: Any) -> None:
         load = partial(service.create_training_client_from_state, CHECKPOINT)
         check(lambda: load(user_metadata={"note": wrong}, weights_access_token=TOKEN))
         check(lambda: load(weights_access_token=f"{TOKEN}\ud800"))
-        trainer = service.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(service)
         check(lambda: trainer.load_state(f"{CHECKPOINT}\ud800", weights_access_token=TOKEN))
 
 
@@ -718,7 +714,7 @@ def test_loads_that_cannot_be_sent(flags: dict[str, Any], wrong: Any) -> None:
 def test_exchanged_tokens() -> None:
     tokens = {"/auth/token": lambda _: Answer(body={"jwt": JWT})}
     with world({"pjwt_auth_enabled": True}, always=tokens, max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         assert JWT in stub.words
         assert_hidden(sampler.get_sampler_handle(), "the handle")
@@ -730,15 +726,15 @@ def test_exchanged_tokens() -> None:
 def test_exchanges_that_are_refused(status: int) -> None:
     with world({"pjwt_auth_enabled": True}, hasty=False, max_retries=0) as (stub, service):
         stub.refuses("/auth/token", status, "text")
-        check(lambda: service.create_sampling_client(base_model="stub/model").result())
+        check(lambda: sampler_of(service))
         check(service.get_server_capabilities)
 
 
 def test_exchanges_that_are_refused_later() -> None:
     tokens = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED["first token"]})}
     with world({"pjwt_auth_enabled": True}, hasty=False, always=tokens, max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
-        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = sampler_of(service)
+        trainer = trainer_of(service)
         stub.refuses("/auth/token", 401, "text")
         tokens_kept: Any = service.holder.connection.keys._tokens
         tokens_kept._held = evolve(tokens_kept._held, lifetime_s=0.0)
@@ -789,15 +785,12 @@ def test_signed_addresses() -> None:
         check_future(rest.export_session_trace("s"))
 
 
-# ---- bugs of the client
-
-
 # ---- reports
 
 
 def test_reports_of_failures() -> None:
     with world(max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(service)
         for path, status, form in (
             ("/asample", 422, "fields"),
             ("/get_server_capabilities", 500, "text"),
@@ -808,7 +801,7 @@ def test_reports_of_failures() -> None:
         check(service.get_server_capabilities)
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
-        check(lambda: service.create_lora_training_client("stub/model").result())
+        check(lambda: trainer_of(service))
         service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
         reporter: Any = service.holder.lifecycle.owned_observer
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.hasty import FLAGS, hasty_service
+from support.hasty import FLAGS, sampler_of, trainer_of, world
 from support.tinker_stub import PROTO, Answer, Asked, Promise, Stub, StubServer
 
 from tinker_sync import types
@@ -23,12 +22,6 @@ PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PARAMS = types.SamplingParams(max_tokens=2)
 STEP = types.AdamParams()
 CHUNKS = {"fwdbwd_max_chunk_len": 4}
-
-
-@contextmanager
-def world(**flags: Any) -> Iterator[tuple[Stub, ServiceClient]]:
-    with StubServer(config={**FLAGS, **flags}) as stub, hasty_service(stub) as client:
-        yield stub, client
 
 
 def data(count: int) -> list[types.Datum]:
@@ -65,7 +58,7 @@ def two_of_four(promise: Promise) -> None:
 
 def test_a_sample_with_too_few_sequences() -> None:
     with world() as (stub, client):
-        sampler = client.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(client)
         change(stub, "sample", two_of_four)
         future = sampler.sample(PROMPT, 4, PARAMS)
         with pytest.raises(APIResponseValidationError) as failed:
@@ -77,7 +70,7 @@ def test_a_sample_with_too_few_sequences() -> None:
 
 def test_scores_that_were_not_computed() -> None:
     with world() as (stub, client):
-        sampler = client.create_sampling_client(base_model="stub/model").result()
+        sampler = sampler_of(client)
 
         def unscored(promise: Promise) -> None:
             response = proto.decode_sample_response(promise.payload)
@@ -91,8 +84,8 @@ def test_scores_that_were_not_computed() -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("call", ["forward_backward", "forward"])
 def test_a_chunk_without_outputs_shifts_nothing(call: str, parallel: bool) -> None:
-    with world(**CHUNKS, parallel_fwdbwd_chunks=parallel) as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+    with world({**CHUNKS, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
+        trainer = trainer_of(client)
         change(stub, "forward_backward", lambda promise: setattr(promise, "payload", b""))
         with pytest.raises(APIResponseValidationError, match="expected 4, one for each datum, got 0"):
             getattr(trainer, call)(data(8), "cross_entropy").result(PATIENCE_S)
@@ -110,8 +103,8 @@ def test_a_custom_loss_sees_no_short_forward_pass() -> None:
         seen.append(len(logprobs))
         return 0.0, {}, [0 * each for each in logprobs]
 
-    with world(**CHUNKS) as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+    with world(CHUNKS) as (stub, client):
+        trainer = trainer_of(client)
         change(stub, "forward_backward", lambda promise: setattr(promise, "payload", b""))
         with pytest.raises(APIResponseValidationError, match="got 0"):
             trainer.forward_backward_custom(data(8), loss).result(PATIENCE_S)
@@ -126,7 +119,7 @@ def test_an_answer_without_a_length_is_not_taken_for_whole() -> None:
     JSON needs no length, because its end is visible.
     """
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(client)
 
         def unbounded(asked: Asked) -> Answer | None:
             payload = stub._promises[asked.json()["request_id"]].payload
@@ -156,7 +149,7 @@ def test_results_that_say_too_little_or_belong_elsewhere(
     kind: str, answer: dict[str, Any], complaint: str
 ) -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(client)
         change(stub, kind, answer_with(**answer))
         future = trainer.save_state("a") if kind == "save_weights" else trainer.optim_step(types.AdamParams())
         with pytest.raises(APIResponseValidationError, match=complaint):
@@ -165,7 +158,7 @@ def test_results_that_say_too_little_or_belong_elsewhere(
 
 def test_weights_saved_under_no_name_and_for_no_session() -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(client)
         change(stub, "save_weights_for_sampler", answer_with(type="save_weights_for_sampler"))
         with pytest.raises(APIResponseValidationError, match="nothing that was saved"):
             trainer.save_weights_and_get_sampling_client().result(PATIENCE_S)
@@ -174,7 +167,7 @@ def test_weights_saved_under_no_name_and_for_no_session() -> None:
 
 def test_ids_that_are_empty_or_of_another_model() -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model").result()
+        trainer = trainer_of(client)
         stub.script("/get_info", Answer(body={"model_data": {}, "model_id": "another"}))
         with pytest.raises(APIResponseValidationError, match="another model"):
             trainer.get_info()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.crowd import until
 from support.scripts import Script
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
@@ -25,18 +25,6 @@ PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4]})
 STEP = types.AdamParams()
 FAILED = Answer(body={"error": "no room", "category": "server"})
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config={"custom_loss_server_side": False}) as stub:
-        yield stub
-
-
-@pytest.fixture
-def service(stub: Stub) -> Iterator[ServiceClient]:
-    with ServiceClient(base_url=stub.url, api_key="tml-x") as service:  # type: ignore[attr-defined]
-        yield service
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tinker_stub import Answer, Asked, StubServer
 
 from tinker_sync import (
     AdamParams,
     Datum,
     InvalidInputError,
     ModelInput,
+    RateLimitError,
     ServiceClient,
     TrainingClient,
     UnsupportedByServerError,
     VerificationError,
 )
 from tinker_sync.clients import _verify
+from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.server import weights
-from tinker_sync.testing import LocalServer
-from tinker_sync.types import ForwardBackwardOutput, TensorData
+from tinker_sync.testing import FaultPlan, LocalServer, faults
+from tinker_sync.types import DimuonParams, ForwardBackwardOutput, OptimParamsBase, TensorData
 
 MODEL = "tinker-sync/random"
 PATIENCE_S = 120.0
@@ -113,13 +117,8 @@ def test_a_dropped_optimizer_state_fails_the_save_and_the_restore(
 ) -> None:
     training = trained(service)
     good = training.save_state("before", verify=True).result(PATIENCE_S).path
-    restore = weights._restore
-
-    def without_optimizer(run: Any, info: Any, arrays: Any, *, optimizer: bool) -> None:
-        del optimizer
-        restore(run, info, arrays, optimizer=False)
-
-    monkeypatch.setattr(weights, "_restore", without_optimizer)
+    restore = AdapterTrainer.restore
+    monkeypatch.setattr(AdapterTrainer, "restore", lambda run, flat, _: restore(run, flat, None))
     saved = training.save_state("cold", verify=True)
     with pytest.raises(VerificationError, match="restores the weights, but with a new optimizer"):
         saved.result(PATIENCE_S)
@@ -147,6 +146,20 @@ def test_other_weights_fail_the_save_and_the_restore(
         service.create_training_client_from_state_with_optimizer(good, verify=1e-9).result(PATIENCE_S)
 
 
+def test_the_deadline_of_a_verified_save_holds_for_the_copy(
+    server: LocalServer, service: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = trained(service)
+    server.plan = FaultPlan().on("forward_backward", faults.too_many_requests(1e6), nth=range(2, 9))
+    saved = training.save_state("late", verify=True, deadline=60.0)
+    with pytest.raises(RateLimitError, match="asks to wait"):
+        saved.result(PATIENCE_S)
+    service.close().result(PATIENCE_S)
+    del saved
+    gc.collect()
+    assert "never looked at" not in caplog.text  # the passes of the copy are calls of the client itself
+
+
 def test_a_new_model_has_no_optimizer_state_to_verify(server: LocalServer, service: ServiceClient) -> None:
     training = trained(service, steps=0)
     training.optim_step(AdamParams()).result(PATIENCE_S)  # without gradients
@@ -161,6 +174,31 @@ def test_a_checkpoint_without_a_probe_is_not_restored_as_verified(service: Servi
     again = service.create_training_client_from_state_with_optimizer(path, verify=True)
     with pytest.raises(VerificationError, match=r"saved without save_state\(verify=True\)"):
         again.result(PATIENCE_S)
+
+
+def test_a_checkpoint_of_another_account_is_verified_with_the_key_that_may_read_it() -> None:
+    path = "tinker://run-1/weights/a"
+    listed = {
+        "checkpoint_id": "weights/a",
+        "checkpoint_type": "training",
+        "time": "2026-01-01T00:00:00Z",
+        "tinker_path": path,
+        "user_metadata": {"tinker_sync_probe": "1.52 new"},  # the loss of every model of the stub
+    }
+
+    def checkpoints(asked: Asked) -> Answer:
+        if asked.headers["x-api-key"] != "tml-theirs":
+            return Answer(404, {"detail": "no such run"})
+        return Answer(body={"checkpoints": [listed]})
+
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key="tml-mine") as service:
+        stub.script("/training_runs/run-1/checkpoints", checkpoints)
+        again = service.create_training_client_from_state_with_optimizer(
+            path, weights_access_token="tml-theirs", verify=True
+        )
+        assert again.result(PATIENCE_S) is again
+        tokens = [asked.json()["weights_access_token"] for asked in stub.asked("/load_weights")]
+        assert tokens == ["tml-theirs"] * 2  # for the copy, and for the model
 
 
 def test_without_a_usable_loss_nothing_is_saved(
@@ -184,6 +222,33 @@ def test_the_loss_comes_from_log_probabilities_or_from_metrics() -> None:
     passed = ForwardBackwardOutput("ArrayRecord", [{"logprobs": logprobs}], {})
     assert _verify._loss_of(passed, "") == 1.5
     assert _verify._loss_of(ForwardBackwardOutput("scalar", [], {"loss:sum": 2.0}), "") == 2.0
+
+
+def test_losses_of_zero_are_equal_and_nan_equals_no_loss() -> None:
+    assert not _verify._differ(0.0, 0.0, _verify.TOLERANCE)
+    assert _verify._differ(2.5, float("nan"), _verify.TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        None,
+        AdamParams(),
+        DimuonParams(learning_rate=0.02, beta1=0.5),
+        OptimParamsBase(type="muon", learning_rate=0.02, momenta=["a b"]),
+    ],
+)
+def test_a_verified_restore_takes_a_step_of_the_optimizer_that_trained(step: Any) -> None:
+    metadata = _verify.Measured(2.5, step).metadata()
+    found = _verify.Measured.of({**metadata, "mine": "yes"}, _verify.TOLERANCE)
+    assert found is not None
+    assert found.loss == 2.5
+    assert (found.step and found.step.model_dump()) == (step and step.model_dump())
+
+
+@pytest.mark.parametrize("damaged", ["", "2.5 {", '2.5 {"learning_rate": 1}', "high trained"])
+def test_damaged_metadata_have_no_loss(damaged: str) -> None:
+    assert _verify.Measured.of({"tinker_sync_probe": damaged}, _verify.TOLERANCE) is None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "yes", None])

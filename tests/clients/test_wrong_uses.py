@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,10 +28,11 @@ WRONG_USES: Mapping[str, str] = {
     'ServiceClient(base_url="local", apikey="tml-k")': r"no parameter 'apikey'; did you mean 'api_key'",
     "ServiceClient()": r"TINKER_API_KEY.*base_url='local'",
     'ServiceClient(base_url="local", api_key=17)': r"api_key.*(text|str).*int",
+    "ServiceClient(base_url=17)": r"base_url: expected text, got int",
     'ServiceClient(base_url="local", timeout="30s")': r"timeout.*(number|seconds).*'30s'",
     'ServiceClient(base_url="local", timeout=-1)': r"timeout.*-1",
     'ServiceClient(base_url="local", max_retries=-1)': r"max_retries.*-1",
-    'ServiceClient(base_url="local", deadline=0)': r"deadline.*(more than 0|positive).*0",
+    'ServiceClient(base_url="local", deadline=0)': r"deadline.*None for .*by kind of call.*got 0",
     'ServiceClient(base_url="local", dialect="grpc")': r"dialect.*auto.*'grpc'",
     'ServiceClient(base_url="local", default_headers={"X-Team": 7})': r"default_headers\['X-Team'\] is int",
     'ServiceClient(base_url="local", on_queue_state="print")': r"on_queue_state: expected a function.*print",
@@ -42,12 +43,26 @@ WRONG_USES: Mapping[str, str] = {
     'service.create_sampling_client("tinker://run/weights/a")': r"save_weights_for_sampler",
     'service.create_lora_training_client("")': r"base_model.*get_server_capabilities",
     'service.create_lora_training_client("tinker://run/weights/a")': r"create_training_client_from_state",
+    'service.create_lora_training_client("m", lora_rank=8)': (
+        r"^ServiceClient\.create_lora_training_client\(\).*'lora_rank'"
+    ),
     'service.create_lora_training_client("tinker-sync/random", rank=0)': r"rank.*1 or more.*0",
     'service.create_lora_training_client("m", train_mlp=False, train_attn=False, train_unembed=False)': (
         r"at least one of train_mlp, train_attn, train_unembed"
     ),
     'service.create_training_client_from_state("tinker://run/sampler_weights/a")': r"save_state",
     'service.create_training_client_from_state("step-3")': r"'step-3'.*tinker://",
+    'service.create_lora_training_client("m", rank="many")': r"rank",
+    'service.create_lora_training_client("m", user_metadata=7)': r"user_metadata",
+    'service.create_lora_training_client("m", user_metadata={"a": {1, 2}})': r"user_metadata",
+    'service.create_sampling_client("tinker://")': r"tinker://",
+    'service.create_training_client_from_state("tinker://run-1")': r"tinker://run-1",
+    'service.create_training_client_from_state_with_optimizer("tinker://run-1//a")': r"tinker://run-1//a",
+    'service.create_training_client_from_state("")': r"path",
+    'service.budget(usd="5")': r"budget: usd must be a number, 0 or more, got '5'",
+    "service.budget(tokens=[5])": r"budget: tokens must be a number, 0 or more, got \[5\]",
+    'service.create_lora_training_client("m", deadline="60")': r"deadline.*number of seconds.*'60'",
+    'service.create_lora_training_client("m", deadline=[60])': r"deadline.*number of seconds.*\[60\]",
     'service.get_tokenizer("/no/such/directory")': r"/no/such/directory does not exist",
     # -------------------------------------------------------------------------------- prompts
     'ModelInput.from_ints("2 + 3 =")': r"from_text",
@@ -72,6 +87,7 @@ WRONG_USES: Mapping[str, str] = {
     'sampling.sample("2 + 3 =", 1, params)': r"prompt.*ModelInput\.from_text",
     "sampling.sample([1, 2], 1, params)": r"prompt.*ModelInput\.from_ints",
     "sampling.sample(prompt, params, 1)": r"num_samples.*SamplingParams",
+    "sampling.sample(prompt, 1, params, deadline=float('nan'))": r"deadline.*number of seconds.*nan",
     "sampling.sample(prompt, 1, 64)": r"sampling_params.*SamplingParams",
     "sampling.sample(prompt, 0, params)": r"num_samples: expected 1 or more, got 0",
     "sampling.sample(ModelInput.from_ints([1, -5]), 1, params)": (
@@ -95,6 +111,12 @@ WRONG_USES: Mapping[str, str] = {
     "tinker_sync.gather(future)": r"gather\(\[future\]\)",
     # -------------------------------------------------------------------------------- training
     'training.forward_backward(datum, "cross_entropy")': r"data: .*list.*\[datum\]",
+    'training.forward(datum, "cross_entropy")': r"got a single one; write \[datum\]$",
+    "training.forward_backward_custom(datum, print)": r"got a single one; write \[datum\]$",
+    "training.forward_backward_custom(None, print)": r"^data: expected a list of Datum, got NoneType$",
+    'training.forward(None, "cross_entropy")': r"^data: expected a list of Datum, got NoneType$",
+    'training.forward([prompt], "cross_entropy")': r"^data\[0\]: expected a Datum, got ModelInput$",
+    "training.forward_backward_custom([prompt], print)": r"^data\[0\]: expected a Datum, got ModelInput$",
     'training.forward_backward([], "cross_entropy")': r"data: is empty; give at least one Datum",
     'training.forward_backward([{"input": [1]}], "cross_entropy")': r"data\[0\].*Datum.*dict",
     "training.forward_backward([datum], len)": r"loss_fn.*forward_backward_custom",
@@ -126,6 +148,9 @@ WRONG_USES: Mapping[str, str] = {
     'training.save_state("")': r"name.*",
     'training.save_state("step 3/b")': r"step 3/b",
     'training.save_state("step-3", ttl_seconds=0)': r"ttl_seconds.*0",
+    'training.save_weights_external("")': r"^save_weights_external: name",
+    'training.save_weights_external("a/b")': r"^save_weights_external: name.*a/b",
+    'training.save_weights_external("step-3", ttl_seconds=-5)': r"^save_weights_external: ttl_seconds.*-5",
     'training.save_weights_and_get_sampling_client(kind="live")': r"kind is 'snapshot' or 'inflight'",
     # -------------------------------------------------------------------------------- values and objects
     "setattr(params, 'max_tokens', 5)": r"model_copy\(update=\{'max_tokens': \.\.\.\}\)",
@@ -136,8 +161,12 @@ WRONG_USES: Mapping[str, str] = {
     "tinker_sync.TensorData([1, 2])": r"dtype is required, 'int64' or 'float32'",
     'tinker_sync.TensorData([1], dtype="int32")': r"expected 'int64' or 'float32', got 'int32'",
     "closed.create_sampling_client(base_model='m')": r"closed; make a new",
+    'service.create_rest_client().download_checkpoint("tinker://r/weights/a", "a\\0b")': r"to: .*'a\\x00b'",
     'service.create_rest_client().delete_checkpoint_from_tinker_path("run/a")': r"run/a.*tinker://",
 }
+
+
+MODEL = "tinker-sync/random"
 
 
 class World(dict[str, Any]):
@@ -153,41 +182,39 @@ class World(dict[str, Any]):
         self.server: LocalServer | None = None
 
     def __missing__(self, name: str) -> Any:
-        made = getattr(self, f"_make_{name}", None)
-        if made is None:
-            raise KeyError(name)
-        self[name] = made()
+        self[name] = MAKERS[name](self)
         return self[name]
 
-    def _make_datum(self) -> Any:
-        return Datum(self["prompt"], {"target_tokens": [2, 3]})
-
-    def _make_future(self) -> Any:
-        return APIFuture()
-
-    def _make_tokenizer(self) -> Any:
-        return tinker_sync.get_tokenizer("tinker-sync/tiny")
-
-    def _make_service(self) -> Any:
-        self.server = LocalServer(model="tinker-sync/random").start()
+    def make_service(self) -> tinker_sync.ServiceClient:
+        self.server = LocalServer(model=MODEL).start()
         return self.server.service()
 
-    def _make_closed(self) -> Any:
-        self["service"].close().result()
-        return self["service"]
-
-    def _make_training(self) -> Any:
-        return self["service"].create_lora_training_client("tinker-sync/random", rank=4).result()
-
-    def _make_sampling(self) -> Any:
-        return self["service"].create_sampling_client(base_model="tinker-sync/random").result()
+    def make_closed(self) -> tinker_sync.ServiceClient:
+        service: tinker_sync.ServiceClient = self["service"]
+        service.close().result()
+        return service
 
     @property
     def sent(self) -> list[str]:
-        """The endpoints of the calls that the server got, without those that make and keep clients."""
+        """The endpoints of the calls that the server got, without those that make and keep clients.
+
+        Where the code needs no such client, those that make one count too.
+        """
         calls = [] if self.server is None else self.server.calls
-        quiet = ("heartbeat", "create", "config", "capabilities", "retrieve", "unload", "finish", "healthz")
+        quiet = ["heartbeat", "config", "capabilities", "retrieve", "unload", "finish", "healthz"]
+        quiet += ["create"] if {"training", "sampling"} & self.keys() else []
         return [call.endpoint for call in calls if not any(word in call.endpoint for word in quiet)]
+
+
+MAKERS: dict[str, Callable[[World], Any]] = {
+    "datum": lambda world: Datum(world["prompt"], {"target_tokens": [2, 3]}),
+    "future": lambda world: APIFuture(),
+    "tokenizer": lambda world: tinker_sync.get_tokenizer("tinker-sync/tiny"),
+    "service": World.make_service,
+    "closed": World.make_closed,
+    "training": lambda world: world["service"].create_lora_training_client(MODEL, rank=4).result(),
+    "sampling": lambda world: world["service"].create_sampling_client(base_model=MODEL).result(),
+}
 
 
 @pytest.fixture

@@ -180,6 +180,19 @@ def test_a_trace_may_go_into_a_new_directory(tmp_path: Path) -> None:
     assert json.loads(place.read_text(encoding="utf-8"))["traceEvents"]
 
 
+def test_a_client_closes_although_its_trace_cannot_be_written(tmp_path: Path) -> None:
+    with LocalServer(model=MODEL) as server:
+        service = server.service()
+        service.trace(tmp_path / "t.json")
+        service.create_lora_training_client(MODEL, rank=4).result()
+        (tmp_path / "t.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            service.close()
+        assert service.holder.closed
+        service.close().result(120)
+        assert len(server.calls_to("finish_session")) == 1
+
+
 def test_nothing_is_added_after_the_end() -> None:
     with LocalServer(model=MODEL) as server, server.service() as service:
         with service.explain() as recording:

@@ -285,7 +285,6 @@ def training(run: Run) -> None:
         step(run, "create")
         first = run.ready(client.create_lora_training_client(base_model="stub/model"))
         run.note("model", first.model_id)
-        run.note("console", first.get_console_url())
         second = run.ready(
             client.create_lora_training_client(
                 "stub/model",

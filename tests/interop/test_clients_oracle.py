@@ -8,6 +8,7 @@ client.
 The script leaves out these intended differences of this package:
 
 - A sampler path need not begin with `tinker://` on servers other than the vendor's.
+- The page of a training run has an address only at the vendor's service.
 - After a training call that could not be sent, later ones fail.
 - A `weights_access_token` is sent as it was given, also to a server that exchanges keys for tokens.
 - A metric is kept if its reduction is unknown, or if some chunks lack it.
@@ -55,8 +56,7 @@ class Variant:
 
 VARIANTS = [
     Variant(
-        "as it is",
-        ("service", "environment", "training", "refusals", "from_state", "sampling", "twins"),
+        "as it is", ("service", "environment", "training", "refusals", "from_state", "sampling", "twins")
     ),
     Variant("parallel chunks", ("training",), {"fwdbwd_max_chunk_len": 2}),
     Variant(

@@ -140,7 +140,6 @@ def client_of(stub: Stub) -> ServiceClient:
 
 
 # ------------------------------------------------------------------------------------ training
-
 Check = Callable[[Any], bool]
 
 
@@ -210,8 +209,6 @@ def in_order(arrivals: list[int]) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------ sampling
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_samples_of_64_threads(seed: int) -> None:
     config = {**FLAGS, "sample_use_retrieve_futures": seed % 2 == 1}
@@ -235,8 +232,6 @@ def samples_of(sampler: SamplingClient, thread: int) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------ both
-
-
 def test_callbacks_of_a_crowd_run_once_each_and_never_on_the_poller() -> None:
     seen: dict[str, int] = defaultdict(int)
     lock = threading.Lock()

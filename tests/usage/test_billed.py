@@ -88,10 +88,7 @@ def test_counted_tokens_equal_billed_tokens(seed: int) -> None:
     settings = {"fwdbwd_max_chunk_len": 3, "sample_use_retrieve_futures": draw.random() < 0.5}
     # The first round has no faults.
     plan = wrong_plan(draw) if seed else FaultPlan()
-    with (
-        LocalServer(plan, model=MODEL, **settings) as server,
-        server.service() as service,
-    ):
+    with LocalServer(plan, model=MODEL, **settings) as server, server.service() as service:
         known = work(service, draw)
         usage = service.usage()
         found = service.reconcile()

@@ -13,7 +13,7 @@ import pytest
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 import tinker_sync
-from tinker_sync import errors
+from tinker_sync import ServiceClient, errors
 from tinker_sync.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, SamplingParams
 from tinker_sync.usage import PriceTable, TokenCounts
 
@@ -29,9 +29,19 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def service(stub: Stub) -> Iterator[tinker_sync.ServiceClient]:
-    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
+def service(stub: Stub) -> Iterator[ServiceClient]:
+    with ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
         yield service
+
+
+@pytest.fixture
+def sampling(service: ServiceClient) -> Any:
+    return service.create_sampling_client(base_model="stub/model").result()
+
+
+@pytest.fixture
+def training(service: ServiceClient) -> Any:
+    return service.create_lora_training_client("stub/model").result()
 
 
 def datum(length: int) -> Datum:
@@ -42,8 +52,7 @@ def sample(client: Any, length: int, longest: int | None = 4, count: int = 1) ->
     return client.sample(ModelInput.from_ints(range(length)), count, SamplingParams(max_tokens=longest))
 
 
-def test_results_are_counted_before_they_resolve(service: tinker_sync.ServiceClient) -> None:
-    training = service.create_lora_training_client("stub/model").result()
+def test_results_are_counted_before_they_resolve(service: ServiceClient, training: Any) -> None:
     assert service.usage().tokens == TokenCounts()
     # Five data in chunks of two make three requests.
     training.forward_backward([datum(n) for n in (1, 2, 3, 4, 5)], "cross_entropy").result()
@@ -59,8 +68,7 @@ def test_results_are_counted_before_they_resolve(service: tinker_sync.ServiceCli
     assert usage.session_id == service.holder.server.known_session_id
 
 
-def test_images_count_expected_tokens(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
+def test_images_count_expected_tokens(service: ServiceClient, sampling: Any) -> None:
     text = EncodedTextChunk(tokens=[1, 2])
     for expected in (100, None):
         image = ImageChunk(data=b"x", format="png", expected_tokens=expected)
@@ -68,9 +76,8 @@ def test_images_count_expected_tokens(service: tinker_sync.ServiceClient) -> Non
     assert service.usage().tokens == TokenCounts(prompt=104, sampled=2)
 
 
-def test_cached_prompt_tokens_count_separately(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_cached_prompt_tokens_count_separately(stub: Stub, service: ServiceClient, sampling: Any) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model").result()
 
     def with_cache(asked: Asked) -> Answer:
         tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
@@ -81,8 +88,9 @@ def test_cached_prompt_tokens_count_separately(stub: Stub, service: tinker_sync.
     assert service.usage().tokens == TokenCounts(prompt=4, cached=6, sampled=1)
 
 
-def test_failures_and_retries_are_not_counted_twice(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
+def test_failures_and_retries_are_not_counted_twice(
+    stub: Stub, service: ServiceClient, sampling: Any
+) -> None:
     stub.script("/asample", Answer(503), Answer(abort="after"))
     stub.script("/retrieve_future", Answer(abort="after"), Answer(503), Answer(408))
     sample(sampling, 10).result()
@@ -93,7 +101,7 @@ def test_failures_and_retries_are_not_counted_twice(stub: Stub, service: tinker_
     assert service.usage().tokens == TokenCounts(prompt=10, sampled=4)
 
 
-def test_model_name_is_requested_once(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_model_name_is_requested_once(stub: Stub, service: ServiceClient) -> None:
     stub.behaviour.config = {"create_model_via_load_weights": True, "fwdbwd_max_chunk_len": 1024}
     training = service.create_training_client_from_state("tinker://run-1/weights/a").result()
     training.forward_backward([datum(3)], "cross_entropy").result()
@@ -106,7 +114,7 @@ def test_model_name_is_requested_once(stub: Stub, service: tinker_sync.ServiceCl
 
 
 def test_unreachable_server_leaves_the_model_unknown(stub: Stub) -> None:
-    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
+    with ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
         sample(service.create_sampling_client("tinker://run-1/sampler_weights/a").result(), 2, 1).result()
     usage = service.usage(prices=TABLE)
     assert [(row.base_model, row.cost_usd, row.unpriced) for row in usage.rows] == [
@@ -116,10 +124,7 @@ def test_unreachable_server_leaves_the_model_unknown(stub: Stub) -> None:
 
 
 # ------------------------------------------------------------------------------------------ budgets
-
-
-def test_budget_refuses_before_sending(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    training = service.create_lora_training_client("stub/model").result()
+def test_budget_refuses_before_sending(stub: Stub, service: ServiceClient, training: Any) -> None:
     with service.budget(tokens=25) as budget:
         training.forward_backward([datum(10), datum(10)], "cross_entropy").result()
         before = len(stub.log)
@@ -136,8 +141,7 @@ def test_budget_refuses_before_sending(stub: Stub, service: tinker_sync.ServiceC
     assert service.usage().tokens.trained == 35
 
 
-def test_budget_in_dollars(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
+def test_budget_in_dollars(service: ServiceClient, sampling: Any) -> None:
     with service.budget(usd=20, prices=TABLE) as budget:
         sample(sampling, 2, 9).result()
         assert budget.spent_usd == 20
@@ -147,9 +151,8 @@ def test_budget_in_dollars(service: tinker_sync.ServiceClient) -> None:
             sample(sampling, 1, 1)
 
 
-def test_pending_calls_count_at_their_maximum(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_pending_calls_count_in_full(stub: Stub, service: ServiceClient, sampling: Any) -> None:
     release = threading.Event()
-    sampling = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
     with service.budget(tokens=100) as budget:
         under_way = [sample(sampling, 10, 40), sample(sampling, 10, 40)]
@@ -161,8 +164,7 @@ def test_pending_calls_count_at_their_maximum(stub: Stub, service: tinker_sync.S
         assert budget.spent_tokens == 100
 
 
-def test_failed_calls_release_their_reservation(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
+def test_failed_calls_release_their_reservation(stub: Stub, service: ServiceClient, sampling: Any) -> None:
     with service.budget(tokens=20) as budget:
         for _ in range(3):
             stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
@@ -176,9 +178,8 @@ def test_failed_calls_release_their_reservation(stub: Stub, service: tinker_sync
         assert budget.spent_tokens == 14
 
 
-def test_short_samples_release_the_rest(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_short_samples_release_the_rest(stub: Stub, service: ServiceClient, sampling: Any) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model").result()
     short = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
     with service.budget(tokens=61) as budget:
         for done in range(1, 5):
@@ -187,16 +188,14 @@ def test_short_samples_release_the_rest(stub: Stub, service: tinker_sync.Service
             assert budget.spent_tokens == 3 * done
 
 
-def test_chunks_release_their_reservation(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    training = service.create_lora_training_client("stub/model").result()
+def test_chunks_release_their_reservation(stub: Stub, service: ServiceClient, training: Any) -> None:
     with service.budget(tokens=30) as budget:
         for done in (1, 2):
             training.forward_backward([datum(3)] * 5, "cross_entropy").result()
             assert budget.spent_tokens == 15 * done
 
 
-def test_nested_budgets_both_apply(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
+def test_nested_budgets_both_apply(service: ServiceClient, sampling: Any) -> None:
     with service.budget(tokens=100) as outer, service.budget(tokens=10) as inner:
         with pytest.raises(errors.BudgetExceededError, match="of 10 tokens"):
             sample(sampling, 10, 5)
@@ -205,9 +204,8 @@ def test_nested_budgets_both_apply(service: tinker_sync.ServiceClient) -> None:
 
 
 def test_budget_in_dollars_needs_prices(
-    service: tinker_sync.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: ServiceClient, sampling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model").result()
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"models": {"stub/*": {"prompt": 1.0}}}))
     monkeypatch.setenv("TINKER_PRICES", str(path))
@@ -218,15 +216,16 @@ def test_budget_in_dollars_needs_prices(
         ),
     ):
         sample(sampling, 1, 1)
+    with service.budget(usd=20), pytest.raises(errors.ConfigurationError, match="price of sampled tokens"):
+        sample(sampling, 1, None)
     with pytest.raises(errors.InvalidInputError, match="give usd, tokens or both"):
         service.budget()
     with pytest.raises(errors.InvalidInputError, match="0 or more"):
         service.budget(usd=-1)
 
 
-def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: ServiceClient, sampling: Any) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model").result()
     tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
     stub.script("/retrieve_future", Answer(body={**tokens, "prompt_cache_hit_tokens": 6}))
     with service.budget(usd=100, prices=TABLE) as budget:
@@ -235,10 +234,8 @@ def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: tinker_s
 
 
 # ------------------------------------------------------------------------------------------ the bill
-
-
 def test_reconcile_reads_the_bill_of_the_session(
-    stub: Stub, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
+    stub: Stub, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[Asked] = []
     session = service.holder.server.open_session()

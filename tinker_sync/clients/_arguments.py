@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tinker_sync._secret import Secret, mask_url
+from tinker_sync._secret import mask_url
 from tinker_sync._spelling import find_closest
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.types.model_input import ModelInput
@@ -23,7 +23,6 @@ _MODEL: Final = re.compile(r"[\w.-]+/[\w.:-]+")
 def check_service(
     *,
     user_metadata: Any,
-    api_key: Any,
     timeout: Any,
     deadline: Any,
     on_queue_state: Any,
@@ -35,7 +34,7 @@ def check_service(
     Raises:
         ConfigurationError: an argument has a wrong type or value.
 
-    >>> check_service(user_metadata="local", api_key=None, timeout=None, deadline=None, on_queue_state=None)
+    >>> check_service(user_metadata="local", timeout=None, deadline=None, on_queue_state=None)
     Traceback (most recent call last):
     tinker_sync.errors.ConfigurationError: user_metadata: expected a dictionary, got 'local'; the address of \
 a server goes into base_url: ServiceClient(base_url='local')
@@ -51,13 +50,12 @@ a server goes into base_url: ServiceClient(base_url='local')
         raise ConfigurationError(
             f"user_metadata: expected a dictionary, got a {type(user_metadata).__name__}"
         )
-    if api_key is not None and not isinstance(api_key, (str, Secret)):
-        raise ConfigurationError(f"api_key: expected text, got {type(api_key).__name__}")
     if isinstance(timeout, str):
         raise ConfigurationError(f"timeout: expected a number of seconds, got {timeout!r}")
     if deadline is not None and not _is_positive(deadline):
         raise ConfigurationError(
-            f"deadline: expected more than 0 seconds, or None for no limit, got {deadline!r}"
+            "deadline: expected more than 0 seconds, or None for five minutes to twelve hours, by kind of "
+            f"call, got {deadline!r}"
         )
     if on_queue_state is not None and not callable(on_queue_state):
         raise ConfigurationError(
@@ -112,12 +110,34 @@ def check_base_model(base_model: Any, call: str) -> None:
         )
 
 
-def check_sampler_path(path: str) -> None:
-    """Check that a path is neither the name of a model nor the path of a checkpoint for training.
+def check_path(path: Any, call: str, settings: Settings) -> None:
+    """Check the form of a checkpoint's path.
+
+    Raises:
+        InvalidInputError: the path cannot name a checkpoint.
+    """
+    _check_text(path, call)
+    if path.startswith("tinker://"):
+        # Nothing else is checked, because some servers use other folders for checkpoints, or no folder.
+        parts = path.removeprefix("tinker://").split("/")
+        if len(parts) < 2 or {"", ".", ".."} & set(parts):
+            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
+    elif settings.is_vendor_host:
+        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
+
+
+def _check_text(path: Any, call: str) -> None:
+    if not isinstance(path, str) or not path:
+        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+
+
+def check_sampler_path(path: Any, settings: Settings) -> None:
+    """Check that a path can name weights for sampling, and is not the name of a model.
 
     Raises:
         InvalidInputError: the path cannot be sampled from; the message names the right argument or call.
     """
+    check_path(path, "create_sampling_client", settings)
     if _MODEL.fullmatch(path):
         raise InvalidInputError(
             f"create_sampling_client: {path!r} is no path of weights, which begins with tinker://; "
@@ -134,10 +154,10 @@ def check_state_path(path: Any, call: str) -> None:
     """Check that a path can name a checkpoint for training.
 
     Raises:
-        InvalidInputError: the path has weights for sampling only, or is a name without a path.
+        InvalidInputError: the path names weights for sampling, is only the name of a checkpoint, or is not a
+            text.
     """
-    if not isinstance(path, str) or not path:
-        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+    _check_text(path, call)
     if _folder_of(path) == "sampler_weights":
         raise InvalidInputError(
             f"{call}: {path!r} has weights for sampling only; "
@@ -155,7 +175,7 @@ def _folder_of(path: str) -> str:
 
 
 def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None) -> None:
-    """Check the classes of the arguments of `sample`. The message suggests the argument that fits.
+    """Check the arguments of `sample` for common mistakes. The message suggests the argument that fits.
 
     Raises:
         InvalidInputError: an argument has a wrong class, or `max_tokens` is 0.
@@ -187,7 +207,7 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
 
 
 def refuse_loss(loss_fn: Any) -> NoReturn:
-    """Refuse a loss that is a function or another object, where a name is expected.
+    """Refuse a loss that is not a name. The message differs for functions and for other objects.
 
     Raises:
         InvalidInputError: always.
@@ -207,7 +227,7 @@ def check_step(params: AdamParams) -> None:
     """Check those settings of a step that ruin the model if they are wrong.
 
     Raises:
-        InvalidInputError: the learning rate is negative, or a beta is outside 0 to 1.
+        InvalidInputError: the learning rate is negative, or a beta is not from 0 to below 1.
     """
     if params.learning_rate < 0:
         raise InvalidInputError(

@@ -4,13 +4,13 @@ The caller's thread checks the arguments, takes the next number of the session a
 worker sends the requests. `HeldCalls` holds the calls that are made meanwhile; they start when the client is
 ready, or fail with its creation.
 
-The error of a failed creation keeps its class; its message names the line that asked for the client. If the
-program never reads that error, it is logged when the client is collected or the process ends.
+The error of a failed creation keeps its class; its message names the line that asked for the client. If no
+call was held, and the program never reads that error, it is logged when the client is collected or the
+process ends.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import weakref
@@ -20,12 +20,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tinker_sync.clients._shared import BaseClient
-from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
-from tinker_sync.runtime import _fork
+from tinker_sync.errors import ClientClosedError, TinkerError, with_words
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.naming import Unread, carried
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-
-_log = logging.getLogger("tinker_sync.clients")
 
 
 def users_line() -> str:
@@ -49,28 +46,11 @@ def _is_between(filename: str, names: dict[str, Any]) -> bool:
     return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
 
 
-def check_path(runtime: ClientRuntime, path: object, call: str) -> None:
-    """Check the form of a checkpoint's path, before a request is sent.
-
-    Raises:
-        InvalidInputError: the path cannot name a checkpoint.
-    """
-    if not isinstance(path, str) or not path:
-        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
-    if path.startswith("tinker://"):
-        # Nothing else is checked, because some servers use other folders for checkpoints, or no folder.
-        parts = path.removeprefix("tinker://").split("/")
-        if len(parts) < 2 or {"", ".", ".."} & set(parts):
-            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
-    elif runtime.settings.is_vendor_host:
-        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
-
-
 class ClientFuture(APIFuture[T], BaseClient):
     """A client that is also the future of its own creation. Thread-safe.
 
     Args:
-        runtime: the core of the service client.
+        runtime: the runtime of the service client.
         held: holds the calls that are made before the client is ready.
     """
 
@@ -81,7 +61,7 @@ class ClientFuture(APIFuture[T], BaseClient):
         self._runtime = runtime
         self._held = held
         self._created_at = ""
-        self._unread: _Unread | None = None
+        self._unread: Unread | None = None
 
     # -------------------------------------------------------------------------------------- waiting for it
 
@@ -127,7 +107,11 @@ class ClientFuture(APIFuture[T], BaseClient):
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the creation ends. Return its error, or None after a success.
+        """Wait until the creation ends. Return its error, or None after a success. Arguments as in `result`.
+
+        Raises:
+            TimeoutError: the creation has not ended in time. It goes on.
+            concurrent.futures.CancelledError: the creation was cancelled.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -162,10 +146,10 @@ class ClientFuture(APIFuture[T], BaseClient):
         self.fail(failure)
 
     def _goes_ahead(self) -> bool:
-        """Return True if the client is ready, so that a call need not be held.
+        """Return True if the client is ready, and False if its calls must be held.
 
         Raises:
-            TinkerError: the creation has failed.
+            TinkerError: the creation has failed, or was under way when this process was forked.
         """
         if self._held.open:
             return True
@@ -187,21 +171,11 @@ class ClientFuture(APIFuture[T], BaseClient):
         told = failure if isinstance(failure, Exception) else TinkerError(f"the client failed: {failure!r}")
         held = self._held.fail(told)
         if not held and not isinstance(failure, (CancelledError, ClientClosedError)):
-            self._unread = _Unread(f"{type(self).__name__}: {type(failure).__name__}: {failure}")
+            words = f"{type(self).__name__}: {type(failure).__name__}: {failure}"
+            self._unread = Unread(
+                f"a client could not be created, and the error was never looked at: {words}"
+            )
             weakref.finalize(self, self._unread.log)
-
-
-class _Unread:
-    """The error of a failed creation, to be logged if the program never reads it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._generation = _fork.generation()
-
-    def log(self) -> None:
-        """Log the error, unless the program has read it or it belongs to the parent process."""
-        if self.text and self._generation == _fork.generation():
-            _log.warning("a client could not be created, and the error was never looked at: %s", self.text)
 
 
 def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
@@ -211,19 +185,21 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
         ClientClosedError: the service client is closed.
     """
     _expect(client)
-    client.holder.lifecycle.refuse_if_leaving()
-    client.holder.pools.create.run_call(carried(partial(_carry_out, client, work)))
+    _run(client, carried(partial(_carry_out, client, work)))
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
-    """Run `work` on a worker with the result of a call. The work creates the sampler of the client."""
+    """When `call` succeeds, run `work` with its result on a worker, to create the client's sampler.
+
+    If `call` fails, the client fails too. If the client is cancelled, `call` is cancelled.
+    """
     _expect(client)
     client.when_done(lambda ended: call.cancel() if ended.cancelled() else None)
     call.when_done(partial(_go_on, client, carried(work)))
 
 
 def ready(client: ClientFuture[Any]) -> None:
-    """Mark a client as ready at once, because it needs no request."""
+    """Mark a client as ready at once. Its creation needs no request."""
     client._become_ready()
 
 
@@ -239,14 +215,18 @@ def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFutu
         client._fail_creation(failure)
         return
     try:
-        client.holder.lifecycle.refuse_if_leaving()
-        client.holder.pools.create.run_call(partial(_carry_out, client, lambda: work(call.result())))
+        _run(client, partial(_carry_out, client, lambda: work(call.result())))
     except ClientClosedError as closed:
         client.fail(closed)
 
 
+def _run(client: ClientFuture[Any], job: Callable[[], object]) -> None:
+    client.holder.server.refuse_closed()
+    client.holder.pools.create.run_call(job)
+
+
 def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
-    """Run the work on a worker, and resolve or fail the client."""
+    """Run the work, then make the client ready, or fail it. Runs on a worker."""
     if not client.begin():
         return
     client.mark_sending()

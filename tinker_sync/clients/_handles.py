@@ -1,8 +1,8 @@
 """Handles: texts from which another process makes a copy of a sampling client, by default without a key.
 
-A handle is URL-safe base64 of compact JSON in the form of the reference client, so each client reads the
-handles of the other. The reference client refuses unknown fields, except among the server's settings.
-The fields of this package alone are therefore stored there.
+A handle is URL-safe base64 of compact JSON in the form of the vendor's own client, the reference client. So
+both packages read each other's handles. The reference client refuses unknown fields, except among the
+server's settings. Fields that only this package knows are therefore stored among these settings.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def encode_handle(
 
 
 def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
-    """Return the base model of a sampler, which `ask` requests; "" if the server has no such call."""
+    """Return the base model in the description that `ask` returns; "" if the server has no call for it."""
     try:
         return ask().base_model
     except APIStatusError as error:
@@ -89,10 +89,11 @@ def describe_sampler(
 ) -> GetSamplerResponseInternal:
     """Return the server's description of a sampler.
 
-    If the server has no call for that, return a description made of known facts.
+    If the server has no call for that, take the base model from `base_model` or from the description of
+    the run.
 
     Args:
-        runtime: the core of the client.
+        runtime: the runtime of the client.
         sampler: the id of the sampler.
         base_model: the base model, if the client was made with one.
         run_id: the run of the weights, or "".
@@ -126,8 +127,11 @@ def _base_model_of(runtime: ClientRuntime, run_id: str) -> str | None:
 
 
 @frozen
-class Carried:
-    """The content of a handle. The repr shows no key and no value of a header."""
+class HandleContent:
+    """The content of a handle, the text from which another process makes a copy of a sampling client.
+
+    The repr shows no key and no value of a header.
+    """
 
     session_id: str
     sampling_session_id: str
@@ -147,39 +151,40 @@ class Carried:
         return ours if isinstance(ours, Mapping) else {}
 
 
-def runtime_of_handle(handle: str, api_key: str | None) -> tuple[ClientRuntime, Carried]:
-    """Return the core for the session of a handle, and the content of the handle.
+def runtime_of_handle(handle: str, api_key: str | None) -> tuple[ClientRuntime, HandleContent]:
+    """Return a runtime for the session of a handle, and the content of the handle.
 
-    A process has one core for each such session.
+    Handles of the same session, server, key and settings share a runtime in this process. `api_key`
+    replaces a key in the handle.
     """
-    carried = read_handle(handle)
+    content = read_handle(handle)
     settings = Settings.resolve(
-        base_url=carried.base_url, api_key=api_key or carried.api_key, default_headers=carried.default_headers
+        base_url=content.base_url, api_key=api_key or content.api_key, default_headers=content.default_headers
     )
     key = settings.api_key
     place = (
         settings.base_url,
-        carried.session_id,
+        content.session_id,
         key_fingerprint(key.reveal() if key is not None else ""),
-        wire_json.dumps(carried.config),
+        wire_json.dumps(content.config),
     )
-    return _cores.get(place, lambda: _new_core(settings, carried)), carried
+    return _runtimes.get(place, lambda: _new_runtime(settings, content)), content
 
 
-def _new_core(settings: Settings, carried: Carried) -> ClientRuntime:
+def _new_runtime(settings: Settings, content: HandleContent) -> ClientRuntime:
     try:
-        config = wire_json.from_plain(carried.config, ClientConfigResponse)
-        dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
+        config = wire_json.from_plain(content.config, ClientConfigResponse)
+        dynamic = wire_json.from_plain(content.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
-        content = wire_json.dumps([carried.config, carried.dynamic])
-        raise InvalidInputError(f"{_WHERE}: {redact_exception(error, content, settings.secrets)}") from error
-    facts = ServerFacts(config, dynamic, _dialect_of(carried))
-    return ClientRuntime(settings, session=Session(joined=carried.session_id), facts=facts)
+        plain = wire_json.dumps([content.config, content.dynamic])
+        raise InvalidInputError(f"{_WHERE}: {redact_exception(error, plain, settings.secrets)}") from error
+    facts = ServerFacts(config, dynamic, _dialect_of(content))
+    return ClientRuntime(settings, session=Session(joined=content.session_id), facts=facts)
 
 
-def _dialect_of(carried: Carried) -> Dialect:
-    """Return the dialect of the server as the handle states it."""
-    found = carried.ours.get("dialect")
+def _dialect_of(content: HandleContent) -> Dialect:
+    """Return the dialect that the handle states, or that of the hosted service if it states none."""
+    found = content.ours.get("dialect")
     if not isinstance(found, Mapping):
         return Dialect.of_vendor()
     try:
@@ -189,19 +194,19 @@ def _dialect_of(carried: Carried) -> Dialect:
         raise InvalidInputError(f"{_WHERE}: what it says of the server cannot be read: {error}") from None
 
 
-def read_handle(handle: str) -> Carried:
+def read_handle(handle: str) -> HandleContent:
     """Return the content of a handle.
 
     Raises:
         InvalidInputError: the text is not a handle. The message does not quote it, as it may contain a key.
     """
     read = _read(handle)
-    if isinstance(read, Carried):
+    if isinstance(read, HandleContent):
         return read
     raise InvalidInputError(f"{_WHERE}: {read}")
 
 
-def _read(handle: str) -> Carried | str:
+def _read(handle: str) -> HandleContent | str:
     """Return the content of a handle, or a description of its fault."""
     try:
         state = wire_json.loads(base64.urlsafe_b64decode(handle))
@@ -221,7 +226,7 @@ def _read(handle: str) -> Carried | str:
         each is None or isinstance(each, str) for each in (key, base_url, base_model, *headers.values())
     ):
         return "it has another content than expected"
-    return Carried(
+    return HandleContent(
         session_id=str(state["session_id"]),
         sampling_session_id=str(state["sampling_session_id"]),
         record_stability_info=bool(state.get("record_stability_info")),
@@ -234,4 +239,4 @@ def _read(handle: str) -> Carried | str:
     )
 
 
-_cores: Final = SharedRuntimes(weakref.WeakValueDictionary())
+_runtimes: Final = SharedRuntimes(weakref.WeakValueDictionary())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,8 +12,7 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_base_model, check_state_path
-from tinker_sync.clients._creation import check_path
+from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path
 from tinker_sync.errors import (
     APIResponseValidationError,
     BadRequestError,
@@ -43,7 +43,10 @@ T = TypeVar("T")
 
 @frozen
 class NewModel:
-    """An order for a new model. It has the model's number in the session, so the request may be repeated.
+    """An order for a new model.
+
+    The request has the number of the model in the session, by which the hosted service recognizes a
+    repetition.
 
     Attributes:
         request: the request, complete except for the session.
@@ -63,7 +66,7 @@ class NewModel:
         optimizer: OptimizerConfig | None,
         deadline_at: float,
     ) -> NewModel:
-        """Check the arguments, and take the next model number of the session.
+        """Check the arguments, take the next model number of the session, and return the order.
 
         Raises:
             InvalidInputError: the request cannot be sent.
@@ -90,7 +93,10 @@ class NewModel:
         return self.request.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
-        """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
+        """Create the model, and set its id in `line`. Blocks.
+
+        With the journal of an earlier run, take the model recorded there, or restore its last checkpoint.
+        """
         _make(line, self, self._create)
 
     def _create(self, line: TrainingLine) -> str:
@@ -103,7 +109,8 @@ class LoadedModel:
     """An order for a model with the weights of a checkpoint.
 
     Attributes:
-        request: the request, complete except for the session.
+        request: the request, complete except for the session and the number of the model.
+        model_seq_id: the number of the model in the session.
         deadline_at: the time of the clock at which to give up.
     """
 
@@ -115,18 +122,19 @@ class LoadedModel:
     def of(
         cls, runtime: ClientRuntime, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
     ) -> LoadedModel:
-        """Check the arguments, and take the next model number of the session.
+        """Check the arguments, take the next model number of the session, and return the order.
 
         Args:
-            runtime: the core of the client.
-            request: the request, complete except for the session.
+            runtime: the runtime of the client.
+            request: the request, complete except for the session and the number of the model.
             deadline_at: the time of the clock at which to give up.
-            aside: True for a model that a restarted script does not ask for.
+            aside: True for a model that a restarted script possibly does not create again, such as one of
+                `recover`. With a journal, the number of the model is random and far from the others.
 
         Raises:
             InvalidInputError: the request cannot be sent.
         """
-        check_path(runtime, request.path, "create_training_client_from_state")
+        check_path(request.path, "create_training_client_from_state", runtime.settings)
         check_state_path(request.path, "create_training_client_from_state")
         runtime.lifecycle.refuse_if_leaving()
         refuse_unsendable(request)
@@ -135,11 +143,17 @@ class LoadedModel:
         return cls(request, number, deadline_at)
 
     def make(self, line: TrainingLine) -> None:
-        """Create the model at the server, and set its id in the client's `TrainingLine`. Blocks."""
+        """Create the model, and set its id in `line`. Blocks.
+
+        With the journal of an earlier run, take the model recorded there, or restore its last checkpoint.
+        """
         _make(line, self, self.load)
 
     def load(self, line: TrainingLine) -> str:
-        """Create the model, and record nothing. Return the id of the request that made it. Blocks."""
+        """Create the model, set its id in `line`, and return the id of its request. Blocks.
+
+        Do not record the model in the journal.
+        """
         runtime = line.runtime
         line.last_state = self.request
         if not runtime.server.ready(self.deadline_at).facts.dialect.loads_into_new_models:
@@ -192,19 +206,24 @@ class LoadedModel:
         """Return the description of the checkpoint, requested with the key that may read it."""
         body = {"tinker_path": self.request.path}
         deadline_at = min(self.deadline_at, runtime.clock.now() + _deadlines.REST_S)
-        token = self.request.weights_access_token
-        info: WeightsInfoResponse
-        if token is None:
-            info = runtime.server.call("get_weights_info", body, deadline_at=deadline_at)
+        with reading(runtime, self.request.weights_access_token) as reader:
+            info: WeightsInfoResponse = reader.server.call("get_weights_info", body, deadline_at=deadline_at)
             return info
-        foreign = ClientRuntime(evolve(runtime.settings, api_key=Secret(token)), clock=runtime.clock)
-        for secret in runtime.connection.secrets():  # the server has received these too, and may repeat them
-            foreign.connection.keys.keep(secret)
-        try:
-            info = foreign.server.call("get_weights_info", body, deadline_at=deadline_at)
-            return info
-        finally:
-            foreign.close("success")
+
+
+@contextmanager
+def reading(runtime: ClientRuntime, token: str | None) -> Iterator[ClientRuntime]:
+    """Yield a runtime whose key may read a checkpoint: one with `token` as its key; None: `runtime`."""
+    if token is None:
+        yield runtime
+        return
+    foreign = ClientRuntime(evolve(runtime.settings, api_key=Secret(token)), clock=runtime.clock)
+    for secret in runtime.connection.secrets():  # the same server has received these too, and may repeat them
+        foreign.connection.keys.keep(secret)
+    try:
+        yield foreign
+    finally:
+        foreign.close("success")
 
 
 def _make(line: TrainingLine, asked: NewModel | LoadedModel, create: Callable[[TrainingLine], str]) -> None:

@@ -1,6 +1,6 @@
 """Models of a client with a journal: taken from the journal, restored from a checkpoint, or new.
 
-Threads: the workers that create clients.
+Threads: the workers that create clients. `fetch_unread` runs on the user's thread.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _RESULTS: Final[dict[str, type[Any]]] = {
 _log = logging.getLogger("tinker_sync.journal")
 
 
-class Asked(Protocol):
-    """An order for a model."""
+class ModelOrder(Protocol):
+    """An order for a model: the request that creates the model, and the time at which to give up."""
 
     @property
     def request(self) -> Any: ...
@@ -55,8 +55,11 @@ class Asked(Protocol):
     def deadline_at(self) -> float: ...
 
 
-def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine], str]) -> None:
-    """Give a training client the model that its journal records, or make a model and record it. Blocks.
+def make_recorded(line: TrainingLine, asked: ModelOrder, make: Callable[[TrainingLine], str]) -> None:
+    """Give a training client its model, and record the model in the journal. Blocks.
+
+    If the journal records the model for this session, take that one. Otherwise restore the model from the
+    last checkpoint that the journal records. Without such a checkpoint, or for `recover`, call `make`.
 
     Args:
         line: the `TrainingLine` of the client.
@@ -82,7 +85,7 @@ class RecordedModel:
     """An order for a model that a journal records, for `ServiceClient.attach`, which runs without the script.
 
     Attributes:
-        model_seq_id: its number in the session.
+        model_seq_id: the number of the model in the session.
         deadline_at: the time of the clock at which to give up.
     """
 
@@ -91,13 +94,19 @@ class RecordedModel:
 
     @property
     def request(self) -> LoadWeightsRequest:
-        """The request for a restored model, without the path."""
+        """A request with an empty path, because each order has a request. It is never sent.
+
+        `make` takes the path of the checkpoint from the journal.
+        """
         return LoadWeightsRequest(path="", optimizer=True)
 
     def make(self, line: TrainingLine) -> None:
         """Take the model that the journal records, or restore it from its last checkpoint. Blocks.
 
         If the model still exists, also determine which requests without a recorded answer reached the server.
+
+        Raises:
+            JournalError: the model no longer exists, and the journal records no checkpoint of it.
         """
         record = _record_of(line)
         line.runtime.server.open_session(self.deadline_at)
@@ -115,10 +124,10 @@ class RecordedModel:
             )
 
     def _settle(self, line: TrainingLine, record: TrainingRecord, number: int) -> None:
-        """Find out if a request reached the server, and note it in the record.
+        """Find out if the request `number` reached the server, and note the result in the record.
 
-        Send another request with the same number: the server refuses it if the first one has arrived. It
-        saves weights for a sampler that stays unused, so it does not change the model.
+        Send a second request with the same number: the server refuses the second if the first has arrived.
+        The second request saves weights for a sampler that stays unused, so it does not change the model.
         """
         runtime = line.runtime
         probe = SaveWeightsForSamplerRequest(

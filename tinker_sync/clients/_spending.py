@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tinker_sync import types
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._shared import BaseClient
 from tinker_sync.errors import TinkerError
 from tinker_sync.usage.meter import Meter
 
@@ -21,23 +22,67 @@ _HOUR: Final = timedelta(hours=1)
 _WINDOW: Final = timedelta(days=14)
 
 
-class Spending:
-    """A counter of the tokens that one core uses. Thread-safe."""
+class SpendingCalls(BaseClient):
+    """The part of a service client that counts tokens, limits them, and compares them with the bill."""
 
-    def __init__(self, runtime: ClientRuntime) -> None:
-        self._runtime = runtime
-        self._meter = Meter(_name_asker(runtime), clock=runtime.clock)
-        runtime.lifecycle.add_observer(self._meter)
+    _meter: Meter
 
-    def usage(self, prices: PriceTable | None) -> Usage:
-        """Return the tokens used so far, by model, with their prices."""
+    def usage(self, *, prices: PriceTable | None = None) -> Usage:
+        """Return the tokens used so far, by model: trained, prompt, cached prompt and sampled.
+
+        The client counts them from the results that have arrived. A price that is missing from the table is
+        reported as unknown. If the client does not know the base model of a model, such as one from a
+        checkpoint, it asks the server for the name, which blocks.
+
+        Args:
+            prices: the prices of tokens; None: those in the file that `TINKER_PRICES` names, else in
+                `~/.tinker/prices.json`.
+
+        Raises:
+            ConfigurationError: the file of prices cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     service.usage().tokens.trained
+        2
+        """
         from tinker_sync.usage import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
         return Usage.of(self._meter.by_model(), table, self._runtime.server.known_session_id)
 
-    def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
-        """Return a limit, which is not in force until the user enters it with `with`."""
+    def budget(
+        self, usd: float | None = None, tokens: int | None = None, *, prices: PriceTable | None = None
+    ) -> Budget:
+        """Return a limit for the tokens or dollars used in a ``with`` block.
+
+        A call that could exceed the budget is not sent: it raises `BudgetExceededError`, or its future fails
+        with this error if its client is not ready yet. Calls under way count with their highest possible use,
+        samples with `max_tokens` each. The limit applies to all clients of this service client.
+
+        Args:
+            usd: the most dollars; a call whose price is unknown raises `ConfigurationError`.
+            tokens: the most tokens of all kinds.
+            prices: as for `usage`.
+
+        Raises:
+            InvalidInputError: no limit is given, or one is not a number from 0 on.
+            ConfigurationError: the file of prices cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     with service.budget(tokens=100):
+        ...         try:
+        ...             sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=1000)).result()
+        ...         except tinker_sync.BudgetExceededError as error:
+        ...             print(type(error).__name__)
+        BudgetExceededError
+        """
         from tinker_sync.usage import Budget, PriceTable
 
         return Budget(
@@ -49,19 +94,32 @@ class Spending:
         )
 
     def reconcile(self) -> Reconciliation:
-        """Compare the counted usage with the bill."""
+        """Compare the counted usage with the bill of the service for this session. Blocks.
+
+        The account must be allowed to read the bill, which may lag by some hours.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     found = service.reconcile()
+        >>> found.counted.trained
+        2
+        """
         from tinker_sync.clients.rest import AdminClient
         from tinker_sync.usage.report import reconcile
 
-        span = self._meter.span
-        counted = self._meter.by_model()
+        span, counted = self._meter.span, self._meter.by_model()
         admin = AdminClient(self._runtime)
-        asked = (
-            []
-            if span is None
-            else [admin.get_billing_usage(*each) for each in windows(span.first_s, span.last_s)]
-        )
+        hours = [] if span is None else windows(span.first_s, span.last_s)
+        asked = [admin.get_billing_usage(*each) for each in hours]
         return reconcile(counted, [bill.result() for bill in asked], self._runtime.server.known_session_id)
+
+    def _count(self) -> None:
+        """Begin to count the tokens of the results that arrive."""
+        self._meter = Meter(_name_asker(self._runtime), clock=self._runtime.clock)
+        self._runtime.lifecycle.add_observer(self._meter)
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
@@ -87,7 +145,7 @@ def _hour(moment_s: float) -> datetime:
 
 
 def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:
-    # The core holds the meter and so this function; a strong reference to the core would keep it alive.
+    # The runtime holds the meter and so this function; a strong reference to the runtime would keep it alive.
     held = weakref.ref(runtime)
 
     def ask(model: str) -> str | None:

@@ -1,15 +1,16 @@
 """The verification that a checkpoint restores the saved weights and the saved state of the optimizer.
 
 The loss of a small fixed batch, the probe, stands for the weights. It is computed before the save, and again
-in a copy that the server restores from the checkpoint. If they are equal, the weights came back.
+in a copy that the server restores from the checkpoint. If both losses are equal within a tolerance, the
+server has restored the weights.
 
 A server shows no state of its optimizer. So the copy takes a step whose gradients are all zero. A restored
 optimizer still moves the weights by its mean of earlier gradients. A new optimizer has no such mean, and the
 loss of the probe stays the same.
 
 The model that was saved only computes a forward pass of the probe, so its weights, its gradients and its
-optimizer do not change. The cost is a pass of 16 tokens before the save; then a restore, two such passes and
-one step in the copy, which takes a place at the server until it is unloaded.
+optimizer do not change. The cost is a pass of 16 tokens before the save; then a restore, three such passes
+and one step in the copy, which takes a place at the server until it is unloaded.
 
 Threads: the user's thread measures before the save; a worker that may block restores the copy.
 """
@@ -24,11 +25,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from tinker_sync.clients._models import LoadedModel
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._models import LoadedModel, reading
 from tinker_sync.errors import InvalidInputError, TinkerError, UnsupportedByServerError, VerificationError
-from tinker_sync.types import AdamParams, Datum, ForwardBackwardOutput, LoadWeightsRequest, ModelInput
+from tinker_sync.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    LoadWeightsRequest,
+    ModelInput,
+    OptimParamsBase,
+)
 
 if TYPE_CHECKING:
+    from tinker_sync.clients._passes import PassCalls
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
@@ -53,13 +63,13 @@ def _probe(weight: float) -> list[Datum]:
 
 @frozen
 class Measured:
-    """The loss and the optimizer settings of a model before its save.
+    """The loss and the optimizer settings of a model, as measured before its save.
 
     Attributes:
         loss: the loss of a small fixed batch, the probe.
         step: the settings of a step that the server accepts; None if the model has taken no step with
             gradients, so that its optimizer may be new.
-        tolerance: the allowed difference of losses.
+        tolerance: the allowed relative difference of losses.
     """
 
     loss: float
@@ -67,23 +77,29 @@ class Measured:
     tolerance: float = TOLERANCE
 
     def metadata(self) -> dict[str, str]:
-        """Return these values as metadata of a checkpoint.
+        """Return the loss, and the kind and settings of a step, as metadata of a checkpoint.
+
+        The settings of Adam are left out.
 
         >>> Measured(2.5, None).metadata()
         {'tinker_sync_probe': '2.5 new'}
         """
-        return {_NAME: f"{self.loss!r} {'new' if self.step is None else 'trained'}"}
+        trained = self.step.model_dump_json() if isinstance(self.step, OptimParamsBase) else "trained"
+        return {_NAME: f"{self.loss!r} {'new' if self.step is None else trained}"}
 
     @classmethod
     def of(cls, metadata: Mapping[str, str] | None, tolerance: float) -> Measured | None:
-        """Return the values in the metadata of a checkpoint, or None if it has none.
+        """Return the values that `Measured.metadata` gave to a checkpoint; None if they cannot be read.
+
+        A model that has taken a step of Adam gets the default settings.
 
         >>> Measured.of({"tinker_sync_probe": "2.5 trained"}, 0.1).loss, Measured.of({}, 0.1)
         (2.5, None)
         """
         loss, _, state = (metadata or {}).get(_NAME, "").partition(" ")
         try:
-            return cls(float(loss), AdamParams() if state == "trained" else None, tolerance)
+            other = OptimParamsBase.model_validate_json(state) if state.startswith("{") else None
+            return cls(float(loss), AdamParams() if state == "trained" else other, tolerance)
         except ValueError:
             return None
 
@@ -94,7 +110,7 @@ class VerifiedModel:
 
     Attributes:
         asked: the order without the verification.
-        tolerance: the allowed difference of losses.
+        tolerance: the allowed relative difference of losses.
     """
 
     asked: LoadedModel
@@ -114,9 +130,10 @@ class VerifiedModel:
         """Verify the checkpoint, then create the model and set its id in `line`. Blocks.
 
         Raises:
-            VerificationError: the server does not restore the saved weights or optimizer state.
+            VerificationError: the server does not restore the saved weights or optimizer state, or the
+                metadata of the checkpoint have no loss.
         """
-        measured = recorded(line.runtime, self.request.path, self.tolerance)
+        measured = recorded(line.runtime, self.request, self.tolerance)
         prove(line.runtime, self.request, measured, self.asked.deadline_at)
         self.asked.make(line)
 
@@ -125,7 +142,7 @@ def tolerance_of(verify: object, call: str) -> float:
     """Return the tolerance that an argument `verify` asks for.
 
     Raises:
-        InvalidInputError: it is neither True nor a tolerance.
+        InvalidInputError: `verify` is neither True nor a number between 0 and 1.
     """
     if verify is True:
         return TOLERANCE
@@ -137,7 +154,7 @@ def tolerance_of(verify: object, call: str) -> float:
 
 
 def measure(
-    training: TrainingClient, step: OptimParams | None, tolerance: float, deadline: float | None
+    training: PassCalls[Any], step: OptimParams | None, tolerance: float, deadline: float | None
 ) -> Measured:
     """Return the loss and the settings of a model that is about to be saved. Blocks.
 
@@ -149,7 +166,7 @@ def measure(
 
 
 def follow(
-    training: TrainingClient, saved: APIFuture[SaveWeightsResponse], measured: Measured, deadline_at: float
+    training: PassCalls[Any], saved: APIFuture[SaveWeightsResponse], measured: Measured, deadline_at: float
 ) -> APIFuture[SaveWeightsResponse]:
     """Return a future that gets the result of a save when the checkpoint has been verified."""
     runtime = training.holder
@@ -179,16 +196,21 @@ def follow(
     return verified
 
 
-def recorded(runtime: ClientRuntime, path: str, tolerance: float) -> Measured:
+def recorded(runtime: ClientRuntime, load: LoadWeightsRequest, tolerance: float) -> Measured:
     """Return the loss and settings that a verified save has stored with its checkpoint. Blocks.
+
+    The checkpoints are listed with the key that may read them.
 
     Raises:
         VerificationError: the checkpoint has no such metadata.
     """
     from tinker_sync.clients.rest import RestClient
 
+    path = load.path
     run = path.removeprefix("tinker://").partition("/")[0]
-    for listed in RestClient(runtime).list_checkpoints(run).result().checkpoints:
+    with reading(runtime, load.weights_access_token) as reader:
+        checkpoints = RestClient(reader).list_checkpoints(run).result().checkpoints
+    for listed in checkpoints:
         measured = Measured.of(listed.user_metadata, tolerance)
         if listed.tinker_path == path and measured is not None:
             return measured
@@ -199,12 +221,12 @@ def recorded(runtime: ClientRuntime, path: str, tolerance: float) -> Measured:
 
 
 def prove(runtime: ClientRuntime, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
-    """Load a checkpoint into a second model, and compare it with what was measured at the save. Blocks.
+    """Load a checkpoint into a second model, and compare that model with `measured`. Blocks.
 
     Raises:
         VerificationError: the weights differ, or the state of the optimizer was not restored.
     """
-    with_copy(runtime, load, deadline_at, partial(_compare, load.path, measured))
+    with_copy(runtime, load, deadline_at, partial(_compare, load.path, measured, deadline_at))
 
 
 def with_copy(
@@ -226,24 +248,31 @@ def with_copy(
     try:
         work(copy)
     finally:
-        unloaded = copy.unload()
-        with suppress(TinkerError):  # the server frees the place with the session
-            unloaded.result()
+        with suppress(TinkerError, TimeoutError):  # the server frees the place with the session
+            unloaded = copy.unload(deadline=_deadlines.REST_S)
+            unloaded.result(max(deadline_at - runtime.clock.now(), 0.0))
 
 
-def _compare(path: str, measured: Measured, copy: TrainingClient) -> None:
-    before = copy.forward(_probe(1.0), _LOSS)
-    still = after = None
+def _compare(path: str, measured: Measured, deadline_at: float, copy: TrainingClient) -> None:
+    left_s = deadline_at - copy.holder.clock.now()
+    before = copy.forward(_probe(1.0), _LOSS, deadline=left_s)
+    still: tuple[Any, ...] = ()
+    after = None
     if measured.step is not None:
-        still = copy.forward_backward(_probe(0.0), _LOSS), copy.optim_step(_fast(measured.step))
-        after = copy.forward(_probe(1.0), _LOSS)
+        still = (
+            copy.forward_backward(_probe(0.0), _LOSS, deadline=left_s),
+            copy.optim_step(_fast(measured.step), deadline=left_s),
+        )
+        after = copy.forward(_probe(1.0), _LOSS, deadline=left_s)
+    for each in filter(None, (before, *still, after)):
+        each.looked_at = True  # this function raises the first failure; the others follow from it
     loss = _loss_of(before.result(), f"{path} is saved, but not verified")
     if _differ(loss, measured.loss, measured.tolerance):
         raise VerificationError(
             f"{path} does not restore the weights that were saved: the loss of a probe was "
             f"{measured.loss:.6g} before the save, and is {loss:.6g} in the restored model"
         )
-    if still is None or after is None:
+    if after is None:
         return
     for each in still:
         each.result()
@@ -257,7 +286,7 @@ def _compare(path: str, measured: Measured, copy: TrainingClient) -> None:
 
 
 def _fast(step: OptimParams) -> OptimParams:
-    """Return settings for a step that changes the weights enough to change the loss."""
+    """Return the settings for the step of the copy; for Adam, with a rate that changes the loss visibly."""
     return AdamParams(learning_rate=_RATE) if isinstance(step, AdamParams) else step
 
 
@@ -269,7 +298,7 @@ def _loss_of(passed: ForwardBackwardOutput, state: str) -> float:
     """Return the loss of the probe, from its log-probabilities, else from the metrics.
 
     Raises:
-        UnsupportedByServerError: the server returned neither.
+        UnsupportedByServerError: the server returned neither, or the loss is not finite.
     """
     first = passed.loss_fn_outputs[0] if passed.loss_fn_outputs else {}
     if "logprobs" in first:
