@@ -29,6 +29,11 @@ def memory():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
+def stop_threads():
+    # The limit comes first: a thread that begins with too little memory hangs the thread that starts it.
+    limit(resource.RLIMIT_AS, memory() + (1 << 29))
+    return threading.stack_size(1 << 30)
+
 def name_of(call):
     try:
         call().result(120)
@@ -41,8 +46,18 @@ def sample():
 """
 
 
+LARGE = """
+import numpy as np
+long = np.full(5_000_000, 7)
+inputs = {"target_tokens": long, "weights": long * 1.0}
+large = [types.Datum(types.ModelInput.from_ints(long), inputs)]
+"""
+
+
 def run(stub: Stub, text: str, files: int = 1024) -> Script:
-    return Script(START + dedent(text), URL=stub.url, FILES=str(files), MALLOC_ARENA_MAX="1")
+    return Script(
+        START + LARGE * ("large" in text) + dedent(text), URL=stub.url, FILES=str(files), MALLOC_ARENA_MAX="1"
+    )
 
 
 def test_with_64_files_many_samples_take_turns(stub: Stub) -> None:
@@ -82,8 +97,7 @@ def test_without_another_thread_calls_fail_by_name_or_go_on(stub: Stub, *, warm:
     text = f"""
     if {warm}:
         sampler.result(120), trainer.result(120), sample().result(120)
-    usual = threading.stack_size(1 << 30)
-    limit(resource.RLIMIT_AS, memory() + (1 << 29))
+    usual = stop_threads()
     try:
         threading.Thread(target=print).start()
     except RuntimeError as error:
@@ -105,15 +119,32 @@ def test_without_another_thread_calls_fail_by_name_or_go_on(stub: Stub, *, warm:
     assert (ended.code, ended.err) == (0, "")
 
 
+def test_a_chunk_for_which_no_thread_starts_fails_alone(stub: Stub) -> None:
+    text = """
+    say(name_of(sample), name_of(lambda: trainer))  # no thread for chunks has started yet
+    usual = stop_threads()
+    refused = name_of(lambda: trainer.forward_backward(large, "cross_entropy"))
+    limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+    threading.stack_size(usual)
+    say(refused)
+    say(name_of(lambda: trainer.forward_backward(large, "cross_entropy")))
+    say(name_of(lambda: trainer.optim_step(STEP)))
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "a result a result"
+        assert script.hear() == "TinkerError: no thread for this call: can't start new thread"
+        assert script.hear() == "a result"
+        assert script.hear() == "a result"
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+
+
 def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> None:
     text = """
     data = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
-    import numpy as np
-    long = np.full(2_000_000, 7)
-    large = [types.Datum(types.ModelInput.from_ints(long), {"target_tokens": long, "weights": long * 1.0})]
     say(name_of(sample), name_of(lambda: trainer.forward_backward(data, "cross_entropy")))
     sampled = [sample() for _ in range(50)]
-    limit(resource.RLIMIT_AS, memory() + (1 << 22))
+    limit(resource.RLIMIT_AS, memory() + (1 << 25))  # enough for the threads of the samples
     refused = name_of(lambda: trainer.forward_backward(large, "cross_entropy"))
     limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
     say(refused)

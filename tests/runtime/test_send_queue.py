@@ -10,11 +10,11 @@ import pytest
 from support.raising import raising
 from support.sends import FakePart, HandWorkers, at_once, enqueue, operation
 
-from tinker_sync.errors import APIStatusError, EarlierCallFailedError
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.operation import NotTaken, Operation
+from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
+from tinker_sync.runtime.futures import APIFuture, Job
+from tinker_sync.runtime.operation import NotTaken, Operation, stages
 from tinker_sync.runtime.progress import FutureState
-from tinker_sync.runtime.send_queue import SendQueue, SendQueueState, stages
+from tinker_sync.runtime.send_queue import SendQueue, SendQueueState
 
 
 class Bench:
@@ -401,18 +401,6 @@ class TestFailedSend:
         bench.queue.take_in()
         assert refusal_of(made).call == "a"
 
-    def test_workers_that_take_no_more_break_it(self) -> None:
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: None), raising(RuntimeError("the workers 'send' are closed"))
-        )
-        made = operation("fb", 3, parallel=True)
-        enqueue(queue, made)
-        assert isinstance(made.future.exception(0), RuntimeError)
-        assert all(part.future.done() for part in made.parts)
-        later = operation("later")
-        enqueue(queue, later)
-        assert "are closed" in str(refusal_of(later))
-
     def test_a_cancelled_one_is_not_failed_again(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED
         bench.append("a")
@@ -423,9 +411,49 @@ class TestFailedSend:
 
 
 def not_taken() -> NotTaken:
-    failure = NotTaken()
-    failure.__cause__ = REFUSED
-    return failure
+    return NotTaken(REFUSED)
+
+
+class TestNoThread:
+    """Tests of requests that no worker takes: they fail alone, and the next one gets their number."""
+
+    def test_the_next_one_gets_its_number(self) -> None:
+        jobs: list[Job] = []
+        workers: list[Callable[[Job], object]] = [raising(TinkerError("no thread")), jobs.append]
+        wire: list[tuple[int, str]] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: wire.append((number, part.name))), lambda job: workers.pop(0)(job)
+        )
+        refused, later = operation("a"), operation("b")
+        for each in (refused, later):
+            enqueue(queue, each)
+        assert str(refused.future.exception(0)) == "no thread"
+        jobs.pop()()
+        assert wire == [(1, "b")]
+
+    def test_a_request_that_was_sent_leaves_no_hole(self) -> None:
+        workers: list[Callable[[Job], object]] = [lambda job: job(), raising(TinkerError("no thread"))]
+        wire: list[tuple[int, str]] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: wire.append((number, part.name))),
+            lambda job: workers.pop(0)(job),
+            at_once(lambda number: wire.append((number, "nothing"))),
+        )
+        made = operation("a", 3, parallel=True)
+        enqueue(queue, made)
+        assert wire == [(2, "a.2"), (1, "nothing")]
+        assert "no thread" in str(made.future.exception(0))
+        assert repr(queue) == "<SendQueue idle, 0 queued, next number 3>"
+
+    def test_thousands_fail_one_after_the_other(self) -> None:
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: None), raising(TinkerError("no thread"))
+        )
+        made = [operation(str(number)) for number in range(3000)]
+        for each in made:
+            queue.put(each)
+        queue.take_in()
+        assert {str(each.future.exception(0)) for each in made} == {"no thread"}
 
 
 class TestRefusedSend:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
+from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.answers import add_mean_loss
@@ -180,9 +180,9 @@ class TwoPassCall(TrainingCall):
         if not self._succeeded(forward):
             return
         try:
-            self.line.runtime.pools.loss.run(partial(self._compute, forward.result(timeout=0)))
-        except RuntimeError:  # the workers are closed
-            self._both.fail(ClientClosedError())
+            self.line.runtime.pools.loss.run_call(partial(self._compute, forward.result(timeout=0)))
+        except TinkerError as error:  # the client is closed, or no thread can start
+            self._both.fail(error)
 
     def _succeeded(self, one: APIFuture[ForwardBackwardOutput]) -> bool:
         failure = CancelledError() if one.cancelled() else one.exception()

@@ -1,7 +1,11 @@
-"""`Operation`: a call of a training client in the send queue of the client. Its parts are requests."""
+"""`Operation`: a call of a training client in the send queue of the client. Its parts are requests.
+
+`Sending` is the operation that is being sent.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -83,5 +87,50 @@ class Operation(Generic[PartT]):
         return failure
 
 
+def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
+    """Return the indices of an operation's parts in stages. The parts of a stage are sent together.
+
+    >>> [list(stage) for stage in stages(4, parallel=True)]
+    [[1, 2, 3], [0]]
+    >>> [list(stage) for stage in stages(3, parallel=False)]
+    [[0], [1], [2]]
+    """
+    if parallel and count > 1:
+        return [range(1, count), range(1)]
+    return [range(index, index + 1) for index in range(count)]
+
+
+class Sending(Generic[PartT]):
+    """The operation in its send phase. The queue's lock guards all attributes that change."""
+
+    __slots__ = ("beginning", "first_number", "operation", "refused", "stages", "taken", "under_way")
+
+    def __init__(self, operation: Operation[PartT], first_number: int, *, reused: bool = False) -> None:
+        self.operation = operation
+        self.first_number = first_number
+        # A server does not wait for a number that it has refused before, so the first part has to go first.
+        self.stages = deque(stages(len(operation.parts), parallel=operation.parallel and not reused))
+        self.under_way: set[int] = set()
+        self.taken: set[int] = set()
+        self.refused: dict[int, BaseException] = {}  # in the order of the refusals
+        self.beginning = True
+        """True while the thread that has begun the operation will look for the next one itself."""
+
+    def next_stage(self) -> Sequence[int]:
+        """Return the indices of the parts to send now; an empty sequence if all have been sent."""
+        stage = self.stages.popleft() if self.stages else ()
+        self.under_way = set(stage)
+        return stage
+
+    def holes(self) -> list[int]:
+        """Return the indices of the parts that the server has not accepted, up to the last accepted part."""
+        return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
+
+
 class NotTaken(Exception):
     """A failure of a request that the server certainly has not accepted. `__cause__` is the reason."""
+
+    def __init__(self, cause: Exception | None = None) -> None:
+        """Store the reason."""
+        super().__init__()
+        self.__cause__ = cause

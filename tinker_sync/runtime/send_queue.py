@@ -28,8 +28,8 @@ Assumptions
   waits for the result. It calls `ended` with `NotTaken` if the server certainly has not accepted the request,
   and with another failure if that is not known, or raises it. It repeats a request itself, with the same
   bytes. `ended` may be called on any thread; only its first call counts.
-- `submit(job)` runs a job on another thread or inline, or raises RuntimeError. It runs every job that it
-  accepts.
+- `submit(job)` runs a job on another thread or inline, or raises TinkerError, which counts as a refusal of
+  the request. It runs every job that it accepts.
 
 Threads: any thread may put and cancel. Sends run on workers, or on the poller's thread after its current step
 (`follow`). A queue has no thread of its own, and no thread waits for its turn: the end of each send starts
@@ -51,7 +51,7 @@ from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
-from tinker_sync.runtime.operation import Ended, NotTaken, Operation, PartT
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation, PartT, Sending
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -86,44 +86,6 @@ _MOVES = {
     "sending": (SendQueueState.IDLE, SendQueueState.BROKEN),
     "broken": (),
 }
-
-
-def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
-    """Return the indices of an operation's parts in stages. The parts of a stage are sent together.
-
-    >>> [list(stage) for stage in stages(4, parallel=True)]
-    [[1, 2, 3], [0]]
-    >>> [list(stage) for stage in stages(3, parallel=False)]
-    [[0], [1], [2]]
-    """
-    if parallel and count > 1:
-        return [range(1, count), range(1)]
-    return [range(index, index + 1) for index in range(count)]
-
-
-class _Sending(Generic[PartT]):
-    """The operation in its send phase. The queue's lock guards all attributes that change."""
-
-    __slots__ = ("first_number", "operation", "refused", "stages", "taken", "under_way")
-
-    def __init__(self, operation: Operation[PartT], first_number: int, *, reused: bool = False) -> None:
-        self.operation = operation
-        self.first_number = first_number
-        # A server does not wait for a number that it has refused before, so the first part has to go first.
-        self.stages = deque(stages(len(operation.parts), parallel=operation.parallel and not reused))
-        self.under_way: set[int] = set()
-        self.taken: set[int] = set()
-        self.refused: dict[int, BaseException] = {}  # in the order of the refusals
-
-    def next_stage(self) -> Sequence[int]:
-        """Return the indices of the parts to send now; an empty sequence if all have been sent."""
-        stage = self.stages.popleft() if self.stages else ()
-        self.under_way = set(stage)
-        return stage
-
-    def holes(self) -> list[int]:
-        """Return the indices of the parts that the server has not accepted, up to the last accepted part."""
-        return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
 
 
 class SendQueue(Generic[PartT]):
@@ -164,7 +126,7 @@ class SendQueue(Generic[PartT]):
         # Any thread appends without a lock; _lock guards the rest.
         self._put: deque[tuple[Operation[PartT], ...]] = deque()
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
-        self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
+        self._sending: Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
         self._unused_number = 1  # guarded by _lock; the smallest number that was never used
         self._refusal: Exception | None = None  # guarded by _lock; the failure of new calls
@@ -266,14 +228,17 @@ class SendQueue(Generic[PartT]):
     # ---------------------------------------------------- one after the other
 
     def _advance(self) -> None:
-        """Begin the next operation, unless one is being sent or the next one has no requests yet."""
+        """Begin the next operation, unless one is being sent or the next one has no requests yet.
+
+        Go on with the one after it if that operation has ended meanwhile.
+        """
         while (operation := self._take_next()) is not None:
             # `begin` takes the future's lock, so `_lock` is free here. The state keeps other threads out.
             if operation.future.begin():
                 self._begin(operation)
-                return
-            with self._lock:  # it was cancelled, so it gets no number
-                self._move_locked(SendQueueState.IDLE)
+            else:
+                with self._lock:  # it was cancelled, so it gets no number
+                    self._move_locked(SendQueueState.IDLE)
 
     def _take_next(self) -> Operation[PartT] | None:
         with self._lock:
@@ -285,13 +250,15 @@ class SendQueue(Generic[PartT]):
     def _begin(self, operation: Operation[PartT]) -> None:
         with self._lock:
             reused = self._next_number < self._unused_number
-            self._sending = sending = _Sending(operation, self._next_number, reused=reused)
+            self._sending = sending = Sending(operation, self._next_number, reused=reused)
             stage = sending.next_stage()
             self._next_number += len(operation.parts)
             self._unused_number = max(self._unused_number, self._next_number)
         self._launch(sending, stage)
+        with self._lock:
+            sending.beginning = False
 
-    def _launch(self, sending: _Sending[PartT], stage: Sequence[int]) -> None:
+    def _launch(self, sending: Sending[PartT], stage: Sequence[int]) -> None:
         for index in stage:
             try:
                 job = partial(self._send_one, sending, index)
@@ -299,10 +266,10 @@ class SendQueue(Generic[PartT]):
                 # have taken the room.
                 if len(stage) > 1 or not self._follow(sending.operation.parts[index], job):
                     self._submit(job)
-            except RuntimeError as failure:  # the workers take no more jobs
-                self._break(sending, index, failure)
+            except TinkerError as failure:  # no worker takes the job, so nothing was sent
+                self._end_send(sending, index, NotTaken(failure))
 
-    def _send_one(self, sending: _Sending[PartT], index: int) -> None:
+    def _send_one(self, sending: Sending[PartT], index: int) -> None:
         """Send one part, unless another part of its operation has failed or was refused."""
         with self._lock:
             # Another part failed before this part was sent.
@@ -320,7 +287,7 @@ class SendQueue(Generic[PartT]):
         _run(partial(self._send, part, sending.first_number + index), ended)
 
     def _end_send(
-        self, sending: _Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
+        self, sending: Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
     ) -> None:
         """Record the end of one send; with `stays`, the part was not sent. After the last one, end the stage.
         Break the queue if it is unknown whether the server has accepted the part.
@@ -343,7 +310,7 @@ class SendQueue(Generic[PartT]):
         elif last and not over:
             self._end_stage(sending)
 
-    def _end_stage(self, sending: _Sending[PartT]) -> None:
+    def _end_stage(self, sending: Sending[PartT]) -> None:
         with self._lock:
             stage = () if sending.refused else sending.next_stage()
         if sending.refused:
@@ -355,7 +322,7 @@ class SendQueue(Generic[PartT]):
         else:
             self._conclude(sending)
 
-    def _conclude(self, sending: _Sending[PartT]) -> None:
+    def _conclude(self, sending: Sending[PartT]) -> None:
         """End the send phase of an operation, and begin the next one."""
         with self._lock:
             if self._sending is not sending:
@@ -364,9 +331,11 @@ class SendQueue(Generic[PartT]):
             if sending.refused:
                 self._next_number = sending.first_number + max(sending.taken, default=-1) + 1
             self._move_locked(SendQueueState.IDLE)
-        self._advance()
+            beginning = sending.beginning
+        if not beginning:
+            self._advance()
 
-    def _take_back(self, sending: _Sending[PartT]) -> None:
+    def _take_back(self, sending: Sending[PartT]) -> None:
         """Fill the unused numbers of an operation of which a part was refused. Then fail the operation."""
         index, failure = next(iter(sending.refused.items()))
         failure = sending.operation.failure_after(failure, len(sending.taken))
@@ -374,7 +343,7 @@ class SendQueue(Generic[PartT]):
 
     def _fill(
         self,
-        sending: _Sending[PartT],
+        sending: Sending[PartT],
         index: int,
         failure: BaseException,
         holes: Sequence[int],
@@ -400,7 +369,7 @@ class SendQueue(Generic[PartT]):
         else:
             self._leave_numbers(sending, index, failure)
 
-    def _leave_numbers(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
+    def _leave_numbers(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
         operation = sending.operation
         operation.parts[index].future.fail(failure)
         for other, cause in sending.refused.items():
@@ -411,7 +380,7 @@ class SendQueue(Generic[PartT]):
                 part.future.fail(copy_exception(consequence))
         self._conclude(sending)
 
-    def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
+    def _break(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
         operation, number = sending.operation, sending.first_number + index
         # Fail this part with the cause first. A combined future keeps the first failure that it gets, and
         # after the next lines any other part may fail with the consequence.

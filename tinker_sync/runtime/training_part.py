@@ -161,8 +161,12 @@ class PartSender:
             Submission(self, part, ended).begin(number)
 
     def run(self, job: Callable[[], object]) -> None:
-        """Run a job that sends a part, and the short steps that follow from it, on a worker."""
-        self._runtime.pools.send.run(partial(self.server.poller.run_step, job))
+        """Run a job that sends a part, and the short steps that follow from it, on a worker.
+
+        Raises:
+            TinkerError: the client is closed, or the system starts no thread.
+        """
+        self._runtime.pools.send.run_call(partial(self.server.poller.run_step, job))
 
     def follow(self, part: TrainingPart, job: Callable[[], object]) -> bool:
         """Run a job that sends a small part on this thread, after the current step of the thread.
@@ -217,7 +221,7 @@ class Submission:
         try:
             self._prepare(number)
         except MemoryError as error:  # nothing was sent
-            self._end(_not_taken(error))
+            self._end(NotTaken(error))
         except BaseException as error:  # noqa: BLE001  # any failure must end the send
             self._end(error)
         else:
@@ -294,7 +298,7 @@ class Submission:
         if isinstance(failure, APIConnectionError):
             failure = self._sender.server.closed_or(failure)
         if isinstance(failure, TinkerError) and not _may_be_taken(failure):
-            failure = _not_taken(failure)
+            failure = NotTaken(failure)
         self._ended(failure)
 
     def _take_bytes(self, machinery: Machinery, left_s: float) -> None:
@@ -312,12 +316,6 @@ class Submission:
         taken, self._taken_bytes = self._taken_bytes, 0
         if taken:
             self._budget.release(taken)
-
-
-def _not_taken(cause: Exception) -> NotTaken:
-    refused = NotTaken()
-    refused.__cause__ = cause
-    return refused
 
 
 def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:

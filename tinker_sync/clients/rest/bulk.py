@@ -173,8 +173,11 @@ class _Bulk:
         self._run = run
         if not self._total:
             self._future.resolve([])
-        for _ in range(self._count):
-            self._workers.run(carried(self._work))
+        try:
+            for _ in range(self._count):
+                self._workers.run_call(carried(self._work))
+        except TinkerError as error:
+            self._future.fail(error)
         self._workers.close(0, drop=False)
 
     def _work(self) -> None:

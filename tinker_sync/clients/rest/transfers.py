@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tinker_sync import types
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path, warn_experimental
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
@@ -207,5 +207,8 @@ class TransferCalls(RestBase):
             finally:
                 worker.close(0)
 
-        worker.run(carried(run))
+        try:
+            worker.run_call(carried(run))
+        except TinkerError as error:
+            future.fail(error)
         return future
