@@ -193,7 +193,7 @@ def test_a_refused_call_is_refused_again_and_the_others_go_on(
 ) -> None:
     def script(service: tinker_sync.ServiceClient, until: int) -> None:
         training = open_training(service)
-        with pytest.raises(tinker_sync.TinkerError):
+        with pytest.raises(tinker_sync.UnprocessableEntityError):
             training.optim_step(step_of(50)).result(PATIENCE_S)
         for mark in range(1, until):
             training.optim_step(step_of(mark)).result(PATIENCE_S)
@@ -205,6 +205,30 @@ def test_a_refused_call_is_refused_again_and_the_others_go_on(
     with server.service(journal=journal) as service:
         script(service, 4)
     assert applied(ledger) == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_refused_call_that_ended_its_run_is_sent_again(
+    server: LocalServer, journal: Path, ledger: Ledger, attached: bool
+) -> None:
+    """A key runs out; its owner renews it and goes on."""
+    server.plan = FaultPlan().on("optim_step", faults.status(401), nth=range(2, 1000))
+    first = server.service(journal=journal)
+    training = open_training(first)
+    training.optim_step(step_of(1)).result(PATIENCE_S)
+    with pytest.raises(tinker_sync.AuthenticationError):
+        training.optim_step(step_of(2)).result(PATIENCE_S)
+    die(first)
+    server.plan = FaultPlan()
+    if attached:
+        with tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace) as service:
+            service.trainings[0].optim_step(step_of(2)).result(PATIENCE_S)
+    else:
+        with server.service(journal=journal) as service:
+            training = open_training(service)
+            for mark in (1, 2):
+                training.optim_step(step_of(mark)).result(PATIENCE_S)
+    assert applied(ledger) == [(1,), (2,)]
 
 
 def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -> None:

@@ -13,7 +13,8 @@ The journal distinguishes five cases:
 - The server has accepted the call: it is not sent again. Its result is fetched by the recorded request id.
 - The call was about to be sent: it is sent with the same number. The server recognises the number and
   executes the call once.
-- The server has refused the call: it fails again, and is not sent.
+- The server has refused the call, and the script made another one after it: it fails again, with the same
+  status, and is not sent. If no other one followed, it is sent again.
 - The call is new: it is recorded and then sent.
 - The journal has another call under that number: `JournalError`. The script has changed, or does not make the
   same calls; nothing was sent.

@@ -176,7 +176,8 @@ class ModelHistory:
             restored from a checkpoint of a step.
         after: the number of the model that it replaces, if `TrainingClient.recover` made it; else None.
         sent: its requests by sequence number, without refused ones.
-        refused: the numbers and digests of the requests that the server refused.
+        refused: the status with which the server refused a request, by the number and the digest of the
+            request; None for a request that failed in another way before it was accepted.
     """
 
     digest: str | None = None
@@ -186,7 +187,18 @@ class ModelHistory:
     start: tuple[str, int] | None = None
     after: int | None = None
     sent: dict[int, Sent] = Factory(dict)
-    refused: set[tuple[int, str]] = Factory(set)
+    refused: dict[tuple[int, str], int | None] = Factory(dict)
+
+    def passed_over(self, number: int, digest: str) -> bool:
+        """Return True if the server refused a request, and the script then sent another under its number.
+
+        >>> refused = {(1, "a"): 422, (2, "c"): 401}
+        >>> history = ModelHistory(sent={1: Sent(1, "optim_step", "b")}, refused=refused)
+        >>> [history.passed_over(*request) for request in ((1, "a"), (1, "b"), (2, "c"))]
+        [True, False, False]
+        """
+        taken = self.sent.get(number)
+        return (number, digest) in self.refused and taken is not None and taken.digest != digest
 
     @property
     def last_request(self) -> str | None:
@@ -298,7 +310,7 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.sent[line["sent"]].request_id = line["id"]
     elif "refused" in line:
         del model.sent[line["refused"]]
-        model.refused.add((line["refused"], line["digest"]))
+        model.refused[line["refused"], line["digest"]] = line.get("status")
     elif "settled" in line:
         # The number is used up, either by the original request or by the harmless one of `attach`.
         model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tinker_sync._api_errors import status_error_class
 from tinker_sync._secret import mask_url
-from tinker_sync.errors import JournalError
+from tinker_sync.errors import APIStatusError, JournalError, TinkerError
 from tinker_sync.journal.file import JournalFile, ModelHistory, Sent, SessionHistory, read
 
 _log: Final = logging.getLogger("tinker_sync.journal")
@@ -356,7 +357,10 @@ class TrainingRecord:
                 has ended, it calls its last argument, with None if the server accepted the request, else with
                 the failure.
             not_taken: the failure of a request that the server certainly does not have. The returned function
-                raises it for a request that the server refused in an earlier run.
+                raises it for a request that the server refused in an earlier run, if the script then sent
+                another one under its number.
+
+        After a failure that leaves open if the server has the request, nothing is recorded.
 
         The returned function raises `JournalError` if the journal has another request under the number, or
         cannot be written.
@@ -369,8 +373,8 @@ class TrainingRecord:
             for piece in [body] if isinstance(body, bytes) else body:
                 hashed.update(piece)
             digest = hashed.hexdigest()[:32]
-            if (number, digest) in self._history.refused:
-                raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
+            if self._history.passed_over(number, digest):
+                raise not_taken from _refusal(part.endpoint, self._history.refused[number, digest])
             known = self._look_up(part, number, digest)
             self._note_step(known)
             part.keep(body)
@@ -379,7 +383,11 @@ class TrainingRecord:
 
             def note_end(failure: BaseException | None) -> None:
                 try:
-                    self._note_send(known, part, failure, refused=isinstance(failure, not_taken))
+                    if isinstance(failure, not_taken):
+                        self._note_refusal(known, failure.__cause__)
+                    elif failure is None and known.request_id is None:
+                        known.request_id = part.future.request_id
+                        self._journal.write({"of": self.model_seq_id, "sent": number, "id": known.request_id})
                 except BaseException as unwritten:  # noqa: BLE001  # any failure must end the call
                     failure = unwritten
                 ended(failure)
@@ -388,19 +396,13 @@ class TrainingRecord:
 
         return recorded
 
-    def _note_send(
-        self, sent: Sent, part: RecordedPart, failure: BaseException | None, *, refused: bool
-    ) -> None:
-        """Record the end of a send: the id of the accepted request, or that the server refused it.
-
-        After another failure, record nothing: the server may have the request.
-        """
-        if refused:
-            self._history.sent.pop(sent.number, None)
-            self._journal.write({"of": self.model_seq_id, "refused": sent.number, "digest": sent.digest})
-        elif failure is None and sent.request_id is None:
-            sent.request_id = part.future.request_id
-            self._journal.write({"of": self.model_seq_id, "sent": sent.number, "id": sent.request_id})
+    def _note_refusal(self, sent: Sent, cause: BaseException | None) -> None:
+        """Record that the server refused a request, and with which status."""
+        self._history.sent.pop(sent.number, None)
+        line: dict[str, Any] = {"of": self.model_seq_id, "refused": sent.number, "digest": sent.digest}
+        if isinstance(cause, APIStatusError):
+            line["status"] = cause.status_code
+        self._journal.write(line)
 
     def _look_up(self, part: RecordedPart, number: int, digest: str) -> Sent:
         known = self._history.sent.get(number)
@@ -439,3 +441,9 @@ class TrainingRecord:
             self._journal.write({**line, "path": path} if path else line, sync=path is not None)
         except JournalError as error:
             _log.error("%s", error)
+
+
+def _refusal(call: str, status: int | None) -> TinkerError:
+    """Return the error for a call that the server refused in an earlier run, of the class it had then."""
+    words = f"the server has refused {call} before"
+    return JournalError(words) if status is None else status_error_class(status)(words, status_code=status)
