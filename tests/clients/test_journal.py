@@ -310,6 +310,36 @@ def test_attach_goes_on_without_the_script(
     assert applied(ledger) == [(10, 11), (12,), (1,), *middle, (3,)]
 
 
+def test_attach_has_the_unread_results_of_every_kind_of_call(server: LocalServer, journal: Path) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first).result(PATIENCE_S)
+    path = training.save_state("a").result(PATIENCE_S).path
+    server.plan = FaultPlan().on("retrieve_future", faults.status(503))
+    with pytest.warns(FutureWarning, match="load_state"):
+        loaded = training.load_state(path)
+    calls = [
+        loaded,
+        training.forward([datum_of(1)], "cross_entropy"),
+        training.forward_backward([datum_of(1)], "cross_entropy"),
+        training.optim_step(step_of(1)),
+        training.save_weights_for_sampler("a"),
+        training.save_weights_external("a"),
+        training.save_state("b"),
+        training.unload(),
+    ]
+    until(lambda: all(call.request_id for call in calls))
+    die(first)
+    server.plan = FaultPlan()
+    with tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace) as service:
+        (again,) = service.trainings
+        results = [future.result(PATIENCE_S) for future in again.unread]
+    assert [type(result).__name__ for result in results] == [
+        *("LoadWeightsResponse", "ForwardBackwardOutput", "ForwardBackwardOutput", "OptimStepResponse"),
+        *("SaveWeightsForSamplerResponseInternal", "SaveWeightsExternalResponse", "SaveWeightsResponse"),
+        "UnloadModelResponse",
+    ]
+
+
 def test_attach_restores_a_lost_session(server: LocalServer, journal: Path) -> None:
     first = server.service(journal=journal)
     training = open_training(first)

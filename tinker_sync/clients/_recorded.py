@@ -19,9 +19,11 @@ from tinker_sync.types import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     OptimStepResponse,
+    SaveWeightsExternalResponse,
     SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponseInternal,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
@@ -39,7 +41,9 @@ _RESULTS: Final[dict[str, type[Any]]] = {
     "optim_step": OptimStepResponse,
     "save_weights": SaveWeightsResponse,
     "save_weights_for_sampler": SaveWeightsForSamplerResponseInternal,
+    "save_weights_external": SaveWeightsExternalResponse,
     "load_weights": LoadWeightsResponse,
+    "unload_model": UnloadModelResponse,
 }
 
 _log = logging.getLogger("tinker_sync.journal")
