@@ -6,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tinker_sync import (
     InvalidInputError,
     ModelInput,
     RateLimitError,
+    RequestFailedError,
     ServiceClient,
     TrainingClient,
     UnsupportedByServerError,
@@ -144,6 +146,41 @@ def test_other_weights_fail_the_save_and_the_restore(
         training.save_state("other", verify=1e-9).result(PATIENCE_S)
     with pytest.raises(VerificationError, match="does not restore the weights that were saved"):
         service.create_training_client_from_state_with_optimizer(good, verify=1e-9).result(PATIENCE_S)
+
+
+def test_a_verification_that_fails_unread_is_logged_once(
+    server: LocalServer, service: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = trained(service)
+    server.plan = FaultPlan().on("load_weights", faults.status(422))
+    verified = training.save_state("a", verify=True)
+    wait([verified], PATIENCE_S)
+    assert "never looked at" not in caplog.text
+    del verified
+    gc.collect()
+    [message] = [each for each in caplog.messages if "never looked at" in each]
+    assert message.startswith("save_state at test_verify.py:")
+
+
+def test_a_verified_save_that_fails_is_not_logged_where_it_was_looked_at(
+    service: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = trained(service)
+    training.save_state("a").result(PATIENCE_S)
+    again = training.save_state("a", verify=True)
+    assert isinstance(again.exception(PATIENCE_S), RequestFailedError)
+    del again
+    gc.collect()
+    assert "never looked at" not in caplog.text
+
+
+def test_a_save_that_is_not_verified_any_more_is_named(
+    server: LocalServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_verify, "prove", lambda runtime, *_: runtime.lifecycle.closing.wait(PATIENCE_S))
+    with server.service() as service:
+        trained(service).save_state("a", verify=True)
+    assert "weights/a is saved, but not verified: the client was closed before" in caplog.text
 
 
 def test_the_deadline_of_a_verified_save_holds_for_the_copy(

@@ -17,6 +17,7 @@ Threads: the user's thread measures before the save; a worker that may block res
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,7 +28,14 @@ from attrs import frozen
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel, reading
-from tinker_sync.errors import InvalidInputError, TinkerError, UnsupportedByServerError, VerificationError
+from tinker_sync.errors import (
+    ClientClosedError,
+    InvalidInputError,
+    TinkerError,
+    UnsupportedByServerError,
+    VerificationError,
+)
+from tinker_sync.runtime.naming import find_call_site, log_if_unread
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -53,6 +61,8 @@ _LOSS: Final = "cross_entropy"
 # anyway.
 _RATE: Final = 1e-2
 _NAME: Final = "tinker_sync_probe"
+
+_log = logging.getLogger("tinker_sync.session")
 
 
 def _probe(weight: float) -> list[Datum]:
@@ -168,9 +178,15 @@ def measure(
 def follow(
     training: PassCalls[Any], saved: APIFuture[SaveWeightsResponse], measured: Measured, deadline_at: float
 ) -> APIFuture[SaveWeightsResponse]:
-    """Return a future that gets the result of a save when the checkpoint has been verified."""
+    """Return a future that gets the result of a save when the checkpoint has been verified.
+
+    A failure of the save is one of that future, and is logged for it alone. A checkpoint that the end of the
+    client leaves without its verification is logged.
+    """
     runtime = training.holder
     verified: APIFuture[SaveWeightsResponse] = runtime.lifecycle.make_future()
+    saved._note_look()
+    log_if_unread(verified, find_call_site())
 
     def verify() -> None:
         try:
@@ -191,8 +207,15 @@ def follow(
         except TinkerError as closed:
             verified.fail(closed)
 
+    def end(ended: APIFuture[SaveWeightsResponse]) -> None:
+        if ended.cancelled():
+            saved.cancel()
+        elif isinstance(ended.failure, ClientClosedError) and saved.done() and saved.failure is None:
+            path = saved.result(timeout=0).path
+            _log.warning("%s is saved, but not verified: the client was closed before", path)
+
     saved.when_done(go_on)
-    verified.when_done(lambda ended: saved.cancel() if ended.cancelled() else None)
+    verified.when_done(end)
     return verified
 
 
