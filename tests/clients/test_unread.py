@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -98,18 +98,81 @@ def test_a_failure_that_was_looked_at_is_not_logged(
     assert logged() == []
 
 
-def test_a_failure_after_a_wait_that_timed_out_is_logged(
-    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
-) -> None:
-    trainer = service.create_lora_training_client("stub/model").result()
-    stub.script("/retrieve_future", Answer(408, {}), FAILED)
-    future = trainer.save_state("a")
+def _time_out(future: APIFuture[Any]) -> None:
     with pytest.raises(TimeoutError):
         future.result(timeout=0)
+
+
+def _time_out_awaited(future: APIFuture[Any]) -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(future.result_async(timeout=0))
+
+
+def _cancel_await(future: APIFuture[Any]) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(_awaited(future))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def _interrupt(future: APIFuture[Any]) -> None:
+    class Interrupted:
+        """The condition of a future on which a wait is interrupted."""
+
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    condition, future._condition = future._condition, Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    future._condition = condition
+
+
+@pytest.mark.parametrize("leave", [_time_out, _time_out_awaited, _cancel_await, _interrupt])
+def test_a_failure_after_a_wait_that_ended_early_is_logged(
+    stub: Stub,
+    service: ServiceClient,
+    logged: Callable[[], list[str]],
+    leave: Callable[[APIFuture[Any]], None],
+) -> None:
+    trainer = service.create_lora_training_client("stub/model").result()
+    release = stub.hold("/save_weights")
+    future = trainer.save_state("a")
+    stub.await_asked("/save_weights")
+    leave(future)
+    stub.script("/retrieve_future", FAILED)
+    release.set()
     wait([future], PATIENCE_S)
     del future
     gc.collect()
     until(lambda: len(logged()) == 1)
+
+
+def test_a_failure_that_one_of_two_waits_has_seen_is_not_logged(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
+) -> None:
+    trainer = service.create_lora_training_client("stub/model").result()
+    release = stub.hold("/save_weights")
+
+    def wait_twice() -> BaseException | None:
+        future = trainer.save_state("a")
+        with ThreadPoolExecutor(1) as pool:
+            seen = pool.submit(future.exception, PATIENCE_S)
+            until(lambda: future.looked_at)
+            _time_out(future)
+            stub.script("/retrieve_future", FAILED)
+            release.set()
+            return seen.result(PATIENCE_S)
+
+    assert isinstance(wait_twice(), RequestFailedError)
+    gc.collect()
+    assert logged() == []
 
 
 @pytest.mark.parametrize("pipelined", [True, False])

@@ -59,7 +59,6 @@ _NOT_FOR_USERS: Final = frozenset(
     | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
-
 _ENDED: Final = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"})
 _QUEUED = Status(FutureState.QUEUED)
 _SENDING = Status(FutureState.SENDING)
@@ -99,7 +98,7 @@ class APIFuture(ProgressFuture[T]):
     looked_at = False
     """True if the user has got the result, waits for it, or has added a callback.
 
-    A wait that ends with a timeout sets it to False.
+    A wait that ends early, by a timeout, Ctrl-C or a cancel of the task, sets it to False.
     """
 
     def __init__(
@@ -212,9 +211,11 @@ class APIFuture(ProgressFuture[T]):
             self._refuse_foreign_wait()
             from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
 
-            await wait_for_end(self, timeout)
+            try:
+                await wait_for_end(self, timeout)
+            finally:  # a cancel of the task may end the wait too
+                self._note_look(self.done())
             if not self.done():
-                self.looked_at = False
                 raise AwaitTimeout(self._describe_wait(timeout))
         try:
             return super().result()
@@ -245,29 +246,31 @@ class APIFuture(ProgressFuture[T]):
 
     def _wait(self, timeout: float | None) -> None:
         """Wait until the call ends, or raise a TimeoutError. Wait in slices, so that Ctrl-C is noticed."""
-        if self._state not in _ENDED:
-            self._refuse_foreign_wait()
         self._note_look()
+        if self._state in _ENDED:
+            return
+        self._refuse_foreign_wait()
         left_s = math.inf if timeout is None else timeout
-        while self._state not in _ENDED:
-            if left_s <= 0:
-                self.looked_at = False
-                raise WaitTimeout(self._describe_wait(timeout))
-            now_s = slice_of(left_s)
-            with self._condition:
-                if self._state not in _ENDED:
-                    self._condition.wait(now_s)
-            left_s -= now_s
+        try:
+            while self._state not in _ENDED:
+                if left_s <= 0:
+                    raise WaitTimeout(self._describe_wait(timeout))
+                with self._condition:
+                    if self._state not in _ENDED:
+                        self._condition.wait(slice_of(left_s))
+                left_s -= slice_of(left_s)
+        finally:  # Ctrl-C may end the wait too
+            self._note_look(self.done())
 
     def _describe_wait(self, timeout: float | None) -> str:
         about = self._describe(*(f"request {request_id}" for request_id in self.request_ids[:1]))
         waited = in_seconds(timeout or 0.0)
         return f"no result after {waited} ({about}); the work goes on and may be waited for again"
 
-    def _note_look(self) -> None:
-        """Take note that the user looks at the call, so that its failure need not be logged."""
-        self.looked_at = True
-        if self.overlooked is not None:
+    def _note_look(self, looked: bool = True) -> None:
+        """Take note that the user looks at the call, so that its failure need not be logged, or does not."""
+        self.looked_at = looked
+        if looked and self.overlooked is not None:
             self.overlooked.text = ""
 
     # ---------------------------------------------------- callbacks
