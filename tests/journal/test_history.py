@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from tinker_sync.journal.file import ModelHistory, Sent, read
+import pytest
+
+from tinker_sync.errors import JournalError
+from tinker_sync.journal.file import ModelHistory, Sent, find_session, read
+from tinker_sync.journal.record import RunJournal
 
 MADE: dict[str, Any] = {"of": 0, "model": "m", "id": "r0", "digest": "d"}
 SESSION = {"session": "s", "url": "u"}
@@ -47,3 +53,28 @@ def test_training_goes_on_behind_the_last_checkpoint() -> None:
     assert model(step, save, sent(4, "save_weights", None, "q")).checkpoint == ("p", 8)  # belongs to no step
     assert model(step, start=("o", 5)).checkpoint == ("o", 5)
     assert model(step).checkpoint is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"of": 0, "sent": 9, "id": "r9"},
+        {"of": 0, "arrived": 9},
+        {"of": 0, "refused": 9, "digest": "x"},
+        {"of": 0, "model": "m"},
+        {"of": 0, **MADE, "start": 5},
+        {"of": [], "send": 1, "call": "optim_step", "digest": "x"},
+        {"session": "t"},
+        {"other": 1},
+    ],
+    ids=str,
+)
+def test_a_line_that_does_not_follow_is_named(line: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    path.write_text("".join(json.dumps(each) + "\n" for each in [{"journal": 1}, SESSION, MADE, line]))
+    path.write_text(path.read_text().replace(" ", ""))
+    for _ in range(2):  # the first failure lets the file go
+        with pytest.raises(JournalError, match=rf"line 4 of the journal {path} is damaged"):
+            RunJournal(path, "u")
+        with pytest.raises(JournalError, match="line 4"):
+            find_session(path)

@@ -196,7 +196,7 @@ class ServiceClient(LoopTools):
         ...         again.model_id == training.model_id, again.unread, again.settled
         (True, (), ())
         """
-        from tinker_sync.journal.record import find_session
+        from tinker_sync.journal.file import find_session
 
         last = find_session(Path(journal))
         service = cls(journal=journal, **{"base_url": last.url, **options})

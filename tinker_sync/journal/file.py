@@ -2,6 +2,7 @@
 
 `JournalFile` appends lines of JSON; it is thread-safe, and one process at a time may use a file. `read`
 turns the lines into the last session that they record, with its models and requests; it is pure.
+`find_session` does both.
 """
 
 from __future__ import annotations
@@ -282,19 +283,42 @@ class SessionHistory:
         return latest
 
 
-def read(lines: Iterable[dict[str, Any]]) -> SessionHistory | None:
-    """Return the history of the last session, or None if the journal has no session."""
+def read(lines: Iterable[dict[str, Any]], path: Path = Path()) -> SessionHistory | None:
+    """Return the history of the last session, or None if the journal has no session.
+
+    Raises:
+        JournalError: a line does not follow from those before it; the error names it and the file, `path`.
+    """
     session: SessionHistory | None = None
-    for line in lines:
-        if "session" in line:
-            session = SessionHistory(line["session"], line["url"])
-        elif session is None:
-            continue
-        elif "over" in line:
-            session.status = line["over"]
-        else:
-            _add(session.models.setdefault(line["of"], ModelHistory()), line)
+    for number, line in enumerate(lines, 2):  # after the head
+        try:
+            if "session" in line:
+                session = SessionHistory(line["session"], line["url"])
+            elif session is None:
+                continue
+            elif "over" in line:
+                session.status = line["over"]
+            else:
+                _add(session.models.setdefault(line["of"], ModelHistory()), line)
+        except (KeyError, TypeError) as error:
+            raise JournalError(f"line {number} of the journal {path} is damaged") from error
     return session
+
+
+def find_session(path: Path) -> SessionHistory:
+    """Return the last session of a journal, unless it has ended with success. Add no records.
+
+    Raises:
+        JournalError: there is no such session or no journal, or the journal is in use.
+    """
+    if not path.exists():
+        raise JournalError(f"there is no journal {path}")
+    file = JournalFile(path)
+    file.close()
+    last = read(file.lines, path)
+    if last is None or last.status == "success":
+        raise JournalError(f"the journal {path} has no session to go on with")
+    return last
 
 
 def _add(model: ModelHistory, line: dict[str, Any]) -> None:

@@ -57,17 +57,24 @@ class RunJournal:
         self._lock = threading.Lock()
         self.replays = replays
         self._records: dict[int, TrainingRecord] = {}  # guarded by _lock
-        self.last = read(self._file.lines)
-        """The last session of the file; None if there is no session, or if it ended with success."""
-        if self.last is not None and self.last.status == "success":
-            self.last = None
-        if self.last is not None and self.last.url != self._url:
+        try:
+            self.last = self._read_last(path)
+            """The last session of the file; None if there is no session, or if it ended with success."""
+        except JournalError:
             self._file.close()
-            raise JournalError(
-                f"the journal {path} is of {self.last.url}, and this client of {self._url}; name another file"
-            )
+            raise
         self.resumed = False
         """True if the earlier session goes on."""
+
+    def _read_last(self, path: Path) -> SessionHistory | None:
+        last = read(self._file.lines, path)
+        if last is None or last.status == "success":
+            return None
+        if last.url != self._url:
+            raise JournalError(
+                f"the journal {path} is of {last.url}, and this client of {self._url}; name another file"
+            )
+        return last
 
     @property
     def session_id(self) -> str | None:
@@ -159,22 +166,6 @@ class RunJournal:
     def write(self, line: dict[str, Any], *, sync: bool = False) -> None:
         """Append a line to the file; see `JournalFile.append`."""
         self._file.append(line, sync=sync)
-
-
-def find_session(path: Path) -> SessionHistory:
-    """Return the last session of a journal, unless it has ended with success. Add no records.
-
-    Raises:
-        JournalError: there is no such session or no journal, or the journal is in use.
-    """
-    if not path.exists():
-        raise JournalError(f"there is no journal {path}")
-    file = JournalFile(path)
-    file.close()
-    last = read(file.lines)
-    if last is None or last.status == "success":
-        raise JournalError(f"the journal {path} has no session to go on with")
-    return last
 
 
 class TrainingRecord:
