@@ -180,6 +180,39 @@ def test_a_lost_session_is_restored_from_its_last_checkpoint(
         assert script(service, until=5) == [2, 3, 4]
 
 
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("restored", [0, 1])
+def test_a_restore_that_fails_is_tried_again_by_the_next_run(
+    server: LocalServer, journal: Path, caplog: pytest.LogCaptureFixture, restored: int, attached: bool
+) -> None:
+    """The run ends when `restored` of its two models are restored. The next one restores the others."""
+    first = server.service(journal=journal)
+    for _ in range(2):
+        assert list(counted(open_training(first), until=4, save_in=(1,))) == [0, 1, 2, 3]
+    die(first)
+    server.restart()
+    server.plan = FaultPlan().on("load_weights", faults.status(409), nth=range(restored + 1, 1000))
+    second = server.service(journal=journal)
+    for _ in range(restored):
+        open_training(second).optim_step(step_of(9)).result(PATIENCE_S)
+    with pytest.raises(tinker_sync.ConflictError):
+        open_training(second).result(PATIENCE_S)
+    die(second)
+    server.plan = FaultPlan()
+    caplog.clear()
+    if attached:
+        with tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace) as service:
+            infos = [again.result(PATIENCE_S)._line.record for again in service.trainings]
+            assert [record.checkpoint[1] for record in infos if record and record.checkpoint] == [2, 2]
+        return
+    with server.service(journal=journal) as service:
+        for _ in range(restored):
+            open_training(service).optim_step(step_of(9)).result(PATIENCE_S)
+        for _ in range(2 - restored):
+            assert list(counted(open_training(service), until=5)) == [2, 3, 4]
+    assert caplog.text.count("weights/at-1; steps 2 to 3 are repeated") == 2 - restored
+
+
 def test_the_journal_of_another_server_is_refused(server: LocalServer, journal: Path) -> None:
     die_with = server.service(journal=journal)
     open_training(die_with).result(PATIENCE_S)

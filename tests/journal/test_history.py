@@ -30,6 +30,22 @@ def test_the_last_session_counts() -> None:
     assert (last.session_id, last.status, last.models) == ("s2", None, {})
 
 
+def test_a_session_continues_those_without_success_before_it() -> None:
+    save = [
+        {"of": 0, "send": 1, "call": "save_weights", "digest": "x", "step": 4},
+        {"of": 0, "sent": 1, "id": "r1"},
+        {"of": 0, "arrived": 1, "path": "p"},
+    ]
+    lines = [SESSION, MADE, *save, {**SESSION, "session": "s2"}, {**SESSION, "session": "s3"}]
+    last = read(lines)
+    assert (last.ends, last.history_of(0).start, last.latest_of(0).checkpoint) == ([0], ("p", 4), ("p", 4))
+    assert (last.history_of(0).model_id, last.history_of(0).digest) == (None, "d")
+    made = read([*lines, {**MADE, "model": "m3", "start": ["p", 4]}])
+    assert (made.history_of(0).model_id, made.ends) == ("m3", [0])
+    after_success = read([*lines, {"over": "success"}, {**SESSION, "session": "s4"}])
+    assert (after_success.ends, after_success.history_of(0).start) == ([], None)
+
+
 def test_requests_are_known_by_their_numbers() -> None:
     request = {"of": 0, "send": 1, "call": "optim_step", "digest": "x", "step": 4}
     last = read([SESSION, MADE, request, {**request, "send": 2}, {"of": 0, "sent": 1, "id": "r1"}])

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from tinker_sync.errors import JournalError
 
@@ -254,12 +254,35 @@ class SessionHistory:
     status: str | None = None
     """The status of its end; None while it goes on."""
     models: dict[int, ModelHistory] = Factory(dict)
+    lost: dict[int, ModelHistory] = Factory(dict)
+    """The last models of the sessions that this one continues, by the numbers of the first models in their
+    chains. This session makes each of them again."""
 
     @property
     def ends(self) -> list[int]:
-        """The numbers of the models that no other model replaces."""
+        """The numbers of the models that no other model replaces, with those that are still to be made."""
         replaced = {model.after for model in self.models.values()}
-        return sorted(self.models.keys() - replaced)
+        return sorted((self.models.keys() | self.lost.keys()) - replaced)
+
+    def history_of(self, number: int) -> ModelHistory:
+        """Return the history of a model; a new, empty one if the session has no such model.
+
+        The history of a lost model that this session has not made yet starts from its last checkpoint.
+        """
+        model = self.models.get(number) or ModelHistory()
+        lost = self.lost.get(number)
+        if model.model_id is not None or lost is None:
+            return model
+        return evolve(model, digest=lost.digest, start=lost.checkpoint)
+
+    def left(self) -> dict[int, ModelHistory]:
+        """Return the models that are lost with this session, as `lost` of the session that continues it."""
+        made = {
+            number: evolve(self.latest_of(number), digest=model.digest)
+            for number, model in self.models.items()
+            if model.after is None and model.model_id is not None
+        }
+        return {**self.lost, **made}
 
     def origin_of(self, number: int) -> int:
         """Return the number of the first model in the chain of replacements that leads to model `number`."""
@@ -270,13 +293,16 @@ class SessionHistory:
         """Return the history of the last model in the chain of replacements that begins with model `number`.
 
         The chain ends before a replacement that the server has not made, or that began without a checkpoint
-        of a step. The history of an unknown number is empty.
+        of a step. A model that this session has not made is the one in `lost`. The history of an unknown
+        number is empty.
 
-        >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
+        >>> models = {0: ModelHistory(model_id="l"), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
         >>> SessionHistory("s", "url", models=models).latest_of(0).start
         ('p', 3)
         """
         latest = self.models.get(number) or ModelHistory()
+        if latest.model_id is None:
+            return self.lost.get(number, latest)
         for later, model in self.models.items():
             if model.after == number and model.start is not None and model.model_id is not None:
                 latest = self.latest_of(later)
@@ -286,6 +312,8 @@ class SessionHistory:
 def read(lines: Iterable[dict[str, Any]], path: Path = Path()) -> SessionHistory | None:
     """Return the history of the last session, or None if the journal has no session.
 
+    A session that follows one without success continues it.
+
     Raises:
         JournalError: a line does not follow from those before it; the error names it and the file, `path`.
     """
@@ -293,7 +321,8 @@ def read(lines: Iterable[dict[str, Any]], path: Path = Path()) -> SessionHistory
     for number, line in enumerate(lines, 2):  # after the head
         try:
             if "session" in line:
-                session = SessionHistory(line["session"], line["url"])
+                lost = session.left() if session is not None and session.status != "success" else {}
+                session = SessionHistory(line["session"], line["url"], lost=lost)
             elif session is None:
                 continue
             elif "over" in line:

@@ -89,7 +89,8 @@ class RunJournal:
         last = self.last
         if last is None or last.status is not None or not self.last_requests:
             return None
-        if self.replays and any(last.latest_of(number) is not last.models[number] for number in last.models):
+        made = [(number, model) for number, model in last.models.items() if model.model_id is not None]
+        if self.replays and any(last.latest_of(number) is not model for number, model in made):
             return None
         return last.session_id
 
@@ -104,7 +105,7 @@ class RunJournal:
         if last is None:
             return []
         asked = [number for number, model in last.models.items() if model.after is None]
-        requests = [last.models[number].last_request for number in (asked if self.replays else last.ends)]
+        requests = [last.history_of(number).last_request for number in (asked if self.replays else last.ends)]
         return [request for request in requests if request is not None]
 
     def resume(self) -> None:
@@ -151,9 +152,8 @@ class RunJournal:
             return self._records[model_seq_id]
 
     def history_of(self, model_seq_id: int) -> ModelHistory:
-        """Return the history of a model in the earlier session; a new, empty one if it has no such model."""
-        last: SessionHistory | None = self.last
-        return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
+        """Return `SessionHistory.history_of` of the earlier session; without a session, an empty history."""
+        return ModelHistory() if self.last is None else self.last.history_of(model_seq_id)
 
     def origin_of(self, model_seq_id: int) -> int:
         """Return the number of the first model in the chain of replacements that leads to the given one."""
@@ -230,6 +230,8 @@ class TrainingRecord:
             pass  # `replace` has set the history
         elif self._journal.resumed:
             self._history = history
+            if history.model_id is None and history.start is not None:
+                self._tell_repeated(self._journal.latest_of(self.model_seq_id))
         else:
             latest = self._journal.latest_of(self.model_seq_id)
             self.model_seq_id = self._journal.origin_of(self.model_seq_id)
