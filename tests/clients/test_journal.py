@@ -213,6 +213,34 @@ def test_a_restore_that_fails_is_tried_again_by_the_next_run(
     assert caplog.text.count("weights/at-1; steps 2 to 3 are repeated") == 2 - restored
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_checkpoint_that_may_hold_later_steps_is_not_restored(
+    server: LocalServer, journal: Path, named: bool
+) -> None:
+    """The result of a save that replaces a checkpoint had not arrived when the process died."""
+    first = server.service(journal=journal)
+    training = open_training(first)
+    for step in counted(training, until=4, save_in=(0,) if named else ()):
+        if step == 1:
+            training.save_state("last", overwrite=True).result(PATIENCE_S)
+    server.plan = FaultPlan().on("retrieve_future", faults.status(503))
+    saved = training.save_state("last", overwrite=True)
+    until(lambda: saved.request_id)
+    die(first)
+    server.plan = FaultPlan()
+    server.restart()
+    for _ in range(2):
+        service = server.service(journal=journal)
+        training = open_training(service)
+        if named:
+            assert list(counted(training, until=4)) == [1, 2, 3]
+        else:
+            with pytest.raises(JournalError, match=r"replaces tinker://\S+/weights/last had no answer"):
+                list(training.steps(4))
+        die(service)
+        server.restart()
+
+
 def test_the_journal_of_another_server_is_refused(server: LocalServer, journal: Path) -> None:
     die_with = server.service(journal=journal)
     open_training(die_with).result(PATIENCE_S)

@@ -94,3 +94,22 @@ def test_a_line_that_does_not_follow_is_named(line: dict[str, Any], tmp_path: Pa
             RunJournal(path, "u")
         with pytest.raises(JournalError, match="line 4"):
             find_session(path)
+
+
+def test_a_checkpoint_that_may_be_replaced_does_not_count() -> None:
+    def save(number: int, step: int, path: str | None, replaces: str | None = "last") -> Sent:
+        return Sent(number, "save_weights", "", step, f"r{number}", path=path, replaces=replaces)
+
+    first, named = save(2, 1, "run/last"), save(1, 0, "run/zero", None)
+    unanswered, answered = save(3, 3, None), save(4, 5, "run/last")
+    other = save(3, 3, None, "other")
+    assert model(named, first).checkpoint == model(named, first, other).checkpoint == ("run/last", 1)
+    assert model(named, first, unanswered).checkpoint == ("run/zero", 0)
+    assert model(named, first, unanswered).last_path == "run/zero"
+    assert model(named, first, unanswered, answered).checkpoint == ("run/last", 5)
+    assert model(first, unanswered, start=("o", 1)).checkpoint == ("o", 1)
+    assert (model(first, unanswered).checkpoint, model(first, unanswered).last_path) == (None, None)
+    with pytest.raises(JournalError, match="cannot tell which step is in it"):
+        model(first, unanswered).refuse_doubtful()
+    model(first).refuse_doubtful()
+    model(named, first, unanswered).refuse_doubtful()

@@ -151,6 +151,7 @@ class Sent:
         arrived: True if its result has arrived.
         path: the path of the checkpoint that it has made; None if it has made none.
         resumes_at: the step to continue with after that checkpoint; None without a checkpoint or a step.
+        replaces: the name of the checkpoint that it replaces, for a save with `overwrite`; None for others.
     """
 
     number: int
@@ -161,6 +162,7 @@ class Sent:
     arrived: bool = False
     path: str | None = None
     resumes_at: int | None = None
+    replaces: str | None = None
 
 
 @define
@@ -216,12 +218,14 @@ class ModelHistory:
     def checkpoint(self) -> tuple[str, int] | None:
         """The last checkpoint of a step, and the step to continue with after it; else `start`.
 
+        Checkpoints that a later save without an answer may have replaced are left out.
+
         >>> sent = {1: Sent(1, "optim_step", "", 7, "r1"), 2: Sent(2, "save_weights", "", 7, "r2", path="p")}
         >>> ModelHistory(sent=sent).checkpoint
         ('p', 8)
         """
-        for one in sorted(self.sent.values(), key=lambda one: -one.number):
-            if one.call == "save_weights" and one.path is not None and one.step is not None:
+        for one in reversed(self._saves):
+            if one.path is not None and one.step is not None:
                 # A checkpoint before the `optim_step` of its step does not contain that step.
                 stepped = any(
                     other.call == "optim_step" and other.step == one.step and other.number < one.number
@@ -231,11 +235,47 @@ class ModelHistory:
         return self.start
 
     @property
+    def _saves(self) -> list[Sent]:
+        """The saved states, by ascending number, without those that a later save may have replaced."""
+        saves: dict[str, Sent] = {}
+        for one in sorted(self.sent.values(), key=lambda one: one.number):
+            if one.call == "save_weights" and one.path is not None:
+                name = one.path.rpartition("/")[2]
+                saves.pop(name, None)  # the new one goes to the end
+                saves[name] = one
+            elif one.replaces is not None:  # it has no answer
+                saves.pop(one.replaces, None)
+        return list(saves.values())
+
+    def refuse_doubtful(self) -> None:
+        """Raise an error if it is not known which step the only checkpoint contains.
+
+        >>> first = Sent(1, "save_weights", "", 7, "r1", path="tinker://run/weights/last")
+        >>> ModelHistory(sent={1: first}).refuse_doubtful()
+        >>> again = Sent(2, "save_weights", "", 8, "r2", replaces="last")
+        >>> ModelHistory(sent={1: first, 2: again}).refuse_doubtful()
+        Traceback (most recent call last):
+        tinker_sync.errors.JournalError: the model is gone, and ...
+
+        Raises:
+            JournalError: all checkpoints of steps may have been replaced by later saves without an answer.
+        """
+        saved = [one.path for one in self.sent.values() if one.path is not None and one.step is not None]
+        if saved and self.checkpoint is None:
+            raise JournalError(
+                f"the model is gone, and a save that replaces {saved[-1]} had no answer, so the journal "
+                "cannot tell which step is in it. Look at its time, then go on with another journal and "
+                "create_training_client_from_state_with_optimizer"
+            )
+
+    @property
     def last_path(self) -> str | None:
-        """The path of the last saved state, else that of `start`, else None."""
-        saved = [one for one in self.sent.values() if one.call == "save_weights" and one.path is not None]
-        if saved:
-            return max(saved, key=lambda one: one.number).path
+        """The path of the last saved state, else that of `start`, else None.
+
+        States that a later save without an answer may have replaced are left out.
+        """
+        if self._saves:
+            return self._saves[-1].path
         return self.start[0] if self.start is not None else None
 
     @property
@@ -358,7 +398,9 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.after = line.get("after")
     elif "send" in line:
         number = line["send"]
-        model.sent[number] = Sent(number, line["call"], line["digest"], line.get("step"))
+        model.sent[number] = Sent(
+            number, line["call"], line["digest"], line.get("step"), replaces=line.get("replaces")
+        )
     elif "sent" in line:
         model.sent[line["sent"]].request_id = line["id"]
     elif "refused" in line:
@@ -370,3 +412,13 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
     elif "arrived" in line:
         one = model.sent[line["arrived"]]
         one.arrived, one.path = True, line.get("path")
+
+
+def replaced_by(call: str, body: Any) -> str | None:
+    """Return the name of the checkpoint that a request replaces, a save with `overwrite`; None for others.
+
+    >>> replaced_by("save_weights", b'{"path": "last", "overwrite": true}')
+    'last'
+    """
+    request = json.loads(body) if call == "save_weights" else {}
+    return request["path"] if request.get("overwrite") else None

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from tinker_sync._api_errors import status_error_class
 from tinker_sync._secret import mask_url
 from tinker_sync.errors import APIStatusError, JournalError, TinkerError
-from tinker_sync.journal.file import JournalFile, ModelHistory, Sent, SessionHistory, read
+from tinker_sync.journal.file import JournalFile, ModelHistory, Sent, SessionHistory, read, replaced_by
 
 _log: Final = logging.getLogger("tinker_sync.journal")
 
@@ -218,7 +218,8 @@ class TrainingRecord:
             digest: the digest of the request for the model; None for `attach`, which repeats no request.
 
         Raises:
-            JournalError: the journal has a model with other arguments under this number.
+            JournalError: the journal has a model with other arguments under this number, or the session is
+                lost and a save without an answer may have replaced its only checkpoint.
         """
         history = self._journal.history_of(self.model_seq_id)
         if self._journal.replays and history.digest not in (None, digest):
@@ -230,10 +231,13 @@ class TrainingRecord:
             pass  # `replace` has set the history
         elif self._journal.resumed:
             self._history = history
-            if history.model_id is None and history.start is not None:
-                self._tell_repeated(self._journal.latest_of(self.model_seq_id))
+            if history.model_id is None:
+                lost = self._journal.latest_of(self.model_seq_id)
+                lost.refuse_doubtful()
+                self._tell_repeated(lost)
         else:
             latest = self._journal.latest_of(self.model_seq_id)
+            latest.refuse_doubtful()
             self.model_seq_id = self._journal.origin_of(self.model_seq_id)
             digest = self._journal.history_of(self.model_seq_id).digest
             self._history = ModelHistory(digest, start=latest.checkpoint)
@@ -368,7 +372,7 @@ class TrainingRecord:
             digest = hashed.hexdigest()[:32]
             if self._history.passed_over(number, digest):
                 raise not_taken from _refusal(part.endpoint, self._history.refused[number, digest])
-            known = self._look_up(part, number, digest)
+            known = self._look_up(part, number, digest, replaced_by(part.endpoint, body))
             self._note_step(known)
             part.keep(body)
             part.known = known.request_id
@@ -397,7 +401,7 @@ class TrainingRecord:
             line["status"] = cause.status_code
         self._journal.write(line)
 
-    def _look_up(self, part: RecordedPart, number: int, digest: str) -> Sent:
+    def _look_up(self, part: RecordedPart, number: int, digest: str, replaces: str | None) -> Sent:
         known = self._history.sent.get(number)
         if known is not None and known.digest == digest:
             return known
@@ -408,9 +412,10 @@ class TrainingRecord:
             )
         # The second pass of a custom loss is sent right after its first pass, and has the same step.
         step = self._last_step = self._last_step if part.step is None else part.step
-        sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step)
+        sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step, replaces=replaces)
         line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}
-        self._journal.write(line if step is None else {**line, "step": step})
+        more = {"step": step, "replaces": replaces}
+        self._journal.write({**line, **{name: value for name, value in more.items() if value is not None}})
         return sent
 
     def _note_step(self, sent: Sent) -> None:
