@@ -335,6 +335,21 @@ def test_steps_without_a_journal_are_a_range(server: LocalServer) -> None:
         assert service.trainings == ()
 
 
+def test_a_second_loop_goes_on_behind_the_first(server: LocalServer, journal: Path) -> None:
+    def script(service: tinker_sync.ServiceClient, end: int = 4) -> list[int]:
+        training = open_training(service)
+        return [*counted(training, until=2), *counted(training, until=end)]
+
+    first = server.service(journal=journal)
+    assert script(first, 3) == [0, 1, 2]
+    die(first)
+    with server.service(journal=journal) as service:
+        assert script(service) == [2, 3]
+    refused = pytest.raises(tinker_sync.InvalidInputError, match="steps 0 to 1 are done")
+    with server.service(journal=journal) as service, refused:
+        script(service, 2)
+
+
 # ---------------------------------------------------------------------------------------- without the script
 
 

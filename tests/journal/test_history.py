@@ -10,7 +10,7 @@ import pytest
 
 from tinker_sync.errors import JournalError
 from tinker_sync.journal.file import ModelHistory, Sent, find_session, read
-from tinker_sync.journal.record import RunJournal
+from tinker_sync.journal.run import RunJournal
 
 MADE: dict[str, Any] = {"of": 0, "model": "m", "id": "r0", "digest": "d"}
 SESSION = {"session": "s", "url": "u"}

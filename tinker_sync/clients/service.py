@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
-    from tinker_sync.journal.record import RunJournal
+    from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
@@ -370,7 +370,7 @@ class ServiceClient(LoopTools):
 
 
 def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
-    from tinker_sync.journal.record import RunJournal
+    from tinker_sync.journal.run import RunJournal
 
     return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
 

@@ -140,10 +140,14 @@ class TrainingClient(WeightCalls["TrainingClient"]):
 
         With a journal, a restarted script begins with the step that was under way; the calls that it had made
         in that step are not executed twice. If the server no longer has the session, the script begins after
-        the last checkpoint that was saved in a step, or with step 0. Without a journal this is `range(stop)`.
+        the last checkpoint that was saved in a step, or with step 0. A second loop goes on behind the first,
+        because each step counts once. Without a journal this is `range(stop)`.
 
         Args:
             stop: the total number of steps.
+
+        Raises:
+            InvalidInputError: a second loop with a journal has no further steps.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -157,11 +161,13 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             self.result()
             for future in list(record.early):  # the next number is known once these have ended
                 wait([future])
-            first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
+            first = record.next_step(self._line.queue.next_number, stop)
         for step in range(first, stop):
             if record is not None:
-                record.step = step
+                record.step, record.complete = step, False
             yield step
+        if record is not None:
+            record.complete = record.step is not None
 
     @property
     def unread(self) -> tuple[APIFuture[Any], ...]:

@@ -38,6 +38,7 @@ and `training.settled` has the outcome.
     file       the file, to which each line of JSON is appended with one system call, and the sessions,
                models and requests that the lines describe
     record     decides for each call if it is sent, and writes the lines
+    run        the journal of a service client: its sessions, and the records of its models
 
 The lines name the server, sessions, models, numbers, digests, request ids and checkpoints. They hold no data,
 key or token. A written line survives a crash of the process. Lines that name sessions, models and checkpoints

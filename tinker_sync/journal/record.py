@@ -1,23 +1,22 @@
-"""`RunJournal` and `TrainingRecord`: they decide if a call is sent, and record it.
+"""`TrainingRecord`: it decides for each call of a training client if the call is sent, and records it.
 
-A session takes the id of an earlier session from the journal, if it is to continue that one. A training
-client looks up each request in its record.
+A training client looks up each request in its record.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._api_errors import status_error_class
-from tinker_sync._secret import mask_url
-from tinker_sync.errors import APIStatusError, JournalError, TinkerError
-from tinker_sync.journal.file import JournalFile, ModelHistory, Sent, SessionHistory, read, replaced_by
+from tinker_sync.errors import APIStatusError, InvalidInputError, JournalError, TinkerError
+from tinker_sync.journal.file import ModelHistory, Sent, replaced_by
+
+if TYPE_CHECKING:
+    from tinker_sync.journal.run import RunJournal
 
 _log: Final = logging.getLogger("tinker_sync.journal")
 
@@ -37,135 +36,6 @@ class RecordedPart(Protocol):
 
     def keep(self, body: Any) -> None:
         """Keep the body for the sender of the request."""
-
-
-class RunJournal:
-    """The journal of one service client. Thread-safe.
-
-    Args:
-        path: the file.
-        url: the address of the server.
-        replays: True if the script makes its calls again; False for `attach`.
-
-    Raises:
-        JournalError: the file cannot be used, or its unfinished session is at another server.
-    """
-
-    def __init__(self, path: Path, url: str, *, replays: bool = True) -> None:
-        self._file = JournalFile(path)
-        self._url = mask_url(url)
-        self._lock = threading.Lock()
-        self.replays = replays
-        self._records: dict[int, TrainingRecord] = {}  # guarded by _lock
-        try:
-            self.last = self._read_last(path)
-            """The last session of the file; None if there is no session, or if it ended with success."""
-        except JournalError:
-            self._file.close()
-            raise
-        self.resumed = False
-        """True if the earlier session goes on."""
-
-    def _read_last(self, path: Path) -> SessionHistory | None:
-        last = read(self._file.lines, path)
-        if last is None or last.status == "success":
-            return None
-        if last.url != self._url:
-            raise JournalError(
-                f"the journal {path} is of {last.url}, and this client of {self._url}; name another file"
-            )
-        return last
-
-    @property
-    def session_id(self) -> str | None:
-        """The id of the earlier session if this run can continue it; None if it must begin a new one.
-
-        A session cannot be continued if its end is recorded, or if the server has accepted no request for its
-        models. With `replays`, it also cannot be continued after `TrainingClient.recover` has replaced a
-        model from a checkpoint of a step, because the script would repeat calls of the replaced model. The
-        new session then starts from the last checkpoint of the replacement, or else from the one that the
-        replacement was restored from.
-        """
-        last = self.last
-        if last is None or last.status is not None or not self.last_requests:
-            return None
-        made = [(number, model) for number, model in last.models.items() if model.model_id is not None]
-        if self.replays and any(last.latest_of(number) is not model for number, model in made):
-            return None
-        return last.session_id
-
-    @property
-    def last_requests(self) -> list[str]:
-        """The ids of the last accepted requests, by which `Session` asks if the server still has the models.
-
-        With `replays`, these are the requests of the models that replace no other, because the script repeats
-        their calls; for `attach`, those of the models that no other replaces.
-        """
-        last = self.last
-        if last is None:
-            return []
-        asked = [number for number, model in last.models.items() if model.after is None]
-        requests = [last.history_of(number).last_request for number in (asked if self.replays else last.ends)]
-        return [request for request in requests if request is not None]
-
-    def resume(self) -> None:
-        """Set `resumed`, and log that training goes on in the earlier session."""
-        self.resumed = True
-        assert self.last is not None  # noqa: S101  # `session_id` was not None
-        _log.warning("training goes on in session %s, see %s", self.last.session_id, self._file.path)
-
-    def begin(self, session_id: str) -> None:
-        """Record a new session, before its first request. Log if it replaces an unfinished one.
-
-        Raises:
-            JournalError: the session cannot be recorded.
-        """
-        self._file.append({"session": session_id, "url": self._url}, sync=True)
-        if self.last is not None:
-            _log.warning("session %s is over; %s is new", self.last.session_id, session_id)
-
-    @property
-    def models(self) -> list[int]:
-        """The numbers of the models of the earlier session, without those that others replace."""
-        return self.last.ends if self.last is not None else []
-
-    def end(self, status: str) -> None:
-        """Record the end of the session. Log a failure to write."""
-        try:
-            self._file.append({"over": status}, sync=True)
-        except JournalError as error:
-            _log.warning("the end of the session was not recorded: %s", error)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
-
-    def renew_after_fork(self) -> None:
-        """Close the file in a forked child, because it belongs to the parent."""
-        self._file.renew_after_fork()
-
-    def record_of(self, model_seq_id: int) -> TrainingRecord:
-        """Return the record of a model, by its number in the session."""
-        with self._lock:
-            if model_seq_id not in self._records:
-                self._records[model_seq_id] = TrainingRecord(self, model_seq_id)
-            return self._records[model_seq_id]
-
-    def history_of(self, model_seq_id: int) -> ModelHistory:
-        """Return `SessionHistory.history_of` of the earlier session; without a session, an empty history."""
-        return ModelHistory() if self.last is None else self.last.history_of(model_seq_id)
-
-    def origin_of(self, model_seq_id: int) -> int:
-        """Return the number of the first model in the chain of replacements that leads to the given one."""
-        return model_seq_id if self.last is None else self.last.origin_of(model_seq_id)
-
-    def latest_of(self, model_seq_id: int) -> ModelHistory:
-        """Return `SessionHistory.latest_of` of the earlier session; without a session, an empty history."""
-        return ModelHistory() if self.last is None else self.last.latest_of(model_seq_id)
-
-    def write(self, line: dict[str, Any], *, sync: bool = False) -> None:
-        """Append a line to the file; see `JournalFile.append`."""
-        self._file.append(line, sync=sync)
 
 
 class TrainingRecord:
@@ -195,6 +65,8 @@ class TrainingRecord:
         """The number of the model that this one replaces; None if it replaces none."""
         self.step: int | None = None
         """The current step of the user's loop; None before the loop."""
+        self.complete = False
+        """True once the loop has had all its steps."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
         """The futures of calls before the first step, as long as the runtime or the user holds them."""
         self.settled: tuple[str, ...] = ()
@@ -329,14 +201,27 @@ class TrainingRecord:
         if call.step is None:
             self.early.add(call.future)
 
-    def first_step(self, next_number: int) -> int:
-        """Return the step to begin with.
+    def next_step(self, next_number: int, stop: int) -> int:
+        """Return the step with which a loop up to step `stop` begins.
 
-        If the earlier run ended in this step, the calls of the step get the numbers that they had then.
+        If the earlier run ended in this step, the calls of the step get the numbers that they had then. After
+        a loop that was left, the next one goes on in its last step; after a complete loop, with the step
+        behind it.
 
         Args:
             next_number: the number that the next call would have without the journal.
+            stop: the number behind the last step.
+
+        Raises:
+            InvalidInputError: complete loops have had all steps up to `stop`.
         """
+        if self.step is not None:
+            if self.complete and self.step + 1 >= stop:
+                raise InvalidInputError(
+                    f"steps: steps 0 to {self.step} are done, and with a journal each step counts once; make "
+                    "one loop over the steps of all epochs"
+                )
+            return self.step + self.complete
         if self._resumed is None:
             return self._history.start[1] if self._history.start is not None else 0
         self._shift = self._before + 1 - next_number

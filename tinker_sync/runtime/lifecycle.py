@@ -24,7 +24,7 @@ from tinker_sync.runtime.naming import attach_unread, carried
 from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:
-    from tinker_sync.journal.record import RunJournal
+    from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session

@@ -27,7 +27,7 @@ from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequ
 
 if TYPE_CHECKING:
     from tinker_sync._observe import Event
-    from tinker_sync.journal.record import RunJournal
+    from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.keeper import Keeper
     from tinker_sync.runtime.lifecycle import Lifecycle
