@@ -335,6 +335,35 @@ def test_steps_without_a_journal_are_a_range(server: LocalServer) -> None:
         assert service.trainings == ()
 
 
+@pytest.mark.parametrize("recovered", [False, True])
+def test_a_script_that_exits_within_its_loop_goes_on(
+    server: LocalServer, journal: Path, recovered: bool
+) -> None:
+    """`sys.exit` in a handler of SIGTERM, in a script without a `with` block."""
+
+    def exit_after(service: tinker_sync.ServiceClient, last: int) -> list[int]:
+        """Train until a step, and end as `exits.finish_all` does after `sys.exit`."""
+        training, steps = open_training(service), []
+        for step in counted(training, until=5, save_in=(0,)):
+            steps.append(step)
+            if step == last:
+                break
+        if recovered and last == 2:
+            assert list(counted(training.recover(), until=3)) == [1, 2]
+        ended = service.holder.lifecycle.finish("success", None, PATIENCE_S)
+        assert ended is not None
+        assert ended.wait(PATIENCE_S)
+        die(service)
+        return steps
+
+    assert exit_after(server.service(journal=journal), 2) == [0, 1, 2]
+    if recovered:  # the loop of the replacement was complete
+        assert exit_after(server.service(journal=journal), 9) == [0, 1, 2, 3, 4]
+        return
+    assert exit_after(server.service(journal=journal), 9) == [2, 3, 4]
+    assert exit_after(server.service(journal=journal), 9) == [0, 1, 2, 3, 4]
+
+
 def test_a_second_loop_goes_on_behind_the_first(server: LocalServer, journal: Path) -> None:
     def script(service: tinker_sync.ServiceClient, end: int = 4) -> list[int]:
         training = open_training(service)

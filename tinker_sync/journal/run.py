@@ -108,6 +108,15 @@ class RunJournal:
         """The numbers of the models of the earlier session, without those that others replace."""
         return self.last.ends if self.last is not None else []
 
+    @property
+    def unfinished(self) -> bool:
+        """True if a loop over the steps of a model, which no other replaces, was left before its end."""
+        with self._lock:
+            records = list(self._records.values())
+        replaced = {record.after for record in records}
+        left = [record for record in records if record.step is not None and not record.complete]
+        return any(record.model_seq_id not in replaced for record in left)
+
     def end(self, status: str) -> None:
         """Record the end of the session. Log a failure to write."""
         try:

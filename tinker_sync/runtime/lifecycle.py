@@ -243,7 +243,8 @@ class Lifecycle:
         a host name has no limit. This also works at the end of a process, when no new thread can start.
 
         Args:
-            status, detail: those of the session, unless others were given to the `close` of the client.
+            status, detail: those of the session, unless others were given to the `close` of the client. If
+                its journal has a loop that was left before its end, a success becomes an interrupt.
             limit_s: the longest time to finish the session.
             quiet: log a failure at the debug level.
         """
@@ -252,6 +253,8 @@ class Lifecycle:
             return None
         if self.asked_to_end is not None:  # the process may end before `tinker-close` has begun
             status, detail = self.asked_to_end
+        elif status == "success" and self.journal is not None and self.journal.unfinished:
+            status = "interrupted"  # `sys.exit` leaves no trace of an error
 
         def last() -> None:
             if not session.stays_open(status):
