@@ -193,6 +193,39 @@ def test_a_client_closes_although_its_trace_cannot_be_written(tmp_path: Path) ->
         assert len(server.calls_to("finish_session")) == 1
 
 
+def test_a_block_ends_closed_although_a_trace_cannot_be_written(tmp_path: Path) -> None:
+    stepped = []
+
+    def step(service: ServiceClient) -> None:
+        with service:
+            for name in ("good", "bad", "good too"):
+                service.trace(tmp_path / name)
+            (tmp_path / "bad").mkdir()
+            stepped.append(service.create_lora_training_client(MODEL, rank=4).optim_step(ADAM))
+
+    with LocalServer(model=MODEL) as server:
+        with pytest.raises(IsADirectoryError):
+            step(server.service())
+        assert stepped[0].exception(0) is None
+        assert len(server.calls_to("finish_session")) == 1
+    assert (tmp_path / "good").is_file()
+    assert (tmp_path / "good too").is_file()
+
+
+def test_the_error_of_a_block_goes_before_that_of_its_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(service: ServiceClient) -> None:
+        with service:
+            service.trace(tmp_path / "t.json")
+            (tmp_path / "t.json").mkdir()
+            raise ValueError("mine")
+
+    with LocalServer(model=MODEL) as server, pytest.raises(ValueError, match="mine"):
+        fail(server.service())
+    assert "a trace cannot be written: [Errno 21]" in caplog.text
+
+
 def test_nothing_is_added_after_the_end() -> None:
     with LocalServer(model=MODEL) as server, server.service() as service:
         with service.explain() as recording:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import GetServerCapabilitiesResponse
     from tinker_sync.wire.dialect import Dialect
+
+
+_log = logging.getLogger("tinker_sync.clients")
 
 
 @names_requests
@@ -319,7 +324,8 @@ class ServiceClient(LoopTools):
             pending: the longest time to wait for calls, seconds; a warning names the calls that remain.
 
         Raises:
-            OSError: the file of `trace` cannot be written; the client closes all the same.
+            OSError: the file of `trace` cannot be written; the client closes all the same. The end of a
+                ``with`` block raises it when the client is closed, and logs it behind an error of the block.
 
         >>> import tinker_sync
         >>> service = tinker_sync.ServiceClient(base_url="local")
@@ -327,9 +333,10 @@ class ServiceClient(LoopTools):
         >>> service.close().result()
         """
         try:
-            for recording in self._recordings:
-                recording.close()
-        finally:  # a trace may not be writable
+            with ExitStack() as recordings:  # one of the traces may not be writable
+                for recording in self._recordings:
+                    recordings.callback(recording.close)
+        finally:
             closed = self._runtime.close(status, detail, limit_s=timeout, pending_s=pending)
         return closed
 
@@ -343,10 +350,17 @@ class ServiceClient(LoopTools):
         # After Ctrl-C, leave soon.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
         try:
-            self.close(status, timeout=limit_s).result()
+            try:
+                self.close(status, timeout=limit_s)
+            finally:  # a trace may not be writable
+                self._runtime.close().result()
         except KeyboardInterrupt:
             self._runtime.lifecycle.pending.give_up()
             raise
+        except OSError as error:
+            if exc_type is None:
+                raise
+            _log.warning("a trace cannot be written: %s", error)  # the error of the block goes first
 
     def result(self, timeout: float | None = None) -> Self:
         """Return this client at once. For scripts that wait for each client as for a future.
