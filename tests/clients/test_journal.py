@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from support.engine_ledger import Ledger, datum_of, engine_ledger, step_of
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.errors import JournalError
-from tinker_sync.journal.file import JournalFile
+from tinker_sync.journal.file import JournalFile, Sent
+from tinker_sync.journal.record import TrainingRecord
 from tinker_sync.runtime.training_calls import OrderedCall
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
@@ -521,6 +523,28 @@ def test_a_saved_state_is_known_before_its_result_is_there(server: LocalServer) 
         assert not part.future.done()
         assert line.last_state == types.LoadWeightsRequest(path=path, optimizer=True)
         part.future.cancel()
+
+
+def test_the_step_of_a_saved_state_is_known_before_its_result_is_there(
+    server: LocalServer, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may call `recover` right after the result, before the callbacks of the future have run."""
+    recovered = threading.Event()
+    note_result = TrainingRecord._note_result
+
+    def note_late(record: TrainingRecord, sent: Sent, future: Any) -> None:
+        if sent.call == "save_weights":
+            assert recovered.wait(PATIENCE_S)
+        note_result(record, sent, future)
+
+    monkeypatch.setattr(TrainingRecord, "_note_result", note_late)
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        assert list(zip(range(2), counted(training, until=4), strict=False)) == [(0, 0), (1, 1)]
+        training.save_state("a").result(PATIENCE_S)
+        again = training.recover()
+        recovered.set()
+        assert list(counted(again, until=4)) == [2, 3]
 
 
 def test_a_recovered_client_can_recover_again(server: LocalServer, journal: Path, ledger: Ledger) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._api_errors import status_error_class
@@ -29,6 +30,7 @@ class RecordedPart(Protocol):
     future: Any
     endpoint: str
     step: int | None
+    decode: Any
     known: str | None
     """The request id from an earlier run, if any; the request is then not sent again."""
 
@@ -261,6 +263,8 @@ class TrainingRecord:
             self._note_step(known)
             part.keep(body)
             part.known = known.request_id
+            if known.resumes_at is not None:
+                part.decode = partial(self._read_checkpoint, known.resumes_at, part.decode)
             self.follow(known, part.future)
 
             def note_end(failure: BaseException | None) -> None:
@@ -310,6 +314,15 @@ class TrainingRecord:
             # A checkpoint before the `optim_step` of its step does not contain that step.
             sent.resumes_at = sent.step + (self._stepped == sent.step)
 
+    def _read_checkpoint(self, resumes_at: int, read: Callable[..., Any], *answer: Any) -> Any:
+        """Read the result of a save, and keep its path and step before the future has the result.
+
+        So `replace` finds the step of a checkpoint whose result was read just before.
+        """
+        saved = read(*answer)
+        self.checkpoint = saved.path, resumes_at
+        return saved
+
     def _note_result(self, sent: Sent, future: Any) -> None:
         """Record that a result has arrived, and its path if it is a checkpoint. A failure is no result."""
         if sent.arrived or future.cancelled() or future.exception() is not None:
@@ -318,8 +331,6 @@ class TrainingRecord:
         self._history.sent.pop(sent.number, None)  # no later call of this run gets its number
         line = {"of": self.model_seq_id, "arrived": sent.number}
         path = getattr(future.result(), "path", None) if sent.call == "save_weights" else None
-        if path is not None and sent.resumes_at is not None:
-            self.checkpoint = path, sent.resumes_at
         try:
             self._journal.write({**line, "path": path} if path else line, sync=path is not None)
         except JournalError as error:
