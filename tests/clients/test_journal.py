@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.crowd import until
 from support.engine_ledger import Ledger, datum_of, engine_ledger, step_of
@@ -154,6 +155,42 @@ def test_a_run_that_raises_leaves_its_model_on_a_server_that_finishes_no_session
     assert server.calls_to("unload_model") == []
     assert script(until=4) == [1, 2, 3]
     assert len(server.calls_to("unload_model")) == 1
+
+
+def test_the_passes_of_a_custom_loss_are_done_once_in_spite_of_two_deaths(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    """One run dies between the passes of a step, the next one between the second pass and the step."""
+    computing, dead = threading.Event(), threading.Event()
+
+    def loss(_data: Any, logprobs: Any) -> tuple[float, dict[str, float], Any]:
+        return 0.0, {}, [np.ones_like(each) for each in logprobs]
+
+    def stuck(_data: Any, _logprobs: Any) -> Any:
+        computing.set()
+        dead.wait(PATIENCE_S)
+        raise KeyError
+
+    loss.takes_numpy = stuck.takes_numpy = True  # type: ignore[attr-defined]
+
+    def script(service: tinker_sync.ServiceClient, *, life: int) -> None:
+        training = open_training(service)
+        for step in training.steps(3):
+            if step == life == 1:
+                training.forward_backward_custom([datum_of(10 + step)], stuck)
+                assert computing.wait(PATIENCE_S)
+                return die(service)
+            training.forward_backward_custom([datum_of(10 + step)], loss).result(PATIENCE_S)
+            if life == 2:
+                return die(service)
+            training.optim_step(step_of(step)).result(PATIENCE_S)
+        return service.close().result(PATIENCE_S)
+
+    for life in (1, 2, 3):
+        script(server.service(journal=journal), life=life)
+        dead.set()
+    # Each pass forward is followed by the one backward.
+    assert applied(ledger) == [(10,), (10,), (0,), (11,), (11,), (1,), (12,), (12,), (2,)]
 
 
 def test_a_lost_session_is_restored_from_its_last_checkpoint(

@@ -291,6 +291,8 @@ class TrainingRecord:
         self._journal.write(line)
 
     def _look_up(self, part: RecordedPart, number: int, digest: str, replaces: str | None) -> Sent:
+        # The second pass of a custom loss is sent right after its first pass, and has the same step.
+        step = self._last_step = self._last_step if part.step is None else part.step
         known = self._history.sent.get(number)
         if known is not None and known.digest == digest:
             return known
@@ -299,8 +301,6 @@ class TrainingRecord:
                 f"{part.endpoint} (number {number}) is not the {known.call} that was sent under this number; "
                 "nothing was sent. The script has to make the calls of before, in their order"
             )
-        # The second pass of a custom loss is sent right after its first pass, and has the same step.
-        step = self._last_step = self._last_step if part.step is None else part.step
         sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step, replaces=replaces)
         line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}
         more = {"step": step, "replaces": replaces}
