@@ -653,6 +653,25 @@ def test_attach_goes_on_with_a_recovered_client(server: LocalServer, journal: Pa
     assert steps == [2, 3]
 
 
+def test_a_script_does_no_step_twice_after_a_program_that_attached(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    first = server.service(journal=journal)
+    assert list(counted(open_training(first), until=2)) == [0, 1]
+    die(first)
+    attached = tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace)
+    attached.trainings[0].save_state("between").result(PATIENCE_S)
+    die(attached)
+    with server.service(journal=journal) as service:
+        steps = counted(open_training(service), until=3)
+        assert next(steps) == 1
+        with pytest.raises(
+            tinker_sync.TinkerError, match=r"\(number 5\) is not the save_weights that was sent"
+        ):
+            next(steps)
+    assert applied(ledger) == [(0,), (0,), (1,), (1,), ("between",)]
+
+
 def test_attach_needs_a_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="there is no journal"):
         tinker_sync.ServiceClient.attach(tmp_path / "none")

@@ -118,9 +118,11 @@ class TrainingRecord:
             self._tell_repeated(latest)
         self.checkpoint = self._history.checkpoint
         self._resumed = self._history.last_step
-        # The smallest recorded number of the step may be too large: a group's first request is sent last.
-        others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
-        self._before = max(others, default=0)
+        # The smallest recorded number of the step may be too large: a group's first request is sent last. A
+        # program that attached may have sent later requests, which belong to no step.
+        sent = self._history.sent.values()
+        first = min((one.number for one in sent if one.step == self._resumed), default=0)
+        self._before = max((one.number for one in sent if one.number < first), default=0)
         self._shift = self._history.made_with
         if not self._journal.replays:
             self._shift = max(self._history.sent, default=0)
