@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
+from tinker_sync.clients.rest import bulk
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.errors import RequestFailedError
+from tinker_sync.errors import ExperimentalWarning, RequestFailedError
 from tinker_sync.runtime.futures import APIFuture
 
 PATIENCE_S = 120.0
@@ -70,6 +72,37 @@ def test_an_unread_failure_is_logged_when_its_future_is_collected(
         (message,) = logged()[before:]
         assert message.startswith(f"{name} at test_unread.py:")
         assert message.endswith("no room (request " + message.rpartition("(request ")[2])
+
+
+def test_unread_failures_of_transfers_and_of_calls_for_many_checkpoints_are_logged(
+    stub: Stub,
+    service: ServiceClient,
+    logged: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("mine")
+
+    monkeypatch.setattr(bulk, "call_offered", fail)
+    path = "tinker://run/weights/a"
+    stub.script("/training_runs/run/checkpoints/weights/a/archive", Answer(404, {"detail": "none"}))
+    rest = service.create_rest_client()
+    lora = types.LoraConfig(rank=4)
+    with pytest.warns(ExperimentalWarning):
+        uploaded = rest.upload_external_weights(tmp_path, "stub/model", lora)
+    futures = [
+        rest.download_checkpoint(path, tmp_path / "a"),
+        uploaded,
+        rest.delete_checkpoints([path]),
+    ]
+    wait(futures, PATIENCE_S)
+    del futures, uploaded
+    gc.collect()
+    until(lambda: len(logged()) == 3)
+    assert sorted(message.partition(" at test_unread.py:")[0] for message in logged()) == [
+        *("delete_checkpoints", "download_checkpoint", "upload_external_weights")
+    ]
 
 
 async def _awaited(future: APIFuture[Any]) -> None:

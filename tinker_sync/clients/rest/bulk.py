@@ -12,7 +12,7 @@ from attrs import field, frozen
 from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.naming import carried, find_call_site
 from tinker_sync.runtime.workers import Workers
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class BulkCalls(RestBase):
 
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[list[CheckpointOutcome]] = runtime.lifecycle.make_future()
+        future.call_site = find_call_site()
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
         _Bulk(wanted, call, parallel, progress, future).start(runtime.pools.callback.run)
         runtime.lifecycle.note_change(future)

@@ -12,7 +12,7 @@ from tinker_sync._lazy import LazyModule
 from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path, warn_experimental
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.naming import carried, find_call_site
 from tinker_sync.runtime.workers import Workers
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class TransferCalls(RestBase):
         runtime = self._runtime
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[T] = runtime.lifecycle.make_future()
+        future.call_site = find_call_site()
         control = _signed.Cancellation()
         future.when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)
