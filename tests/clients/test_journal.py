@@ -219,6 +219,22 @@ def test_a_lost_session_is_restored_from_its_last_checkpoint(
         assert script(service, until=5) == [2, 3, 4]
 
 
+def test_a_restored_model_keeps_its_metadata(server: LocalServer, journal: Path) -> None:
+    def metadata_of(service: tinker_sync.ServiceClient, *, until: int) -> Any:
+        notes = {"mine": "yes"}
+        training = service.create_lora_training_client(MODEL, rank=4, seed=1, user_metadata=notes)
+        assert list(counted(training, until=until, save_in=(0,)))
+        run = service.create_rest_client().get_training_run(training.model_id)
+        return run.result(PATIENCE_S).user_metadata
+
+    first = server.service(journal=journal)
+    assert metadata_of(first, until=1) == {"mine": "yes"}
+    die(first)
+    server.restart()
+    with server.service(journal=journal) as service:
+        assert metadata_of(service, until=2) == {"mine": "yes"}
+
+
 @pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize("restored", [0, 1])
 def test_a_restore_that_fails_is_tried_again_by_the_next_run(

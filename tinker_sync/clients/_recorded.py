@@ -80,7 +80,7 @@ def make_recorded(line: TrainingLine, asked: ModelOrder, make: Callable[[Trainin
     if history.start is None or record.after is not None:
         request_id = make(line)
     else:
-        request_id = _restore(line, history.start[0], asked.deadline_at)
+        request_id = _restore(line, history.start[0], asked)
     record.note_model(line.model_id, request_id, digest)
 
 
@@ -120,7 +120,7 @@ class RecordedModel:
             for number in record.unsettled():
                 self._settle(line, record, number)
         elif history.start is not None:
-            request_id = _restore(line, history.start[0], self.deadline_at)
+            request_id = _restore(line, history.start[0], self)
             record.note_model(line.model_id, request_id, history.digest or "")
         else:
             raise JournalError(
@@ -182,11 +182,11 @@ def _take(line: TrainingLine, history: ModelHistory) -> None:
         line.last_state = LoadWeightsRequest(path=history.last_path, optimizer=True)
 
 
-def _restore(line: TrainingLine, path: str, deadline_at: float) -> str:
+def _restore(line: TrainingLine, path: str, asked: ModelOrder) -> str:
     from tinker_sync.clients._models import LoadedModel
 
-    load = LoadWeightsRequest(path=path, optimizer=True)
-    return LoadedModel(load, _record_of(line).model_seq_id, deadline_at).load(line)
+    load = LoadWeightsRequest(path=path, optimizer=True, user_metadata=asked.request.user_metadata)
+    return LoadedModel(load, _record_of(line).model_seq_id, asked.deadline_at).load(line)
 
 
 def _record_of(line: TrainingLine) -> TrainingRecord:
