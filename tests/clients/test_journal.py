@@ -193,6 +193,33 @@ def test_the_passes_of_a_custom_loss_are_done_once_in_spite_of_two_deaths(
     assert applied(ledger) == [(10,), (10,), (0,), (11,), (11,), (1,), (12,), (12,), (2,)]
 
 
+def test_a_loop_that_samples_in_each_step_goes_on(server: LocalServer, journal: Path, ledger: Ledger) -> None:
+    """The repeated save keeps its sampler, and the new samples get new numbers."""
+
+    def script(service: tinker_sync.ServiceClient, *, until: int, token: int) -> list[tuple[int, str]]:
+        base = service.create_sampling_client(base_model=MODEL)
+        training, samplers = open_training(service), []
+        for step in training.steps(until):
+            sampling = training.save_weights_and_get_sampling_client()
+            for each, last in ((base, 1), (sampling, 2)):
+                prompt = types.ModelInput.from_ints([token, step, last])
+                sampled = each.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result(PATIENCE_S)
+                assert len(sampled.sequences[0].tokens) == 2
+            training.optim_step(step_of(step)).result(PATIENCE_S)
+            samplers.append((step, sampling.sampling_session_id))
+        return samplers
+
+    first = server.service(journal=journal)
+    before = script(first, until=3, token=1)
+    die(first)
+    with server.service(journal=journal) as service:
+        after = script(service, until=5, token=2)
+    assert [step for step, _ in after] == [2, 3, 4]
+    assert after[0] == before[-1]
+    assert len({sampler for _, sampler in before + after}) == 5
+    assert applied(ledger) == [(step,) for step in range(5)]
+
+
 def test_a_lost_session_is_restored_from_its_last_checkpoint(
     server: LocalServer, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -152,6 +152,7 @@ class Sent:
         path: the path of the checkpoint that it has made; None if it has made none.
         resumes_at: the step to continue with after that checkpoint; None without a checkpoint or a step.
         replaces: the name of the checkpoint that it replaces, for a save with `overwrite`; None for others.
+        sampler: the number of the sampler that it makes; None if it makes none.
     """
 
     number: int
@@ -163,6 +164,7 @@ class Sent:
     path: str | None = None
     resumes_at: int | None = None
     replaces: str | None = None
+    sampler: int | None = None
 
 
 @define
@@ -398,9 +400,8 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.after = line.get("after")
     elif "send" in line:
         number = line["send"]
-        model.sent[number] = Sent(
-            number, line["call"], line["digest"], line.get("step"), replaces=line.get("replaces")
-        )
+        more: dict[str, Any] = {name: line.get(name) for name in ("step", "replaces", "sampler")}
+        model.sent[number] = Sent(number, line["call"], line["digest"], **more)
     elif "sent" in line:
         model.sent[line["sent"]].request_id = line["id"]
     elif "refused" in line:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tinker_sync.journal.run import RunJournal
 
 _log: Final = logging.getLogger("tinker_sync.journal")
+
+# A text within the JSON has backslashes before its quotes.
+_SAMPLER: Final = re.compile(rb'"sampling_session_seq_id":(\d+)')
 
 Ended = Callable[["BaseException | None"], object]
 
@@ -256,14 +260,14 @@ class TrainingRecord:
             number += self._shift
             body = part.bytes_for(number)
             hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
-            for piece in [body] if isinstance(body, bytes) else body:
+            for piece in [_with_sampler(body, 0)] if isinstance(body, bytes) else body:
                 hashed.update(piece)
             digest = hashed.hexdigest()[:32]
             if self._history.passed_over(number, digest):
                 raise not_taken from _refusal(part.endpoint, self._history.refused[number, digest])
-            known = self._look_up(part, number, digest, replaced_by(part.endpoint, body))
+            known = self._look_up(part, number, digest, body)
             self._note_step(known)
-            part.keep(body)
+            part.keep(body if known.sampler is None else _with_sampler(body, known.sampler))
             part.known = known.request_id
             if known.resumes_at is not None:
                 part.decode = partial(self._read_checkpoint, known.resumes_at, part.decode)
@@ -292,7 +296,7 @@ class TrainingRecord:
             line["status"] = cause.status_code
         self._journal.write(line)
 
-    def _look_up(self, part: RecordedPart, number: int, digest: str, replaces: str | None) -> Sent:
+    def _look_up(self, part: RecordedPart, number: int, digest: str, body: Any) -> Sent:
         # The second pass of a custom loss is sent right after its first pass, and has the same step.
         step = self._last_step = self._last_step if part.step is None else part.step
         known = self._history.sent.get(number)
@@ -303,9 +307,13 @@ class TrainingRecord:
                 f"{part.endpoint} (number {number}) is not the {known.call} that was sent under this number; "
                 "nothing was sent. The script has to make the calls of before, in their order"
             )
-        sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step, replaces=replaces)
+        more: dict[str, Any] = {
+            "step": step,
+            "replaces": replaced_by(part.endpoint, body),
+            "sampler": _sampler_of(body),
+        }
+        sent = self._history.sent[number] = Sent(number, part.endpoint, digest, **more)
         line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}
-        more = {"step": step, "replaces": replaces}
         self._journal.write({**line, **{name: value for name, value in more.items() if value is not None}})
         return sent
 
@@ -343,3 +351,17 @@ def _refusal(call: str, status: int | None) -> TinkerError:
     """Return the error for a call that the server refused in an earlier run, of the class it had then."""
     words = f"the server has refused {call} before"
     return JournalError(words) if status is None else status_error_class(status)(words, status_code=status)
+
+
+def _sampler_of(body: Any) -> int | None:
+    """Return the number of the sampler that a request makes; None if it makes none."""
+    found = _SAMPLER.search(body) if isinstance(body, bytes) else None
+    return None if found is None else int(found[1])
+
+
+def _with_sampler(body: bytes, number: int) -> bytes:
+    """Return a request with another number of the sampler that it makes.
+
+    A restarted script draws other numbers for the samplers of its repeated calls.
+    """
+    return _SAMPLER.sub(b'"sampling_session_seq_id":%d' % number, body, count=1)

@@ -185,9 +185,13 @@ class SampleLine:
         """
         return self.parts.get(lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery)))
 
+    def number_as_copy(self) -> None:
+        """Number the samples from a separate block from now on, as a copy of a client does."""
+        self.numbers = Lazy()
+
     def renew_after_fork(self) -> None:
         """Forget the numbers in a forked child, which needs its own block, as a copy of a client does."""
-        self.numbers = Lazy()
+        self.number_as_copy()
         self.parts = Lazy()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:

@@ -82,11 +82,17 @@ class Session:
         # Weak, because the thread of the heartbeats refers to the session, and must not keep a client alive.
         self._server: weakref.ref[Server] | None = None
         self._number_from(0 if self.owned else _somewhere_far())
+        if journal is not None and journal.last is not None:
+            # The earlier run has used the first numbers, and this one does not repeat all its calls.
+            self._number_samplers_from(_somewhere_far())
 
     def _number_from(self, first: int) -> None:
         self.next_model_seq_id: Callable[[], int] = itertools.count(first).__next__
-        self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
         self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self._number_samplers_from(first)
+
+    def _number_samplers_from(self, first: int) -> None:
+        self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
 
     def next_side_model_seq_id(self) -> int:
         """Return a number for a model that the script does not ask for, such as a copy.
