@@ -446,6 +446,28 @@ def test_a_script_that_exits_within_its_loop_goes_on(
     assert exit_after(server.service(journal=journal), 9) == [0, 1, 2, 3, 4]
 
 
+def test_a_run_that_ends_without_its_last_answers_goes_on(
+    server: LocalServer, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(service: tinker_sync.ServiceClient) -> tuple[list[int], Any]:
+        training = open_training(service)
+        return list(counted(training, until=3, save_in=(0,))), training.save_state("final")
+
+    server.plan = FaultPlan().on("save_weights", faults.status(503), nth=range(2, 1000))
+    first = server.service(journal=journal)
+    assert script(first)[0] == [0, 1, 2]
+    first.close(pending=0).result(PATIENCE_S)
+    assert "may be lost: save_state" in caplog.text
+    server.plan = FaultPlan()
+    second = server.service(journal=journal)
+    steps, saved = script(second)
+    assert steps == [2]
+    assert saved.result(PATIENCE_S).path.endswith("weights/final")
+    second.close().result(PATIENCE_S)
+    with server.service(journal=journal) as service:
+        assert script(service)[0] == [0, 1, 2]
+
+
 def test_a_second_loop_goes_on_behind_the_first(server: LocalServer, journal: Path) -> None:
     def script(service: tinker_sync.ServiceClient, end: int = 4) -> list[int]:
         training = open_training(service)

@@ -309,7 +309,7 @@ class ServiceClient(LoopTools):
         """Begin to close this client and to end its session. Return a future that ends when both are done.
 
         Later calls of the clients made here raise `ClientClosedError`. With a journal and another status than
-        "success", the session stays open at the server for the next run.
+        "success", or with calls that remain, the session stays open at the server for the next run.
 
         `close` waits for calls that change something at the server (`optim_step`, saves,
         `publish_checkpoint`, deletions, ...). A pass is sent if such a call follows it; a pass without one

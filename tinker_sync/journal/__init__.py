@@ -23,8 +23,9 @@ If the server no longer has the session, a new one begins and each model is made
 the last checkpoint that `save_state` completed within `steps`, and `steps` continues after it. Without a
 checkpoint the model starts from the beginning, and all calls are repeated. A log line lists the repeated
 steps. A session that ends with an error or an interrupt stays open at the server for the next run, also if
-the script ends within a loop over `steps`, for example by `sys.exit`, without a `with` block or `close`.
-After a success the session is over, and the next run begins a new one.
+the script ends within a loop over `steps`, for example by `sys.exit`, without a `with` block or `close`, or
+if the end of the client has dropped calls. After a success the session is over, and the next run begins a
+new one.
 
 `TrainingClient.recover` makes a client with a model that replaces another. If the model was restored from a
 checkpoint of a step, `steps` of the new client begins after that step. If the script is then restarted, it

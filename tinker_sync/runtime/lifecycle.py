@@ -243,8 +243,9 @@ class Lifecycle:
         a host name has no limit. This also works at the end of a process, when no new thread can start.
 
         Args:
-            status, detail: those of the session, unless others were given to the `close` of the client. If
-                its journal has a loop that was left before its end, a success becomes an interrupt.
+            status, detail: those of the session, unless others were given to the `close` of the client. With
+                a journal, a success becomes an interrupt if calls were dropped, or if a loop was left before
+                its end and nothing has closed the client.
             limit_s: the longest time to finish the session.
             quiet: log a failure at the debug level.
         """
@@ -253,8 +254,10 @@ class Lifecycle:
             return None
         if self.asked_to_end is not None:  # the process may end before `tinker-close` has begun
             status, detail = self.asked_to_end
-        elif status == "success" and self.journal is not None and self.journal.unfinished:
-            status = "interrupted"  # `sys.exit` leaves no trace of an error
+        if status == "success" and self.journal is not None:
+            # `sys.exit` leaves no trace of an error.
+            left = self.asked_to_end is None and self.journal.unfinished
+            status = "interrupted" if left or self.pending.dropped else status
 
         def last() -> None:
             if not session.stays_open(status):

@@ -41,6 +41,8 @@ class PendingChanges:
         self._names: dict[APIFuture[Any], str] = {}
         self._news = threading.Event()
         self._given_up = False
+        self.dropped = False
+        """True once `wait` has left calls behind."""
         self._now = now
 
     def add(self, future: APIFuture[Any], name: str = "") -> None:
@@ -114,7 +116,7 @@ class PendingChanges:
 
     def forget(self) -> None:
         """Drop the calls in a forked child, because they belong to the parent."""
-        self._names, self._news, self._given_up = {}, threading.Event(), False
+        self._names, self._news, self._given_up, self.dropped = {}, threading.Event(), False, False
 
     def _forget_ended(self) -> None:
         """Remove ended calls that have no callback to remove them, because Ctrl-C interrupted `add`."""
@@ -134,5 +136,5 @@ class PendingChanges:
     def _report(self) -> None:
         names = self.describe()
         if names:
-            self._names = {}
+            self._names, self.dropped = {}, True
             _log.warning("the client ends before the server has answered, so these may be lost: %s", names)
