@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.clock import FakeClock
 from support.embedded import BASE, PROTO, Running, running
 from support.raising import raising
 
@@ -254,6 +255,23 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
         theirs = {**target, "cloned_sampler_id": counter}
         of_them = server.ok("/retrieve_futures", {"target": theirs})["completions"]
         assert [each["request_id"] for each in of_them] == [of_clone["request_id"]]
+
+
+@pytest.mark.parametrize("set_back_s", [0, 3600])
+def test_a_client_hears_of_its_samples_after_a_restart(tmp_path: Path, set_back_s: int) -> None:
+    """The client keeps its cursor, and the clock may have been set back meanwhile."""
+    asked = {"prev_cursor": 0, "timeout": 0}
+    for number, clock in enumerate((FakeClock(), FakeClock(time_s=FakeClock().time() + 1 - set_back_s))):
+        with running(tmp_path, clock=clock, sample_use_retrieve_futures=True) as server:
+            if not number:
+                sampler = server.sampler(server.session()).json()["sampling_session_id"]
+                asked["target"] = {"type": "sampling_session", "sampling_session_id": sampler}
+            for seq_id in range(3 * number, 3 * number + 3):
+                request_id = server.sample(sampler, seq_id)["request_id"]
+                server.result(request_id)
+                told = server.ok("/retrieve_futures", asked)
+                asked |= {"prev_cursor": told["cursor"], "retrieved_request_ids": [request_id]}
+                assert [each["request_id"] for each in told["completions"]] == [request_id]
 
 
 @pytest.mark.parametrize(("hold_s", "timeout"), [(600, 0), (0.01, 600)])  # or the test times out

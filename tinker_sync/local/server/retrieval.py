@@ -137,6 +137,12 @@ async def _news(
 
 
 def _since(sampler: LiveSampler, clone: int, cursor: int) -> list[tuple[int, FutureCompletion]]:
+    """Return the ended requests of process `clone` since a cursor, or all if this sampler has not given it.
+
+    Such a cursor is from before the clock was set back and the sampler was made again.
+    """
+    if cursor > sampler.cursor:
+        cursor = 0
     return [entry for entry in sampler.finished.get(clone, ()) if entry[0] > cursor]
 
 
@@ -168,7 +174,9 @@ def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: P
         completion = FutureFinished(request_id=promise.request_id, response_payload_uncompressed_size=size)
     else:
         completion = FutureFailed(request_id=promise.request_id)
-    sampler.cursor += 1
+    # A client keeps its cursor when the sampler is made again, as after a restart. The time makes the cursors
+    # of the new one higher.
+    sampler.cursor = max(sampler.cursor + 1, int(service.clock.time() * 1e6))
     sampler.finished.setdefault(clone, deque(maxlen=_LOG)).append((sampler.cursor, completion))
     for waiter in sampler.news:
         wake(waiter)

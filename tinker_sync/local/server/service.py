@@ -75,7 +75,8 @@ class LiveSampler:
         seen: the request ids by sequence number, for repeated requests.
         finished: by the number of a process, its requests that have ended and that it has not fetched yet,
             each with its cursor.
-        cursor: the number of requests of all processes that were added to `finished`.
+        cursor: that of the newest request in `finished`: the time of its end in microseconds since 1970, or
+            one more than the cursor before it.
         news: a future for each long poll that waits for the end of a request.
         unnumbered: the number of requests without a sequence number.
     """
