@@ -274,6 +274,18 @@ def test_a_client_hears_of_its_samples_after_a_restart(tmp_path: Path, set_back_
                 assert [each["request_id"] for each in told["completions"]] == [request_id]
 
 
+def test_processes_that_join_before_and_after_a_restart_have_different_numbers(tmp_path: Path) -> None:
+    given = []
+    for number in range(2):
+        with running(tmp_path) as server:
+            if not number:
+                sampler = server.sampler(server.session()).json()["sampling_session_id"]
+            for _ in range(2):
+                joined = server.ok("/join_sampling_session", {"sampling_session_id": sampler})
+                given.append(joined["client_counter"])
+    assert len(set(given)) == 4
+
+
 @pytest.mark.parametrize(("hold_s", "timeout"), [(600, 0), (0.01, 600)])  # or the test times out
 def test_the_shorter_time_of_server_and_question_counts(
     tmp_path: Path, hold_s: float, timeout: float

@@ -71,7 +71,7 @@ class LiveSampler:
         adapter: the key of the adapter in `Service.adapters`; None for the base model itself.
         model_path: the path of the adapter's checkpoint; None for the base model and for unsaved weights.
         follows: the id of the model whose inflight saves replace `adapter`; None if none do.
-        clones: the number of processes that joined, beside the first one.
+        clones: the number that the newest process got when it joined; the first one has 0.
         seen: the request ids by sequence number, for repeated requests.
         finished: by the number of a process, its requests that have ended and that it has not fetched yet,
             each with its cursor.
@@ -363,7 +363,9 @@ class Service:
                 text = f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one"
                 raise Refused(410, text)
             adapter = adapter_key(path, newest)
-        made = LiveSampler(sampler_id, row.session_id, self.base_model(row.base_model), adapter, path)
+        base = self.base_model(row.base_model)
+        # Processes that joined earlier keep their numbers, which are lower than the time.
+        made = LiveSampler(sampler_id, row.session_id, base, adapter, path, clones=int(self.clock.time()))
         await self._session(row.session_id)  # with which the sampler leaves memory
         return self.samplers.setdefault(sampler_id, made)
 
