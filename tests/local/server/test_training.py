@@ -132,6 +132,36 @@ def test_a_model_is_made_once(server: Running) -> None:
     assert server.post("/create_model", other).status == 409
 
 
+def test_a_model_is_made_by_the_request_that_is_repeated_after_a_restart(tmp_path: Path) -> None:
+    """The server draws another seed for the adapter at each start, unless it has a seed itself."""
+    with running(tmp_path) as server:
+        session = server.session()
+        used = server.model(session, 0)
+        saved = {"model_id": used, "path": "a", "seq_id": 1}
+        load = {"session_id": session, "model_seq_id": 1, "path": "", "optimizer": True}
+        load["path"] = server.result_of("/save_weights", saved)["path"]
+        loaded = server.result_of("/load_weights", load)["model_id"]
+        made = server.model(session, 2, lora_config={"rank": 2})
+    with running(tmp_path) as server:
+        assert server.result_of("/load_weights", load)["model_id"] == loaded
+        assert server.model(session, 2, lora_config={"rank": 2}) == made
+        for model in (loaded, made):
+            assert server.passed(model, 1).metrics["loss:sum"] > 0
+        refused = server.result(server.create_model(session, 0)["request_id"])
+        assert "it exists already" in refused["error"]
+        assert server.get(f"/training_runs/{used}").json()["last_checkpoint"]["tinker_path"] == load["path"]
+
+
+def test_a_model_in_memory_is_not_replaced_when_its_request_is_forgotten(server: Running) -> None:
+    session = server.session()
+    model = server.model(session)
+    server.passed(model, 1)
+    server.app.service.numbered.forget(("model", model))
+    request = {"session_id": session, "model_seq_id": 0, "base_model": BASE}
+    assert server.post("/create_model", request).status == 409
+    server.passed(model, 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.lanes import Step
-from tinker_sync.local.server.problems import UserFault
+from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.service import LiveModel
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.model import (
@@ -114,6 +114,7 @@ def start_model(
     known: str | None = service.numbered.get(("model", model_id), ask.digest)
     if known is not None:
         return known
+    check_free(service, model_id)
     model = LiveModel(model_id, session_id, service.base_model(base_model), settings, service.make_lane())
     promise = service.promises.open(kind, session_id)
     service.numbered.add(("model", model_id), ask.digest, promise.request_id)
@@ -140,6 +141,12 @@ def start_model(
 
     model.lane.add(None, b"", Step(promise, work))
     return promise.request_id
+
+
+def check_free(service: Service, model_id: str) -> None:
+    """Raise `Refused` if a model in memory has this id."""
+    if model_id in service.models:
+        raise Refused(409, f"there is a model {model_id} already; use another model_seq_id")
 
 
 @calls.of("get_info")

@@ -68,6 +68,8 @@ def from_sqlite_error(problem: sqlite3.Error, what: str) -> StoreError:
     known = [kind for phrase, kind in _SQLITE_PHRASES if phrase in text]
     if known[:1] == ["full"]:
         return StoreError("full", f"{what}: the disk is full")
+    if known[:1] == ["exists"]:
+        return StoreError("exists", f"{what}: it exists already")
     return StoreError(known[0] if known else "unwritable", f"{what}: {text}")
 
 

@@ -16,6 +16,10 @@ from tinker_sync.local.store.rows import DEFAULT_PROJECT, RunRow
 from tinker_sync.local.store.tables import require
 
 _ADAMW: Final[Mapping[str, Any]] = {"type": "adamw"}
+_DELETE_UNUSED: Final = """
+DELETE FROM runs WHERE id = :run AND seen = created
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE run_id = :run)
+"""
 
 
 class Runs(Checkpoints):
@@ -33,7 +37,7 @@ class Runs(Checkpoints):
         user_metadata: Mapping[str, Any] | None = None,
         project_id: str | None = None,
     ) -> RunRow:
-        """Add a training run.
+        """Add a training run. It replaces a run of this id that was never used, as one left by a crash.
 
         Raises:
             StoreError: `exists`, `bad_name`, `not_found` for the session, or a failure of the disk.
@@ -41,6 +45,7 @@ class Runs(Checkpoints):
         now = self._now()
         with self._write(f"training run {run_id} could not be added") as connection:
             require(connection, "sessions", session_id)
+            connection.execute(_DELETE_UNUSED, {"run": run_id})
             connection.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 (
