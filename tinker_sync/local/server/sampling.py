@@ -15,6 +15,7 @@ from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
 from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
 from tinker_sync.local.server.weights import parse_sampler
+from tinker_sync.local.store.errors import StoreError
 from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampler import (
@@ -54,21 +55,35 @@ async def _make(service: Service, sampler_id: str, request: CreateSamplingSessio
     key = None if path is None else adapter_key(path, save)
     sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
     # Add it now, so that a save that replaces its checkpoint finds it.
-    if service.samplers.setdefault(sampler_id, sampler) is not sampler:
-        raise Refused(409, f"there is a sampler {sampler_id} already; use another sampling_session_seq_id")
+    known = service.samplers.setdefault(sampler_id, sampler)
+    if known is not sampler:
+        if (known.base, known.adapter, known.model_path) != (sampler.base, key, path):
+            raise Refused(
+                409, f"there is a sampler {sampler_id} already; use another sampling_session_seq_id"
+            )
+        return  # made again from its record, after a restart
     try:
-        await service.on_disk(
-            service.store.add_sampler,
-            sampler_id,
-            session_id=request.session_id,
-            base_model=base,
-            model_path=path,
-            checkpoint=save,
-        )
+        await service.on_disk(_record, service, sampler, save)
     except BaseException:
         service.samplers.pop(sampler_id, None)
         service.drop_unused(sampler.adapter)
         raise
+
+
+def _record(service: Service, sampler: LiveSampler, save: int | None) -> None:
+    """Add the record of a sampler to the store, unless an earlier start of the server has added the same."""
+    sampler_id, base, path = sampler.sampler_id, sampler.base.name, sampler.model_path
+    assert sampler.session_id is not None  # noqa: S101
+    try:
+        service.store.add_sampler(
+            sampler_id, session_id=sampler.session_id, base_model=base, model_path=path, checkpoint=save
+        )
+    except StoreError as problem:
+        if problem.kind != "exists":
+            raise
+        row = service.store.sampler(sampler_id)
+        if (row.base_model, row.model_path, row.checkpoint) != (base, path, save):
+            raise
 
 
 async def _source(
