@@ -342,6 +342,41 @@ def test_a_copy_is_made_once(server: Running) -> None:
     assert server.post("/copy_weights", {**body, "weights_access_token": "tml-x"}).status == 400
 
 
+def test_a_copy_is_made_once_across_restarts(tmp_path: Path) -> None:
+    made = []
+    for number in range(2):
+        with running(tmp_path) as server:
+            if not number:
+                body = {"destination_project_id": "p-2"}
+                body["source_path"] = save(server, train(server, server.session()), 3, "a")["path"]
+            made.append(server.ok("/copy_weights", body, X_Idempotency_Key="k-1"))
+            assert len(server.get("/training_runs?project_id=p-2").json()["training_runs"]) == 1
+    assert made[0] == made[1]
+
+
+def test_a_copy_that_found_the_disk_full_is_made_by_the_repeated_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session()
+    body = {"session_id": session, "model_seq_id": 3}
+    body["source_path"] = save(server, train(server, session), 3, "a")["path"]
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "save_checkpoint", raising(StoreError("full", "the disk is full")))
+        assert server.post("/copy_weights", body, X_Idempotency_Key="k").status == 507
+    path = server.ok("/copy_weights", body, X_Idempotency_Key="k")["tinker_path"]
+    assert path == f"tinker://{session}:train:3/weights/a"
+    assert not server.get(f"/training_runs/{session}:train:3").json()["corrupted"]
+
+
+def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -> None:
+    session = server.session()
+    path = save(server, train(server, session), 3, "a")["path"]
+    unused = server.model(session, 1)
+    body = {"source_path": path, "session_id": session, "model_seq_id": 1}
+    assert server.post("/copy_weights", body).status == 409
+    assert server.passed(unused, 1).metrics
+
+
 # ------------------------------------------------------------------------------------------ downloads
 def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
     model = train(server, server.session())

@@ -13,7 +13,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.optim import AdamState
 from tinker_sync.local.server.calls import Calls
-from tinker_sync.local.server.models import check_optimizer, start_model
+from tinker_sync.local.server.models import check_free, check_optimizer, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.store.errors import StoreError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
-    from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow
+    from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, RunRow
 
 calls = Calls()
 
@@ -337,28 +337,28 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
         raise Refused(400, "give destination_project_id, or session_id and model_seq_id")
     check_access(service, request.weights_access_token or ask.headers.get("x-tinker-weights-access-token"))
     ttl_s = checked_ttl(request.ttl_seconds)
-    return CopyWeightsResponse(tinker_path=await service.on_disk(_copy, service, request, ttl_s))
+    # With the key, a request that is repeated after a restart finds the same copy. A seed decides all ids.
+    key = ask.headers.get("x-idempotency-key") if service.flags.seed is None else None
+    text = f"{request.source_path} {key or service.new_id()}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return CopyWeightsResponse(tinker_path=await service.on_disk(_copy, service, request, digest, ttl_s))
 
 
-def _copy(service: Service, request: CopyWeightsRequest, ttl_s: int | None) -> str:
+def _copy(service: Service, request: CopyWeightsRequest, digest: str, ttl_s: int | None) -> str:
     run_id, kind, name = parse(request.source_path)
     store = service.store
     source, row = store.run(run_id), store.checkpoint(run_id, kind, name)
     info, arrays = store.load_checkpoint(run_id, kind, name)
     session_id, number = request.session_id or source.session_id, request.model_seq_id
-    # A client numbers its models. A copy without a number gets an id made of its source and a random number.
-    digest = hashlib.sha256(f"{request.source_path} {service.new_id()}".encode()).hexdigest()[:16]
+    # A client numbers its models.
     target = f"{session_id}:copy:{digest}" if number is None else f"{session_id}:train:{number}"
-    store.add_run(
-        target,
-        session_id=session_id,
-        model_seq_id=-1 if number is None else number,
-        base_model=source.base_model,
-        lora=source.lora,
-        optimizer_config=source.optimizer_config,
-        user_metadata=source.user_metadata,
-        project_id=request.destination_project_id or store.session(session_id).project_id,
-    )
+    check_free(service, target)
+    try:
+        _add_copied_run(service, request, source, target, session_id)
+    except StoreError as problem:
+        if number is None and problem.kind == "exists":
+            return store.checkpoint(target, kind, name).tinker_path
+        raise
     try:
         copied = store.save_checkpoint(
             target, kind, name, arrays, info, ttl_s=ttl_s, user_metadata=row.user_metadata
@@ -368,3 +368,18 @@ def _copy(service: Service, request: CopyWeightsRequest, ttl_s: int | None) -> s
         raise
     store.audit("checkpoint_copied", {**about(copied), "source_path": request.source_path})
     return copied.tinker_path
+
+
+def _add_copied_run(
+    service: Service, request: CopyWeightsRequest, source: RunRow, target: str, session_id: str
+) -> None:
+    service.store.add_run(
+        target,
+        session_id=session_id,
+        model_seq_id=-1 if request.model_seq_id is None else request.model_seq_id,
+        base_model=source.base_model,
+        lora=source.lora,
+        optimizer_config=source.optimizer_config,
+        user_metadata=source.user_metadata,
+        project_id=request.destination_project_id or service.store.session(session_id).project_id,
+    )
