@@ -249,6 +249,28 @@ def test_what_waited_for_a_released_model_leaves_memory_after_a_time(
         assert not service.promises._retrieved
 
 
+def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def compiled_late(_: object) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(custom_losses, "_rule", compiled_late)
+    monkeypatch.setattr(service_module, "RELEASE_S", 0.01)
+    with running(tmp_path) as server:
+        service, session = server.app.service, server.session()
+        promise = server.ok("/create_custom_loss", loss_of(session))["request_id"]
+        assert begun.wait(PATIENCE_S)
+        on_loop(server, lambda: service.release(session))
+        go_on.set()
+        assert "loss_id" in server.result(promise)
+        on_loop(server, service._sweep)
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
 def _results() -> int:
     gc.collect()
     kinds = (ForwardBackwardOutput, SampleResponse)

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 512 * 1024 * 1024
 
 
+def adapter_key(path: str, save: int | None) -> str:
+    """Return the key of a checkpoint's adapter. A later save under the same path gives another key."""
+    return f"{path}#{save}"
+
+
 @attrs.frozen(eq=False)
 class _Spilled:
     path: Path

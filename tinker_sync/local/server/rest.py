@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tinker_sync.local.server.adapters import adapter_key
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
-from tinker_sync.local.server.service import adapter_key
 from tinker_sync.local.server.signing import USER
 from tinker_sync.local.server.weights import about, checked_ttl
 from tinker_sync.local.store.database import texts

@@ -12,9 +12,10 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tinker_sync.local.server.adapters import adapter_key
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
+from tinker_sync.local.server.service import UNSAVED, LiveSampler
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.server.weights import checked_ttl, name_of, params_of, parse, read_checkpoint, save
 from tinker_sync.local.store.errors import StoreError

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync.local.server import convert
+from tinker_sync.local.server.adapters import adapter_key
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
-from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
+from tinker_sync.local.server.service import UNSAVED, LiveSampler
 from tinker_sync.local.server.weights import parse_sampler
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.types.described import GetSamplerResponseInternal

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync.local.server.adapters import Adapters
+from tinker_sync.local.server.adapters import Adapters, adapter_key
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused, UserFault, failure_of
 from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
@@ -93,11 +93,6 @@ class LiveSampler:
     news: set[asyncio.Future[None]] = attrs.Factory(set)
     unnumbered: int = 0
     follows: str | None = None
-
-
-def adapter_key(path: str, save: int | None) -> str:
-    """Return the key of a checkpoint's adapter. A later save under the same path gives another key."""
-    return f"{path}#{save}"
 
 
 @attrs.define(eq=False)
@@ -434,6 +429,11 @@ class Service:
         oldest = self.clock.now() - self.flags.abandoned_after_s
         for session in [each for each in self.sessions.values() if each.seen_at_s < oldest]:
             self.release(session.session_id)
+        # Work that was under way at a release may have added something after it.
+        tables = (self.models, self.samplers, self.losses)
+        owners = {each.session_id for table in tables for each in table.values() if each.session_id}
+        for session_id in owners - self.sessions.keys():
+            self.release(session_id)
         for upload in [each for each in self.uploads.values() if each.expires_s < self.clock.time()]:
             del self.uploads[upload.upload_id]
 
