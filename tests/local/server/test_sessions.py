@@ -249,6 +249,36 @@ def test_what_waited_for_a_released_model_leaves_memory_after_a_time(
         assert not service.promises._retrieved
 
 
+def test_samples_without_a_session_leave_memory_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, abandoned_after_s=50.0) as server:
+        service, session = server.app.service, server.session()
+        saved = {"model_id": server.model(session), "path": "latest", "seq_id": 1}
+        path = server.result_of("/save_weights_for_sampler", saved)["path"]
+        on_loop(server, lambda: service.release(session))
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+        timers = list[Callable[[], None]]()
+
+        def later(seconds: float, work: Callable[[], None]) -> None:
+            assert seconds == 50.0
+            timers.append(work)
+
+        monkeypatch.setattr(service, "later", later)
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+        for source in ({"base_model": BASE}, {"model_path": path}) * 2:
+            body = {**source, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+            promise = server.ok("/asample", body)["request_id"]
+            server.result(promise)
+        assert len(service.samplers) == 2
+        for number, work in enumerate(timers, start=1):
+            assert service.samplers
+            on_loop(server, work)
+            assert len(service.promises) == 4 - number
+        assert server.retrieve(promise).status == 410
+        assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
 def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,8 @@ class Flags:
             Then the number is skipped. The time begins anew when the model accepts a numbered request, and
             when another number is the missing one.
         abandoned_after_s: the time without a heartbeat or a new request after which a session loses its
-            models, unsaved samplers and custom losses.
+            models, unsaved samplers and custom losses. The outcome of a sample request that names no session
+            stays for this time.
         token_life_s: the time for which an exchanged token is valid.
         url_life_s: the time for which the address of a file is valid.
         max_rank: the largest rank of an adapter.

@@ -147,6 +147,8 @@ async def asample(service: Service, ask: Ask) -> Any:
         request_id = promise.request_id
         if number is not None:
             sampler.seen.add(number, ask.digest, request_id)
+        if sampler.session_id is None:
+            _drop_later(service, sampler, promise)
         _Sampling(service, sampler, request, promise).start()
     if service.flags.json_only:
         return UntypedAPIFuture(request_id=request_id)
@@ -169,6 +171,23 @@ async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
     if name not in service.samplers:
         service.samplers[name] = LiveSampler(name, None, service.base_model(base), key, path)
     return service.samplers[name]
+
+
+def _drop_later(service: Service, sampler: LiveSampler, promise: Promise) -> None:
+    """Drop the outcome of a request without a session some time after its end, and the sampler with the last.
+
+    Other outcomes and samplers leave memory with their session.
+    """
+    sampler.kept += 1
+
+    def drop() -> None:
+        service.promises.drop(promise)
+        sampler.kept -= 1
+        if not sampler.kept and service.samplers.get(sampler.sampler_id) is sampler:
+            del service.samplers[sampler.sampler_id]
+            service.drop_unused(sampler.adapter)
+
+    promise.on_done.append(lambda _: service.later(service.flags.abandoned_after_s, drop))
 
 
 class _Sampling:

@@ -79,6 +79,7 @@ class LiveSampler:
             one more than the cursor before it.
         news: a future for each long poll that waits for the end of a request.
         unnumbered: the number of requests without a sequence number.
+        kept: the number of requests whose outcomes are kept; 0 for a sampler of a session.
     """
 
     sampler_id: str
@@ -93,6 +94,7 @@ class LiveSampler:
     news: set[asyncio.Future[None]] = attrs.Factory(set)
     unnumbered: int = 0
     follows: str | None = None
+    kept: int = 0
 
 
 @attrs.define(eq=False)
