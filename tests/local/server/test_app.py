@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -108,6 +109,20 @@ def test_bodies_that_do_not_fit_are_refused_with_the_place(server: Running) -> N
     assert "expected one of 'snapshot', 'inflight', got 'x'" in str(reply.detail)
     reply = server.post("/forward_backward", b"\x0a\xff", content_type=PROTO)
     assert reply.status == 422
+
+
+def test_a_call_during_the_shutdown_is_asked_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    with running(tmp_path) as server:
+        service = server.app.service
+        asyncio.run_coroutine_threadsafe(service.close(), service.loop).result(PATIENCE_S)
+        monkeypatch.setattr(service, "close", nothing)  # at the end of the block
+        assert [server.get(path).status for path in ("/sessions", "/checkpoints")] == [503, 503]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_other_paths_and_methods(server: Running) -> None:

@@ -129,7 +129,9 @@ class App:
             return await self._handled(scope, receive)
         except Exception as problem:
             refused = refusal_of(problem)
-            if refused is None:
+            if refused is None and self.service.closing:
+                refused = Refused(503, "the server is shutting down")
+            elif refused is None:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 refused = Refused(500, f"internal error: {type(problem).__name__}")
             elif refused.status >= 500:

@@ -16,7 +16,7 @@ from tinker_sync.local.store.errors import StoreError
 
 Category = Literal["user", "server"]
 
-_STATUS_OF_STORE = {"not_found": 404, "exists": 409, "bad_name": 400, "full": 507}
+_STATUS_OF_STORE = {"not_found": 404, "exists": 409, "bad_name": 400, "full": 507, "closed": 503}
 _OF_THE_USER = frozenset({"not_found", "exists", "bad_name"})
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
 
