@@ -319,6 +319,23 @@ def test_what_is_deleted_is_sampled_no_more(server: Running) -> None:
     assert server.sampler(session, 1, model_path=path).status == 404
 
 
+def test_an_archive_whose_files_are_deleted_meanwhile_is_not_found(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = train(server, server.session())
+    save(server, model, 3, "a")
+    address = server.get(f"/training_runs/{model}/checkpoints/weights/a/archive").headers["location"]
+    files = server.store.checkpoint_files
+
+    def deleted_after(*key: Any) -> dict[str, Path]:
+        found = files(*key)
+        server.store.delete_checkpoint(*key)
+        return found
+
+    monkeypatch.setattr(server.store, "checkpoint_files", deleted_after)
+    assert server.ask("GET", address.partition(str(server.port))[2]).status == 404
+
+
 def test_a_copy_is_made_once(server: Running) -> None:
     model = train(server, server.session(project_id="p-1"))
     path = save(server, model, 3, "a")["path"]

@@ -128,7 +128,10 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
     if method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
     check_address(service, path, query)
-    download = await _content(service, path)
+    try:
+        download = await _content(service, path)
+    except FileNotFoundError:  # deleted after its record was read
+        raise Refused(404, "the checkpoint was deleted or replaced") from None
     return _answer(service, download, headers)
 
 
