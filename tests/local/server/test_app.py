@@ -111,6 +111,46 @@ def test_bodies_that_do_not_fit_are_refused_with_the_place(server: Running) -> N
     assert reply.status == 422
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/create_session", {"tags": ["a", "\ud800"], "sdk_version": "1"}, ["body", "tags", 1]),
+        ("/create_session", {"tags": [], "sdk_version": "1", "user_metadata": {"\udfff": 1}}, None),
+        ("/session_heartbeat", {"session_id": "\ud83d"}, ["body", "session_id"]),
+        ("/create_sampling_session", {"model_path": "tinker://\ud800/weights/a"}, ["body", "model_path"]),
+        ("/weights_info", {"tinker_path": "tinker://\ud800/weights/a"}, ["body", "tinker_path"]),
+    ],
+)
+def test_half_a_character_is_refused_with_its_place(
+    server: Running, path: str, body: dict[str, object], place: list[object] | None
+) -> None:
+    reply = server.post(path, body)
+    assert (reply.status, reply.detail[0]["loc"]) == (422, place or ["body", "user_metadata"])
+    assert "half of a surrogate pair" in reply.detail[0]["msg"]
+
+
+def test_characters_of_two_halves_are_taken(server: Running) -> None:
+    session = server.session(display_name="\U0001f600")  # JSON writes it as two escapes
+    assert server.get(f"/sessions/{session}").json()["display_name"] == "\U0001f600"
+
+
+_NINES = "9" * 5000
+
+
+@for_each(
+    ("path", "status"),
+    [
+        (f"/sessions?limit={_NINES}", 422),
+        (f"/training_runs?offset={_NINES}", 422),
+        ("/audit?day=9999-12-31", 200),
+        ("/audit?day=0001-01-01", 200),
+        ("/billing/usage/events?starting_on=0001-01-01T00:00%2B23:00&ending_before=0001-01-02T00:00Z", 400),
+    ],
+)
+def test_numbers_and_moments_at_the_end_of_their_range(server: Running, path: str, status: int) -> None:
+    assert server.get(path).status == status
+
+
 def test_a_call_during_the_shutdown_is_asked_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

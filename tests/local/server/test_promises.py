@@ -116,8 +116,10 @@ async def test_one_that_is_larger_than_all_room_is_kept_until_the_next(promises:
 @with_promises
 async def test_ids_from_before_a_restart_differ_from_nonsense(promises: Promises) -> None:
     promises.open("Sample")
-    ids = (f"{PREFIX}0", f"{PREFIX}7", "req-ffffffff-7", "req-x", "nonsense", "")
-    assert [promises.is_gone(each) for each in ids] == [True, False, True, False, False, False]
+    ids = (f"{PREFIX}0", f"{PREFIX}7", "req-ffffffff-7", "req-x", "nonsense", "", "req-7")
+    assert [promises.is_gone(each) for each in ids] == [True, False, True, False, False, False, False]
+    for number in ("²", "9" * 5000):  # no number, and more than int takes
+        assert not promises.is_gone(PREFIX + number)
 
 
 @with_promises

@@ -181,6 +181,12 @@ def test_models_that_cannot_be_made(server: Running, changes: dict[str, object],
     assert (reply.status, says in reply.detail) == (400, True), reply
 
 
+def test_numbers_of_models_that_nothing_can_hold_are_refused(server: Running) -> None:
+    session = server.session()
+    failed = server.result(server.create_model(session, 2**63)["request_id"])
+    assert (failed["category"], "64 bits" in failed["error"]) == ("user", True)
+
+
 def test_a_model_needs_an_existing_session(server: Running) -> None:
     body = {"session_id": "nobody", "model_seq_id": 0, "base_model": BASE}
     assert server.post("/create_model", body).status == 404

@@ -135,7 +135,10 @@ def _window(ask: Ask) -> GetBillingUsageRequest:
         )
     except WireError as problem:
         raise Refused(422, [{"loc": ["query"], "msg": str(problem), "type": "value_error"}]) from None
-    moments = [_in_utc(window.starting_on), _in_utc(window.ending_before)]
+    try:
+        moments = [_in_utc(window.starting_on), _in_utc(window.ending_before)]
+    except OverflowError:
+        raise Refused(400, "starting_on and ending_before must be between the years 1 and 9999") from None
     if any((moment.minute, moment.second, moment.microsecond) != (0, 0, 0) for moment in moments):
         raise Refused(400, "starting_on and ending_before must be on the hour")
     if not timedelta(0) < moments[1] - moments[0] <= _LONGEST:

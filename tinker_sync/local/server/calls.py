@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.service import Service
 
 T = TypeVar("T")
+
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -46,7 +49,7 @@ class Ask:
         Raises:
             WireError: the body is not JSON, or does not fit the type.
         """
-        request, ignored = json_codec.read_leniently(json_codec.loads(self.body), cls)
+        request, ignored = json_codec.read_leniently(json_codec.loads(self.body, whole_text=True), cls)
         self.ignored.update(ignored)
         return request
 
@@ -59,7 +62,7 @@ class Ask:
             Refused: the body is JSON but not an object.
             WireError: the body is not JSON.
         """
-        tree = json_codec.loads(self.body) if self.body else {}
+        tree = json_codec.loads(self.body, whole_text=True) if self.body else {}
         if not isinstance(tree, dict):
             raise Refused(422, [{"loc": ["body"], "msg": "expected an object", "type": "dict_type"}])
         with json_codec.noting() as ignored:
@@ -91,7 +94,7 @@ class Ask:
         given = self.query.get(name, "")
         if not given:
             return default
-        if not (given.isascii() and given.isdigit() and least <= int(given) <= most):
+        if not (_DIGITS.fullmatch(given) and least <= int(given) <= most):
             raise Refused(
                 422, [{"loc": ["query", name], "msg": f"expected {least} to {most}", "type": "value_error"}]
             )

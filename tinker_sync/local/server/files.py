@@ -39,7 +39,7 @@ calls = Calls()
 
 PREFIX: Final = "/api/v1/files/"
 _PIECE_BYTES: Final = 256 * 1024
-_RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _OCTETS: Final = "application/octet-stream"
 
 

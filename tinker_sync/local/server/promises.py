@@ -7,9 +7,10 @@ thread. Fetched results are kept up to a number of bytes, because the response m
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -19,6 +20,7 @@ from tinker_sync.wire.endpoints import JSON, PROTOBUF
 if TYPE_CHECKING:
     from tinker_sync.local.server.problems import Category
 
+_REQUEST_ID: Final = re.compile(r"(req-.*-)([0-9]{1,18})", re.DOTALL)
 _RETRIEVED_LIMIT = 20_000
 """The most fetched results to keep, however small they are."""
 
@@ -116,10 +118,8 @@ class Promises:
 
         This server has made the id, or the form of the id shows that an earlier start has.
         """
-        head, _, number = request_id.rpartition("-")
-        if not (head.startswith("req-") and number.isdigit()):
-            return False
-        return f"{head}-" != self._prefix or int(number) < self._next
+        found = _REQUEST_ID.fullmatch(request_id)
+        return found is not None and (found[1] != self._prefix or int(found[2]) < self._next)
 
     def settle(self, promise: Promise, outcome: Result | Failure) -> None:
         """Set the outcome of a promise and wake its waiters. A promise keeps its first outcome."""

@@ -75,7 +75,7 @@ def from_sqlite_error(problem: sqlite3.Error, what: str) -> StoreError:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Raise errors of the file system and of SQLite in the block as `StoreError`.
+    """Raise errors of the file system and of SQLite in the block, and for huge numbers, as `StoreError`.
 
     >>> with translate_errors("the file could not be read"):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
@@ -89,3 +89,5 @@ def translate_errors(what: str) -> Iterator[None]:
         raise from_os_error(problem, what) from problem
     except sqlite3.Error as problem:
         raise from_sqlite_error(problem, what) from problem
+    except OverflowError as problem:
+        raise StoreError("bad_name", f"{what}: a number has more than 64 bits") from problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timezone
 from typing import Any, Final, Literal
 
 from tinker_sync.local.store.buffer import HOUR_MICROS, AuditEntry, UsageKey, hour_of
@@ -76,11 +76,10 @@ class Ledger(Tables):
         """Return the audit entries of a day in UTC (None: today), in the order of time."""
         self._flush_if_possible()
         begin = datetime.combine(day or to_moment(self._now()).date(), time(), timezone.utc)
-        until = begin + timedelta(days=1)
         with self._database.read("the audit log could not be read") as connection:
             rows = connection.execute(
                 "SELECT * FROM audit WHERE at >= ? AND at < ? ORDER BY at, number",
-                (to_micros(begin), to_micros(until)),
+                (to_micros(begin), to_micros(begin) + 24 * HOUR_MICROS),
             )
             return [
                 AuditRow(at=to_moment(row["at"]), event=row["event"], detail=from_json(row["detail"]))

@@ -24,7 +24,7 @@ Rules for reading:
   servers, ignores them and returns their names. A null for a field with a default gives the default.
 - Of equal keys the last one counts. NaN, Infinity, numbers too large for a float, and integers of more than
   64 bits become floats. A null in a list or mapping of floats in an answer becomes NaN. Half of a surrogate
-  pair, such as `\\ud800`, is accepted.
+  pair, such as `\\ud800`, is accepted in answers and refused by servers.
 - Everything else raises a `WireError`: bytes that are not UTF-8, a byte order mark, an empty body, a nesting
   of more than 100 lists and objects, and values that a field cannot hold. The error has the place, such as
   `$.sequences[2].stop_reason`, and a short excerpt, which shows no value that may be a secret.
@@ -35,6 +35,7 @@ These rules hold with and without orjson. The functions are pure; any thread may
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
@@ -227,14 +228,18 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
     raise input_error(problems)
 
 
-def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
+def loads(
+    data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT, whole_text: bool = False
+) -> Any:
     """Parse JSON bytes into a tree of lists, dicts and scalars. Raises `WireError` if they are not JSON.
+
+    With `whole_text`, which servers set, text with half of a surrogate pair is refused too.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
     """
     try:
-        return _read(bytes(data), backend)
+        return _read(bytes(data), backend, whole_text=whole_text)
     except InvalidInputError as error:
         problems = list(described(error))
     raise wire_error(problems)
@@ -322,13 +327,19 @@ def _write(tree: Any, backend: Backend) -> bytes:
     return data
 
 
-def _read(data: bytes, backend: Backend) -> Any:
-    """Parse received JSON bytes into a tree. Refuse an empty body, and a nesting deeper than `MAX_DEPTH`."""
+def _read(data: bytes, backend: Backend, *, whole_text: bool) -> Any:
+    """Parse received JSON bytes into a tree. Refuse an empty body, and a nesting deeper than `MAX_DEPTH`.
+
+    With `whole_text`, refuse half of a surrogate pair too.
+    """
     if not data.strip(b" \t\r\n"):
         raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
     tree = backend.read(data)
     if depth_of(data) > MAX_DEPTH:
         raise Unfit(_TOO_DEEP)
+    if whole_text and _SURROGATE.search(data):
+        for problem in _lone_surrogates(tree):
+            raise problem
     return tree
 
 
@@ -375,6 +386,7 @@ def _half_a_character(path: tuple[Step, ...]) -> Unfit:
 # ------------------------------------------------------------------------------------------------- reading
 
 
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = bytes(ord("0") if chr(octet).isdigit() else octet for octet in range(128)) + bytes(range(128, 256))
 
 
