@@ -371,6 +371,27 @@ def test_a_copy_is_made_once_across_restarts(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
+def test_a_server_with_a_seed_gives_new_ids_after_each_restart(tmp_path: Path) -> None:
+    start = {"base_model": BASE, "lora_config": {"rank": 2}}
+    copies, uploads = [], []
+    for number in range(3):
+        with running(tmp_path, seed=1) as server:
+            if not number:
+                model = train(server, server.session())
+                path = save(server, model, 3, "a")["path"]
+                export(server, model, 4, "out")
+                urls = urls_of_export(server, model)["urls"]
+                files = {name: fetch(server, url).body for name, url in urls.items()}
+            told = server.ok("/external_weights_upload_start", start)
+            for name, url in told["urls"].items():
+                fetch(server, url, "PUT", files[name])
+            uploads.append(server.ok("/external_weights_upload_finish", {"upload_id": told["upload_id"]}))
+            body = {"source_path": path, "destination_project_id": "p-2"}
+            copies.append(server.ok("/copy_weights", body)["tinker_path"])
+            assert len(set(copies)) == number + 1
+            assert len({each["tinker_path"] for each in uploads}) == number + 1
+
+
 def test_a_copy_that_found_the_disk_full_is_made_by_the_repeated_request(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,8 +156,9 @@ class Service:
         self.adapters = Adapters(self.host.forget, self.disk)
         if self.flags.seed is not None:
             # Ids must differ from those of earlier servers with the same seed and store, so the number of
-            # sessions is part of the seed.
+            # sessions and runs, which only grows, is part of the seed.
             known = (await self.on_disk(self.store.list_sessions, 1, 0))[1]
+            known += (await self.on_disk(self.store.list_runs, 1, 0))[1]
             self._random = random.Random(f"{self.flags.seed}/{known}")  # noqa: S311
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
