@@ -351,3 +351,15 @@ def test_bad_requests_are_refused(changes: dict[str, Any], complaint: str) -> No
     with pytest.raises(ValueError, match=complaint):
         sampler.add(spec(**changes))
     assert not sampler.busy
+
+
+def test_a_tokenizer_that_cannot_be_read_fails_only_requests_with_stop_texts() -> None:
+    def damaged(_: list[int]) -> str:
+        raise OSError("no JSON")
+
+    sampler = Sampler(WEIGHTS, decode=damaged)
+    ticket = sampler.add(spec())
+    with pytest.raises(ValueError, match="stop: texts need a tokenizer, which cannot be read: no JSON"):
+        sampler.add(spec(stop_texts=("a",)))
+    finished = [each for _ in range(9) for each in sampler.step()]
+    assert [number for number, _ in finished] == [ticket]

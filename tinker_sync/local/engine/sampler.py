@@ -114,13 +114,22 @@ class Sampler:
             ValueError: the request cannot be computed; the message names the field.
         """
         check_spec(spec, self._weights.config)
-        if spec.stop_texts and self._decode is None:
-            raise ValueError("stop: texts need a tokenizer, and there is none")
+        if spec.stop_texts:
+            self._check_decoder()
         self._tickets += 1
         job = _ActiveRequest(self._tickets, spec)
         self._jobs[job.ticket] = job
         self._waiting.append(job)
         return job.ticket
+
+    def _check_decoder(self) -> None:
+        """Raise a ValueError if text cannot be decoded. A step that fails would fail all requests."""
+        if self._decode is None:
+            raise ValueError("stop: texts need a tokenizer, and there is none")
+        try:
+            self._decode([])
+        except Exception as problem:
+            raise ValueError(f"stop: texts need a tokenizer, which cannot be read: {problem}") from problem
 
     def cancel(self, ticket: int) -> None:
         """Drop a request. For an unknown or answered ticket, do nothing."""
