@@ -242,6 +242,37 @@ def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
     assert bench.poller.timers == []
 
 
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_samples_that_the_server_has_forgotten_are_found(bench: Bench, timed_out: bool) -> None:
+    """A server that was started anew answers polls, and announces nothing of earlier samples."""
+    gone: list[str] = []
+    for name in "abc":
+        bench.wait_for(name, on_gone=lambda _, name=name: gone.append(name))
+    for _ in range(2):
+        assert bench.singles() == []
+        bench.clock.advance(30.0)
+        if timed_out:
+            bench.poller.lose(timed_out=True)
+        else:
+            bench.announce(0)
+    assert bench.singles() == ["a"]
+    for _ in range(3):
+        bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+    assert gone == ["a", "b", "c"]
+
+
+def test_slow_samples_are_fetched_alone_only_one_by_one(bench: Bench) -> None:
+    futures = [bench.wait_for(name) for name in "abc"]
+    for silent in range(4):
+        bench.clock.advance(30.0)
+        bench.announce(silent)
+    assert bench.singles() == ["a", "b"]
+    bench.announce(5, "c")
+    for name in "abc":
+        bench.fetch_next({"of": name})
+    assert [future.result(0) for future in futures] == [{"of": name} for name in "abc"]
+
+
 def test_a_poll_asks_for_an_answer_at_once_while_no_sample_waits(bench: Bench) -> None:
     bench.wait_for("a")
     bench.announce(1, "a")

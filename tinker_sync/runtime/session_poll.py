@@ -13,6 +13,9 @@ waits, that poll asks for an answer at once (`timeout: 0`). Such a poll only hel
 given up after a few failures, and not repeated after a timeout, because the server has received it then.
 After failures, an acknowledgement shows whether the poll works again.
 
+A server that was started anew announces nothing of earlier samples. So after polls that were held and brought
+nothing, the sample that waits longest is fetched alone; if the server has forgotten it, all are.
+
 The poll has no thread of its own; it is a request like others on the poller. The lock is held for container
 work only.
 """
@@ -54,6 +57,7 @@ _FAILURES_BEFORE_SINGLES: Final = 3
 # A server answers at once if a poll only acknowledges.
 _ACKNOWLEDGE_S: Final = 5.0
 _LONGEST_QUICK_PAUSE_S: Final = 1.0
+_SILENT_POLLS_BEFORE_PROBE: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class SessionPoll:
         self._cursor = 0
         self._failures = 0
         self._quick_polls = 0
+        self._silent_polls = 0
         self._asked_at = 0.0
         _fork.renew_in_child(self)
 
@@ -234,7 +239,9 @@ class SessionPoll:
                 self._give_up(str(redact_exception(error, outcome.body, self._fetcher.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
-            if not awaited:
+            if awaited:
+                self._note_silence()
+            else:
                 self._forget(reported)
             self._go_on()  # the server holds polls longer than the read timeout
         elif self._is_passing(outcome):
@@ -273,6 +280,10 @@ class SessionPoll:
         for waiter, size in ready:
             waiter.fetch_alone(size)
         quick = self._clock.now() - self._asked_at < FLOOR_S
+        if answer.completions:
+            self._silent_polls = 0
+        elif awaited and not quick:
+            self._note_silence()
         if not awaited or not quick or ready or (moved and answer.completions):
             self._quick_polls = 0
             self._go_on()
@@ -280,6 +291,22 @@ class SessionPoll:
         self._quick_polls += 1
         pause_s = delay_s(self._quick_polls, draw=1.0, first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
         self._fetcher.poller.after(pause_s, self._go_on)
+
+    def _note_silence(self) -> None:
+        """Count a poll that was held and brought nothing. After some, fetch the oldest sample alone.
+
+        A sample with a timer is fetched alone at its deadline in any case.
+        """
+        self._silent_polls += 1
+        if self._silent_polls < _SILENT_POLLS_BEFORE_PROBE:
+            return
+        self._silent_polls = 0
+        with self._lock:
+            oldest = next((each for each in self._waiting.values() if each.timer is None), None)
+            if oldest is not None:
+                del self._waiting[oldest.promise.request_id]
+        if oldest is not None:
+            oldest.fetch_alone(None)
 
     def _forget(self, reported: list[str]) -> None:
         """Count the reported samples as acknowledged."""
@@ -303,6 +330,7 @@ class SessionPoll:
         self._release_all()
 
     def _release_all(self) -> None:
+        """Fetch each sample that waits alone."""
         with self._lock:
             released, self._waiting = list(self._waiting.values()), {}
         for waiter in released:
@@ -354,6 +382,7 @@ class _Waiter:
 
     def _on_gone_promise(self, error: Exception) -> None:
         self._owner.done_with(self)
+        self._owner._release_all()  # the server may have forgotten the others too
         if self._on_gone is not None:
             self._on_gone(error)
         else:
