@@ -248,6 +248,29 @@ def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     assert tokens(server, quick)
 
 
+def test_a_sample_that_the_end_of_the_server_cuts_off_has_no_outcome(tmp_path: Path) -> None:
+    """The client takes it again, as after a crash. A pass fails, because its model is lost."""
+    with running(tmp_path) as server:
+        service, session = server.app.service, server.session()
+        sampler = server.sampler(session).json()["sampling_session_id"]
+        long = {"max_tokens": 600, "stop": []}
+        cut = server.sample(sampler, 0, params=long, num_samples=64)["request_id"]
+        begun = threading.Event()
+
+        def blocked(_: object) -> None:
+            begun.set()
+            while not service.closing:
+                threading.Event().wait(0.002)
+
+        model = server.model(session)
+        service.host.train(model, blocked)
+        assert begun.wait(120)
+        lost = server.pass_(model, 1).json()["request_id"]
+        promises = [service.promises.get(each) for each in (cut, lost)]
+    assert promises[0].outcome is None
+    assert promises[1].outcome.error == "the server is shutting down"
+
+
 def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
     with running(tmp_path, sample_use_retrieve_futures=True, hold_s=10) as server:
         sampler = server.sampler(server.session()).json()["sampling_session_id"]

@@ -34,7 +34,7 @@ from tinker_sync.local.server.calls import Answer, Ask, Handler
 from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.ordered import ORDERED, count_as_used
 from tinker_sync.local.server.problems import Refused, refusal_of
-from tinker_sync.local.server.service import Service
+from tinker_sync.local.server.service import SHUTTING_DOWN, Service
 from tinker_sync.local.server.serving import BODY_LIMIT
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect
@@ -130,7 +130,7 @@ class App:
         except Exception as problem:
             refused = refusal_of(problem)
             if refused is None and self.service.closing:
-                refused = Refused(503, "the server is shutting down")
+                refused = Refused(503, SHUTTING_DOWN)
             elif refused is None:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 refused = Refused(500, f"internal error: {type(problem).__name__}")

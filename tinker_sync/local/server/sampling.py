@@ -293,6 +293,8 @@ class _Sampling:
 
     def _settle(self, problem: BaseException) -> None:
         outcome = self._service.failure(problem, "Sample")
+        if self._service.closing and outcome.category == "server":
+            return  # it has no outcome, so that clients take it again from the next server, as after a crash
         self._service.promises.settle(self._promise, outcome)
         self._service.trace(self._promise, self._started)
 

@@ -43,6 +43,7 @@ SWEEP_S = 30.0
 RELEASE_S = 60.0
 """The time for which models stay after the end of their session, for processes that still fetch results. The
 outcome of a request that was under way at a release stays for the same time."""
+SHUTTING_DOWN = "the server is shutting down"
 UNSAVED = "unsaved:"
 """The beginning of the path that the store has for a sampler whose weights no checkpoint contains."""
 _DISK_THREADS = 2
@@ -251,7 +252,7 @@ class Service:
         try:
             outcome: Result | Failure = Result(await work, to_protobuf)
         except asyncio.CancelledError:
-            why = "the server is shutting down" if self.closing else "the model was let go"
+            why = SHUTTING_DOWN if self.closing else "the model was let go"
             self.promises.settle(promise, Failure(why, "server"))
             raise
         except Exception as problem:  # noqa: BLE001  # it is the outcome
@@ -262,7 +263,9 @@ class Service:
     def failure(self, problem: BaseException, kind: str) -> Failure:
         """Convert an exception to the failure of a promise. A fault of the server is also logged."""
         text, category = failure_of(problem)
-        if category == "server":
+        if category == "server" and self.closing:
+            text = SHUTTING_DOWN  # whatever failed, the end of the server is the reason
+        elif category == "server":
             logger.error("%s failed: %s", kind, text, exc_info=problem)
         return Failure(text, category)
 
