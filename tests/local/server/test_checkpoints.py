@@ -336,6 +336,18 @@ def test_an_archive_whose_files_are_deleted_meanwhile_is_not_found(
     assert server.ask("GET", address.partition(str(server.port))[2]).status == 404
 
 
+def test_a_repeated_request_gets_its_model_although_the_checkpoint_is_deleted(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = save(server, model, 3, "a")["path"]
+    body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+    made = server.ok("/load_weights", body)
+    assert server.result(made["request_id"])["model_id"] == f"{session}:train:1"
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/weights/a").status == 200
+    assert server.ok("/load_weights", body) == made
+    assert server.post("/load_weights", {**body, "model_seq_id": 2}).status == 404
+
+
 def test_a_copy_is_made_once(server: Running) -> None:
     model = train(server, server.session(project_id="p-1"))
     path = save(server, model, 3, "a")["path"]

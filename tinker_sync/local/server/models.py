@@ -111,7 +111,7 @@ def start_model(
         UserFault: the base model is not offered.
     """
     model_id = f"{session_id}:train:{model_seq_id}"
-    known: str | None = service.numbered.get(("model", model_id), ask.digest)
+    known = known_request(service, ask, model_id)
     if known is not None:
         return known
     check_free(service, model_id)
@@ -141,6 +141,16 @@ def start_model(
 
     model.lane.add(None, b"", Step(promise, work))
     return promise.request_id
+
+
+def known_request(service: Service, ask: Ask, model_id: str) -> str | None:
+    """Return the id of the promise that the same request for a model got before, or None for a new request.
+
+    Raises:
+        Refused: the number of the model was used for another request.
+    """
+    known: str | None = service.numbered.get(("model", model_id), ask.digest)
+    return known
 
 
 def check_free(service: Service, model_id: str) -> None:

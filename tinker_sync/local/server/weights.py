@@ -13,7 +13,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.optim import AdamState
 from tinker_sync.local.server.calls import Calls
-from tinker_sync.local.server.models import check_free, check_optimizer, start_model
+from tinker_sync.local.server.models import check_free, check_optimizer, known_request, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.store.errors import StoreError
@@ -282,10 +282,13 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
     if request.session_id is None or request.model_seq_id is None:
         raise Refused(422, "load_weights needs model_id, or session_id and model_seq_id")
     await service.session(request.session_id)
+    model_id = f"{request.session_id}:train:{request.model_seq_id}"
+    known = known_request(service, ask, model_id)
+    if known is not None:  # its checkpoint may be deleted by now
+        return UntypedAPIFuture(request_id=known, model_id=model_id)
     run_id, kind, name = parse_state(request.path)
     info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
     check_optimizer(request.optimizer_config)
-    model_id = f"{request.session_id}:train:{request.model_seq_id}"
 
     async def work() -> Any:
         return await _load(service, service.models[model_id], request)
