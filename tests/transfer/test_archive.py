@@ -6,10 +6,12 @@ import gzip
 import io
 import os
 import random
+import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -53,6 +55,13 @@ HOSTILE: dict[str, list[bytes]] = {
     "a link by an extended header": [pax({"linkpath": "../../outside"}), member("link", kind=b"2", link="a")],
     "a soft link to a directory": [member("d/f", b"x"), member("link", kind=b"2", link="d")],
     "a link to itself": [member("link", kind=b"2", link="link")],
+    "links in a circle": [member(f"l{n}", kind=b"2", link=f"l{(n + 1) % 3}") for n in range(3)],
+    "a link to a circle": [
+        member("a", kind=b"2", link="b"),
+        member("b", kind=b"2", link="c"),
+        member("c", kind=b"2", link="b"),
+    ],
+    "a deep link": [member("link", kind=b"2", link="a/" * 40)],
     "a hard link outside": [member("link", kind=b"1", link="../outside")],
     "a hard link to the root": [member("link", kind=b"1", link="/etc/passwd")],
     "a hard link with content": [member("f", b"x"), member("link", b"y", kind=b"1", link="f")],
@@ -226,6 +235,54 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     try:
         unpack(archive, tmp_path / "to")
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def chain_of_links(size: int) -> list[bytes]:
+    links = [member(f"l{n}", kind=b"2", link=f"l{n + 1}") for n in range(size - 1)]
+    return [member("f", b"abc"), *links, member(f"l{size - 1}", kind=b"1", link="f")]
+
+
+def test_a_chain_of_links_costs_no_more_for_each_link(tmp_path: Path) -> None:
+    """10,000 links took a minute: each was followed as many steps as there are links."""
+
+    def count_calls(size: int) -> int:
+        archive, calls = write(tmp_path / f"a{size}", *chain_of_links(size)), 0
+
+        def count(frame: FrameType, _event: str, _arg: object) -> None:
+            nonlocal calls
+            calls += frame.f_code.co_filename == unpack.__code__.co_filename
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            sizes = unpack(archive, tmp_path / f"to{size}")
+        finally:
+            sys.setprofile(before)
+        assert set(sizes.values()) == {3}
+        assert len(sizes) == size + 1
+        return calls
+
+    assert count_calls(400) < 2.5 * count_calls(200)
+
+
+@pytest.mark.parametrize("form", ["targets of links", "names"])
+def test_long_texts_of_headers_take_little_memory(tmp_path: Path, form: str) -> None:
+    """An archive of 2 MB took 900 MB: long targets of links stayed, and each name thirty times."""
+    if form == "names":
+        deep = "/".join("a" * 250 for _ in range(31))
+        texts = [({"path": f"{number}/{deep}"}, f"l{number}") for number in range(100)]
+    else:
+        texts = [({"linkpath": "a/" * 30_000 + "f"}, f"l{number}") for number in range(100)]
+    links = [part for text, name in texts for part in (pax(text), member(name, kind=b"2", link="f"))]
+    archive = write(tmp_path / "a", *links)
+    del texts, links
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsafeArchiveError, match="no file of the archive"):
+            unpack(archive, tmp_path / "to")
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
 

@@ -208,10 +208,9 @@ class _Unpacker:
 
     def _make_links(self) -> None:
         """Create each link as a second name of the file that it leads to, also through other links."""
+        ends: dict[Parts, Parts] = {}
         for parts in self._links:
-            target = self._links[parts]
-            for _ in range(len(self._links)):
-                target = self._links.get(target, target)
+            target = self._follow(parts, ends)
             if target not in self._sizes:
                 raise UnsafeArchiveError("it is a link to no file of the archive", "/".join(parts))
             place, source = self._place(parts), self._place(target)
@@ -221,6 +220,17 @@ class _Unpacker:
             except OSError:  # some file systems have no hard links
                 shutil.copyfile(source, place)
         self._sizes.update({parts: self._place(parts).stat().st_size for parts in self._links})
+
+    def _follow(self, parts: Parts, ends: dict[Parts, Parts]) -> Parts:
+        """Return the end of a chain of links. Note it in `ends` for each link of the chain."""
+        chain: list[Parts] = []
+        while parts in self._links and parts not in ends:
+            ends[parts] = ()  # no file has this name, so a circle leads to no file
+            chain.append(parts)
+            parts = self._links[parts]
+        end = ends.get(parts, parts)
+        ends.update(dict.fromkeys(chain, end))
+        return end
 
 
 def _names_root(name: str) -> bool:
@@ -247,7 +257,10 @@ def _resolve_link(entry: _Member, parts: Parts) -> Parts:
             way.pop()
         elif part not in ("", "."):
             way.append(part)
-    return tuple(way)
+    try:
+        return safe_parts("/".join(way))  # a name that no member can have would only take memory
+    except UnsafeName:
+        raise UnsafeArchiveError("it is a link to no file of the archive", entry.name) from None
 
 
 # ---------------------------------------------------------------------------------------- the format

@@ -99,9 +99,10 @@ class Names:
         Raises:
             UnsafeName: the name is present as a file, or in another spelling.
         """
+        folded = _fold(parts)
         for depth in range(1, len(parts) + 1):
             whole = parts[:depth]
-            there, is_directory = self._taken.setdefault(_fold(whole), (whole, True))
+            there, is_directory = self._taken.setdefault(folded[:depth], (whole, True))
             if not is_directory or there != whole:
                 raise UnsafeName(f"it is there already, written {'/'.join(there)!r}")
 
