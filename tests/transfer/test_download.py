@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from support.tars import member, write
 import tinker_sync
 from tinker_sync import errors
 from tinker_sync._clock import SystemClock
+from tinker_sync._secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.config import Settings
 from tinker_sync.runtime.workers import Workers
@@ -516,6 +518,23 @@ def test_checksums_are_verified(tmp_path: Path, header: str) -> None:
         with pytest.raises(errors.TransferError):
             fetch(server, tmp_path / "two")
     assert not (tmp_path / "two").exists()
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize("value", [f"bytes 0-4/{DIGITS}", f"bytes 0-{DIGITS}/5", f"bytes {'0' * 5000}-4/5"])
+def test_a_range_of_thousands_of_digits_is_none(value: str) -> None:
+    """It ended the download with a bare ValueError about the conversion of integers."""
+    answer = SimpleNamespace(status=206, headers=HeaderMap({"Content-Range": value}))
+    with pytest.raises(response_head.TryAgain, match="another part"):
+        response_head.read_head(answer, 0, 5, 0.0, encoded=False)
+
+
+def test_a_length_of_thousands_of_digits_is_none() -> None:
+    answer = SimpleNamespace(status=200, headers=HeaderMap({"Content-Length": DIGITS}))
+    with pytest.raises(errors.TransferError, match="does not state the size"):
+        response_head.read_head(answer, 0, 5, 0.0, encoded=False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ from tinker_sync.errors import TransferError
 from tinker_sync.transfer.download_state import FileVersion
 from tinker_sync.transport.verdict import retry_after_s
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+# No file has a size of more digits, and Python refuses to convert thousands of them.
+_SIZE: Final = r"[0-9]{1,18}"
+_LENGTH: Final = re.compile(_SIZE)
+_CONTENT_RANGE: Final = re.compile(rf"bytes (?:({_SIZE})-({_SIZE})|\*)/({_SIZE}|\*)")
 
 # Headers with a checksum of the whole file. The value is base64 or hexadecimal.
 _WHOLE: Final = {
@@ -112,7 +115,7 @@ def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
     """Read a 200 with the whole file: the server ignores ranges, or the file has changed."""
     del at, until
     length = answer.headers.get("content-length", "")
-    size = int(length) if length.isdecimal() else None
+    size = int(length) if _LENGTH.fullmatch(length) else None
     if size is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
         raise TransferError("the server does not state the size of the file")
     return FileHead(FileVersion(size=size), 0, size, True, None)
