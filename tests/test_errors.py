@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -191,6 +192,14 @@ def test_body_forms(content: bytes, message: str, body: Any) -> None:
     if body is not ...:
         assert error.body == body
     assert len(str(error)) < 3000
+
+
+@pytest.mark.parametrize("text", ["<", "<title>", "<title", "< "])
+def test_pages_are_read_in_linear_time(text: str) -> None:
+    """A page of 64 kB stopped all threads of the process for seconds, at each try."""
+    begin = time.process_time()
+    APIStatusError.from_reply(502, {}, ("<p>" + text * 100_000).encode())
+    assert time.process_time() - begin < 1.0
 
 
 def test_validation_report_names_each_field() -> None:

@@ -229,6 +229,7 @@ def _read_title(text: str) -> str:
     if not text.lstrip().startswith("<"):
         return text
     page = text[:MAX_KEPT_BYTES]
-    title = re.search(r"<title[^>]*>(.*?)</title>", page, re.IGNORECASE | re.DOTALL)
-    message = " ".join((title[1] if title else re.sub(r"<[^>]*>", " ", page)).split())
+    # Patterns that end at the next "<" take linear time on a page that closes no tag.
+    title = re.search(r"<title[^<>]*>([^<]*)", page, re.IGNORECASE)
+    message = " ".join((title[1] if title else re.sub(r"<[^<>]*>", " ", page)).split())
     return message if len(message) <= _MAX_TITLE else f"{message[:_MAX_TITLE]}..."

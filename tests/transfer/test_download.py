@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -535,6 +536,27 @@ def test_a_length_of_thousands_of_digits_is_none() -> None:
     answer = SimpleNamespace(status=200, headers=HeaderMap({"Content-Length": DIGITS}))
     with pytest.raises(errors.TransferError, match="does not state the size"):
         response_head.read_head(answer, 0, 5, 0.0, encoded=False)
+
+
+@pytest.mark.parametrize("text", ["a" * 60_000, "a=" * 30_000, " " * 60_000, "a " * 30_000])
+def test_checksums_are_read_in_linear_time(text: str) -> None:
+    """A header of 60 kB stopped all threads of the process for a minute."""
+    begin = time.process_time()
+    assert response_head.find_checksum(HeaderMap({"Digest": text, "X-Goog-Hash": text}), whole=True) is None
+    assert time.process_time() - begin < 2.0
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Goog-Hash", "crc32c=n03x6A==, md5=XUFAKrxLKna5cZ2REBfFkg=="),
+        ("Digest", "unixsum=30637,MD5 = XUFAKrxLKna5cZ2REBfFkg=="),
+        ("Repr-Digest", "sha-512=:abc:, md5=:XUFAKrxLKna5cZ2REBfFkg==:"),
+    ],
+)
+def test_lists_of_checksums(header: str, value: str) -> None:
+    found = response_head.find_checksum(HeaderMap({header: value}), whole=False)
+    assert found == ("md5", "5d41402abc4b2a76b9719d911017c592")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -74,6 +75,14 @@ def test_routes_are_compared_by_their_form(path: str, method: str, name: str, of
 )
 def test_content_of_another_form_describes_nothing(body: bytes) -> None:
     assert PublishedApi.read(body) is None
+
+
+def test_routes_are_read_in_linear_time() -> None:
+    """A path of 100 kB stopped all threads of the process for three seconds, one of 1 MB for minutes."""
+    begin = time.process_time()
+    api = PublishedApi.read(json.dumps({"paths": {"/api/v1/" + "{" * 100_000: {}}}).encode())
+    assert api is not None
+    assert time.process_time() - begin < 1.0
 
 
 def test_only_values_with_an_effect_are_looked_up() -> None:

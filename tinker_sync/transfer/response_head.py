@@ -35,7 +35,6 @@ _LISTS: Final = ("repr-digest", "digest", "x-goog-hash")
 _BODY: Final = {"content-md5": "md5"}
 _BODY_LISTS: Final = ("content-digest",)
 _NAMES: Final = {"sha-256": "sha256", "sha256": "sha256", "sha-512": "sha512", "md5": "md5"}
-_ITEM: Final = re.compile(r"\s*([A-Za-z0-9-]+)\s*=\s*:?([A-Za-z0-9+/=_-]+?):?\s*(?:,|$)")
 _BEST: Final = ("sha256", "sha512", "md5")
 
 
@@ -142,9 +141,10 @@ def find_checksum(headers: Mapping[str, str], *, whole: bool) -> tuple[str, str]
         if len(generic) == 2 * _digest_size(algorithm):
             _add_checksum(found, algorithm, generic)
     for header in (*_LISTS, *(_BODY_LISTS if whole else ())):
-        for name, value in _ITEM.findall(headers.get(header, "")):
-            if name.lower() in _NAMES:
-                _add_checksum(found, _NAMES[name.lower()], value)
+        for item in headers.get(header, "").split(","):
+            name, _, value = item.partition("=")
+            if name.strip().lower() in _NAMES:
+                _add_checksum(found, _NAMES[name.strip().lower()], value.strip().strip(":"))
     return next(((algorithm, found[algorithm]) for algorithm in _BEST if algorithm in found), None)
 
 

@@ -18,7 +18,7 @@ from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import API, JSON, Endpoint
 
 PATH: Final = "/openapi.json"
-_SLOT: Final = re.compile(r"\{[^}]*\}")
+_SLOT: Final = re.compile(r"\{[^{}]*\}")  # linear on a path that closes no brace
 _MAX_DEPTH: Final = 8  # of references to references
 
 Place = tuple[str, ...]
