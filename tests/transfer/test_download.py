@@ -521,6 +521,26 @@ def test_checksums_are_verified(tmp_path: Path, header: str) -> None:
     assert not (tmp_path / "two").exists()
 
 
+def test_a_server_that_sends_parts_with_status_200(tmp_path: Path) -> None:
+    """The first part was taken for the whole file."""
+
+    def answer_200(handler: Any) -> None:
+        send = type(handler).send_response
+        handler.send_response = lambda status: send(handler, 200 if status == 206 else status)
+
+    with FileServer({"a": 3 * PART}, before=answer_200) as server:
+        fetch(server, tmp_path / "out")
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+
+
+@pytest.mark.parametrize("value", ["bytes 5-4/10", "bytes 5-9/9", "bytes 5-9/0"])
+def test_a_range_that_cannot_be_is_asked_for_again(value: str) -> None:
+    """An empty part was asked for without end, and a size of 0 made an empty file."""
+    answer = SimpleNamespace(status=206, headers=HeaderMap({"Content-Range": value}))
+    with pytest.raises(response_head.TryAgain, match="empty or ends after the end"):
+        response_head.read_head(answer, 5, 10, 0.0, encoded=False)
+
+
 DIGITS = "9" * 5000
 
 

@@ -107,12 +107,20 @@ def _read_part(answer: ResponseHead, at: int, until: int) -> FileHead:
         raise TryAgain("the server sends another part than the one asked for")
     if match[3] == "*":
         raise TransferError("the server does not state the size of the file")
-    return FileHead(FileVersion(size=int(match[3])), at, min(int(match[2]) + 1, until), False, None)
+    end, size = int(match[2]) + 1, int(match[3])
+    if not at < end <= size:
+        raise TryAgain("the server sends a part that is empty or ends after the end of the file")
+    return FileHead(FileVersion(size=size), at, min(end, until), False, None)
 
 
 def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 200 with the whole file: the server ignores ranges, or the file has changed."""
-    del at, until
+    """Read a 200 with the whole file: the server ignores ranges, or the file has changed.
+
+    Some servers answer with 200 to a range and send the part alone, which only `Content-Range` shows.
+    """
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if match is not None and match[1] is not None and match[3] != str(int(match[2]) + 1 - int(match[1])):
+        return _read_part(answer, at, until)
     length = answer.headers.get("content-length", "")
     size = int(length) if _LENGTH.fullmatch(length) else None
     if size is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
