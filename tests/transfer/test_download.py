@@ -533,6 +533,19 @@ def test_a_server_that_sends_parts_with_status_200(tmp_path: Path) -> None:
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
 
 
+def test_a_server_that_sends_parts_after_a_cut_whole(tmp_path: Path) -> None:
+    """The first part was asked for without a pause and without an end."""
+
+    def ignore_first_range(handler: Any) -> None:
+        handler.owner.ranges = len(server.asked()) > 1
+        if len(server.asked()) > 20:
+            server.statuses.append(418)  # ends the download
+
+    with FileServer({"a": 4 * PART}, before=ignore_first_range, cut=2 * PART + 5) as server:
+        fetch(server, tmp_path / "out", parts=1)
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+
+
 @pytest.mark.parametrize("value", ["bytes 5-4/10", "bytes 5-9/9", "bytes 5-9/0"])
 def test_a_range_that_cannot_be_is_asked_for_again(value: str) -> None:
     """An empty part was asked for without end, and a size of 0 made an empty file."""

@@ -109,7 +109,7 @@ class FileDownload:
         self._taken: dict[int, Stretch] = {}  # guarded by _lock; by the number of the worker, 0 for `run`
         self._version = FileVersion()  # guarded by _lock; all None before the first response
         self._checksum: tuple[str, str] | None = None  # guarded by _lock
-        self._in_parts = True  # guarded by _lock; False once the server ignores ranges
+        self._in_parts = True  # guarded by _lock; False if the last answer ignored the range
         self._fetching = False  # guarded by _lock; False during the comparison of a resumed file
         self._helping = 0  # guarded by _lock; workers that fetch parts
         self._failure: BaseException | None = None  # guarded by _lock; the first one
@@ -362,7 +362,8 @@ class FileDownload:
         found = head.version
         with self._lock:
             known = self._version
-            self._in_parts = self._in_parts and not head.whole
+            # A cache in front of the server may send the whole file at first, and parts from then on.
+            self._in_parts = not head.whole
             if not known.may_equal(found):
                 raise FileChanged
             self._checksum = self._checksum or head.checksum
