@@ -186,6 +186,20 @@ def test_invalid_base_url_is_refused(given: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        *("me:hunter22@h", "me:hunter22@h:8000/x", "//me:hunter22@h", "me:hunt/er22@hunter22@h"),
+        *("https:me:hunter22@h", "https:/me:hunter22@h", "https//me:hunter22@h", "https:///me:hunter22@h"),
+    ],
+)
+def test_a_password_in_an_address_without_a_scheme_is_masked(given: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve({"TINKER_BASE_URL": given})
+    assert "er22" not in f"{caught.value}{caught.value!r}"
+    assert "***@h" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("url", "vendor"),
     [
         (DEFAULT_BASE_URL, True),

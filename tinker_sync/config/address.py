@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from tinker_sync._secret import Secret, mask_url
+from tinker_sync._secret import MASK, Secret, mask_url
 from tinker_sync._spelling import find_closest
 from tinker_sync.errors import ConfigurationError
 
 DEFAULT_BASE_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 CONSOLE_URL: Final = "https://tinker.thinkingmachines.ai"
 
+# Up to the last "@", because a password may contain one, or a slash.
+_BEFORE_HOST: Final = re.compile(r"\A((?:[A-Za-z]*:?//?)?).*@", re.DOTALL)
 _VENDOR_DOMAINS: Final = ("thinkingmachines.dev", "thinkingmachines.ai")
 
 
@@ -32,7 +35,7 @@ def normalize_base_url(url: Secret, name: str) -> str:
     """
     problem = _find_problem(url)
     if problem:
-        raise ConfigurationError(f"{name} {mask_url(url.reveal().strip())!r} {problem}")
+        raise ConfigurationError(f"{name} {_masked(url.reveal().strip())!r} {problem}")
     return url.reveal().strip().rstrip("/")
 
 
@@ -65,6 +68,15 @@ def _find_problem(url: Secret) -> str:
     if parts.query or parts.fragment or "?" in url.reveal() or "#" in url.reveal():
         return "has a query or fragment; only a path may follow the host"
     return ""
+
+
+def _masked(text: str) -> str:
+    """Return an invalid address without what may be a password, also if the scheme is missing or mistyped.
+
+    >>> _masked("me:pw@host"), _masked("https:/me:p/w@host:80"), _masked("https://host?sig=abc")
+    ('***@host', 'https:/***@host:80', 'https://host?sig=***')
+    """
+    return mask_url(_BEFORE_HOST.sub(rf"\1{MASK}@", text))
 
 
 def _advice(text: str) -> str:
