@@ -65,6 +65,21 @@ def test_a_wrong_clock(stub: Stub, ahead_s: float, words: str) -> None:
     assert words.split()[2] in clock.what
 
 
+def test_a_date_that_cannot_be(stub: Stub) -> None:
+    date = {"Date": "Thu, 01 Jan 1970 00:00:99999999999999999999 GMT"}
+    stub.script("/healthz", Answer(headers=date))
+    assert findings()["clock"].state == "skipped"
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"ignored_fields": 5}', b'{"ignored_fields": [1]}', b"[" * 100_000, b'"text"', b"null"]
+)
+def test_a_health_of_another_form(stub: Stub, body: bytes) -> None:
+    """The doctor ended with a TypeError or a RecursionError, without its other findings."""
+    stub.script("/healthz", *[Answer(body=body)] * 2)
+    assert findings()["server"].state == "ok"
+
+
 def test_a_missing_and_a_refused_key(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     stub.behaviour.key = "tml-other"
     found = findings()

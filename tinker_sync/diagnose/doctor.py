@@ -6,7 +6,6 @@ never contains the key.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -30,6 +29,7 @@ from tinker_sync.transport.auth import KeyRing, choose_source
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.pools import ConnectFailed, Route, connect
+from tinker_sync.wire import json as wire_json
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
@@ -267,7 +267,7 @@ def _clocks(reply: Reply | None) -> Finding:
     said = "" if reply is None else reply.headers.get("date", "")
     try:
         there_s = parsedate_to_datetime(said).timestamp()
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return Finding("clock", "skipped", "the server does not send its time")
     apart_s = SYSTEM_CLOCK.time() - there_s
     if abs(apart_s) <= _SKEW_S:
@@ -295,10 +295,12 @@ def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Fi
         return
     try:
         answer = http.send(Call(method="GET", path="/api/v1/healthz", read_s=_REACH_S, deadline_s=_REACH_S))
-        ignored = json.loads(answer.body).get("ignored_fields", [])
-    except (SendFailed, TinkerError, ValueError, AttributeError):
+        tree = wire_json.loads(answer.body)
+    except (SendFailed, TinkerError):
         return  # an earlier finding names the reason
-    if ignored:
-        what = f"this server ignored fields of requests that it does not know: {', '.join(ignored)}"
+    ignored = tree.get("ignored_fields") if isinstance(tree, dict) else None
+    if ignored and isinstance(ignored, list):
+        names = ", ".join(map(str, ignored))
+        what = f"this server ignored fields of requests that it does not know: {names}"
         advice = "update tinker-sync where the server runs if their effect matters"
         yield Finding("fields", "warning", what, advice)
