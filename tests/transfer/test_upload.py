@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -62,6 +63,25 @@ class States:
     def last(self) -> TransferProgress:
         assert self._done.wait(120)
         return self._last
+
+
+def test_a_file_that_is_accepted_before_its_end_is_sent_again(
+    server: FileServer, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server kept a part of the file, and the upload succeeded."""
+    whole, cut = SignedHttp.put, []
+
+    def put(http: SignedHttp, url: str, body: Any, size_bytes: int) -> SignedResponse:
+        if cut:
+            return whole(http, url, body, size_bytes)
+        cut.append(body.read(1))
+        return whole(http, url, io.BytesIO(cut[0]), 1)  # the answer comes after the first byte
+
+    monkeypatch.setattr(SignedHttp, "put", put)
+    states = States()
+    send(server, weights, progress=states)
+    assert server.puts == FILES
+    assert states.last().interruptions == 1
 
 
 def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:

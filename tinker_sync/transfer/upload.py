@@ -133,6 +133,8 @@ class DirectoryUpload:
                     counted = _CountedFile(opened, self.cancellation, self.reporter)
                     with self.cancellation.reading(self.http.put(url.reveal(), counted, size)) as answer:
                         problem = self._find_problem(name, answer)
+                        if problem is None and counted.count < size:
+                            problem = "the server answers before it has the whole file"
                         hint_s = retry_after_s(answer.headers, self.clock.time())
             except ConnectionBroken as error:
                 problem = str(error)
