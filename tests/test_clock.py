@@ -7,15 +7,27 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from support.clock import PATIENCE_S, FakeClock
 
-from tinker_sync._clock import SYSTEM_CLOCK
+from tinker_sync._clock import SYSTEM_CLOCK, http_date
 
 
 def test_the_system_clock_has_both_times() -> None:
     before, wall = time.monotonic(), time.time()
     assert before <= SYSTEM_CLOCK.now() <= time.monotonic()
     assert wall - 1 <= SYSTEM_CLOCK.time() <= time.time() + 1
+
+
+@pytest.mark.parametrize("text", [None, "", "x", "0", "Mon, 32 Jan 2024 00:00:00 GMT", "Jan " + "9" * 30])
+def test_what_is_no_date_names_no_moment(text: str | None) -> None:
+    assert http_date(text) is None
+
+
+def test_a_date_without_a_time_zone_is_in_utc() -> None:
+    date = http_date("Thu, 01 Jan 1970 00:00:30 -0000")
+    assert date is not None
+    assert date.timestamp() == 30.0
 
 
 def test_every_timeout_is_accepted() -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from _thread import RLock, allocate_lock, get_ident
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 # The longest uninterrupted wait of the main thread and of others; all systems support a day.
 _SLICE_S: Final = 0.5
@@ -23,6 +26,24 @@ def in_seconds(duration_s: float) -> str:
     ('14.2 s', '300 s', '0.25 s', '0 s')
     """
     return f"{round(duration_s, 1 if duration_s >= 1 else 3):.10g} s"
+
+
+def http_date(text: str | None) -> datetime | None:
+    """Return the moment that a header names, in UTC if it has no time zone; None if it names no moment.
+
+    >>> http_date("Thu, 01 Jan 1970 00:00:30 GMT").timestamp()
+    30.0
+    >>> http_date("Thu, 01 Jan 1970 00:00:99999999999999999999 GMT"), http_date(None)
+    (None, None)
+    """
+    from datetime import timezone
+    from email.utils import parsedate_to_datetime  # most programs read no date
+
+    try:
+        moment = parsedate_to_datetime(text or "")
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def slice_of(wait_s: float) -> float:

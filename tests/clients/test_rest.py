@@ -182,6 +182,15 @@ def test_the_address_of_an_archive_is_not_fetched(stub: Stub, rest: RestClient) 
     assert all("files.invalid" not in asked.path for asked in stub.log)  # the archive was not fetched
 
 
+def test_an_archive_whose_address_expires_at_no_possible_time(stub: Stub, rest: RestClient) -> None:
+    """The call ended with a bare OverflowError."""
+    never = "Thu, 01 Jan 1970 00:00:99999999999999999999 GMT"
+    headers = {"Location": "https://files.invalid/a", "Expires": never}
+    stub.script("/training_runs/run-1/checkpoints/sampler_weights/a/archive", Answer(302, None, headers))
+    found = rest.get_checkpoint_archive_url("run-1", "sampler_weights/a").result(120)
+    assert found.expires > datetime.now(timezone.utc)
+
+
 def test_a_trace_is_waited_for(stub: Stub) -> None:
     pending, ready = Answer(body={"status": "pending"}), Answer(body={"status": "ready", "url": "https://t"})
     with hasty_service(stub) as service:

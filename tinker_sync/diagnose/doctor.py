@@ -12,14 +12,13 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from email.utils import parsedate_to_datetime
 from importlib import metadata
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK
+from tinker_sync._clock import SYSTEM_CLOCK, http_date
 from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
@@ -264,12 +263,10 @@ def _reached(http: Http) -> tuple[Reply | None, Finding]:
 
 
 def _clocks(reply: Reply | None) -> Finding:
-    said = "" if reply is None else reply.headers.get("date", "")
-    try:
-        there_s = parsedate_to_datetime(said).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
+    there = None if reply is None else http_date(reply.headers.get("date"))
+    if there is None:
         return Finding("clock", "skipped", "the server does not send its time")
-    apart_s = SYSTEM_CLOCK.time() - there_s
+    apart_s = SYSTEM_CLOCK.time() - there.timestamp()
     if abs(apart_s) <= _SKEW_S:
         return Finding("clock", "ok", "as the server's")
     what = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the server's"

@@ -22,12 +22,11 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from tinker_sync._clock import Clock
+from tinker_sync._clock import Clock, http_date
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import APIResponseValidationError, CredentialError, TinkerError
 from tinker_sync.transport.call import Reply
@@ -373,10 +372,8 @@ def _token_in(reply: Reply) -> Secret | None:
 
 
 def _date_of(reply: Reply) -> float | None:
-    try:
-        return parsedate_to_datetime(reply.headers["Date"]).timestamp()
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return None
+    date = http_date(reply.headers.get("date"))
+    return None if date is None else date.timestamp()
 
 
 def _number(value: Any) -> float | None:

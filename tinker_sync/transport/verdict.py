@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from tinker_sync._clock import Clock
+from tinker_sync._clock import Clock, http_date
 from tinker_sync._policy import EMPTY_400, Meaning, Stage, rule_for
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
@@ -169,12 +169,8 @@ def _number(text: str | None) -> float | None:
 
 
 def _moment(text: str | None) -> float | None:
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return parsedate_to_datetime(text).timestamp() if text else None
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+    date = http_date(text)
+    return None if date is None else date.timestamp()
 
 
 def _positive(seconds: float) -> float | None:

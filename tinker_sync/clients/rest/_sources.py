@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from attrs import evolve
 
+from tinker_sync._clock import http_date
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel
 from tinker_sync.clients.rest._base import parse_path
@@ -208,8 +208,5 @@ def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:
         raise APIResponseValidationError(
             "the answer does not redirect to an archive", status_code=reply.status, method="GET"
         )
-    try:
-        expires = in_utc(parsedate_to_datetime(reply.headers.get("expires", "")))
-    except (ValueError, TypeError, IndexError):
-        expires = datetime.fromtimestamp(now_s, tz=timezone.utc) + _ARCHIVE_URL_LIFE
-    return url, expires
+    expires = http_date(reply.headers.get("expires"))
+    return url, expires or datetime.fromtimestamp(now_s, tz=timezone.utc) + _ARCHIVE_URL_LIFE
