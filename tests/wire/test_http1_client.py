@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -222,6 +223,22 @@ def test_a_head_in_single_bytes_costs_no_more_than_its_length() -> None:
 
     # Quadratic work would take 64 times as long for 8 times the bytes.
     assert seconds(160_000) < 30 * seconds(20_000) + 0.05
+
+
+def test_a_body_in_tiny_chunks_takes_little_more_than_its_size() -> None:
+    """A body of 9 MB took 270 MB: each chunk of two bytes was kept alone."""
+    head = answer(b"", headers={"Transfer-Encoding": "chunked"}, length=None)
+    parser = parsed(head, limit=1_000_000)
+    chunks = b"2\r\nab\r\n" * 1000
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            parser.feed(chunks)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    parser.feed(b"0\r\n\r\n")
+    assert parser.body() == b"ab" * 100_000
 
 
 def test_it_asks_for_as_much_as_is_missing() -> None:

@@ -8,6 +8,7 @@ from typing import Final
 # Signed redirect addresses and security policies make heads of 20 KB; this limit is far above that.
 MAX_HEAD_BYTES: Final = 256 * 1024
 _MAX_CHUNK_LINE_BYTES: Final = 4096
+_JOINED_BYTES: Final = 1024
 
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 TARGET: Final = re.compile(r"[\x21-\x7e]+")
@@ -91,7 +92,12 @@ class ChunkedBody:
 
     def _take_data(self, data: bytes, at: int) -> int:
         end = min(at + self.remaining, len(data))
-        self.pieces.append(data if end - at == len(data) else data[at:end])
+        piece = data if end - at == len(data) else data[at:end]
+        # Each piece takes some fifty bytes more than its content, so small ones are joined.
+        if self.pieces and len(self.pieces[-1]) + len(piece) <= _JOINED_BYTES:
+            self.pieces[-1] += piece
+        else:
+            self.pieces.append(piece)
         self.size += end - at
         self.remaining -= end - at
         if not self.remaining:
