@@ -267,6 +267,24 @@ def test_a_chain_of_links_costs_no_more_for_each_link(tmp_path: Path) -> None:
     assert count_calls(400) < 2.5 * count_calls(200)
 
 
+@pytest.mark.parametrize("size", [30_000, 60_000])
+def test_copies_in_place_of_links_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A small archive filled the disk where the file system has no hard links."""
+
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    links = [member(f"l{number}", kind=b"1", link="f") for number in range(2)]
+    archive = write(tmp_path / "a", member("f", b"x" * size), *links)
+    monkeypatch.setattr("os.link", no_links)
+    if size < 50_000:
+        assert unpack(archive, tmp_path / "to", limits=SMALL) == dict.fromkeys(["f", "l0", "l1"], size)
+        return
+    with pytest.raises(UnsafeArchiveError, match="grows to more than"):
+        unpack(archive, tmp_path / "to", limits=SMALL)
+    assert not (tmp_path / "to").exists()
+
+
 @pytest.mark.parametrize("form", ["targets of links", "names"])
 def test_long_texts_of_headers_take_little_memory(tmp_path: Path, form: str) -> None:
     """An archive of 2 MB took 900 MB: long targets of links stayed, and each name thirty times."""

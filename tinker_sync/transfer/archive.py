@@ -209,6 +209,7 @@ class _Unpacker:
     def _make_links(self) -> None:
         """Create each link as a second name of the file that it leads to, also through other links."""
         ends: dict[Parts, Parts] = {}
+        total_bytes = sum(self._sizes.values())
         for parts in self._links:
             target = self._follow(parts, ends)
             if target not in self._sizes:
@@ -218,6 +219,8 @@ class _Unpacker:
             try:
                 os.link(source, place)
             except OSError:  # some file systems have no hard links
+                total_bytes += self._sizes[target]
+                self._plain.refuse_beyond(total_bytes)
                 shutil.copyfile(source, place)
         self._sizes.update({parts: self._place(parts).stat().st_size for parts in self._links})
 
