@@ -166,6 +166,18 @@ def test_an_old_server_is_not_asked_to_finish(stub: Stub) -> None:
     assert bench.events[-1] == SessionEnded(session_id="session-0", status="success")
 
 
+def test_a_session_whose_id_fits_no_address_ends(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread of the heartbeats died with a traceback, before the client's observer was closed."""
+    stub.script("/create_session", Answer(body={"session_id": ".."}))
+    closed: list[float] = []
+    bench = Bench(stub)
+    bench.close = closed.append  # type: ignore[method-assign]
+    with bench:
+        bench.runtime.server.open_session()
+    assert closed
+    assert "session .. is over: '..' cannot be part of an address" in caplog.text
+
+
 @pytest.mark.parametrize(("quiet", "level"), [(False, "WARNING"), (True, "DEBUG")])
 def test_failed_end_is_logged(stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str) -> None:
     stub.script(FINISH, Answer(400, {"detail": "no"}))

@@ -249,14 +249,14 @@ class Session:
         lifecycle.notify(SessionEnded(session_id=session_id, status=status))
         if not self._finish_offered or self._lost is not None:
             return
-        call = make_call(
-            "finish_session",
-            lifecycle.connection.settings,
-            {"reason": {"type": status}, "detail": detail},
-            path={"session": session_id},
-            deadline_s=limit_s,
-        )
         try:
+            call = make_call(
+                "finish_session",
+                lifecycle.connection.settings,
+                {"reason": {"type": status}, "detail": detail},
+                path={"session": session_id},
+                deadline_s=limit_s,
+            )
             lifecycle.connection.caller.call(call)
         except Exception as error:  # noqa: BLE001  # a failure must not prevent the end of the client
             if not (isinstance(error, APIStatusError) and error.status_code in NO_SUCH_CALL):
