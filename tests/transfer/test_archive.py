@@ -96,6 +96,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "a bomb behind the end": [END, ZEROS * 4],
     "a bomb that only claims": [member("huge", b"", size=1 << 60)],
     "a bomb of entries": [member(f"f{number}", b"") for number in range(101)],
+    "directories without number": [member(f"{number}/" + "d/" * 20, kind=b"5") for number in range(10)],
     "an endless header": [member("pax", ZEROS, kind=b"x"), member("fine", b"x")],
     "an endless long name": [member("long", ZEROS, kind=b"L"), member("fine", b"x")],
     "headers without end": [pax({"comment": "x"})] * 10 + [member("fine", b"x")],

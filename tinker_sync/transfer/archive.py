@@ -149,6 +149,11 @@ class _Plain:
         if size_bytes > self._allowed:
             raise UnsafeArchiveError(f"the archive grows to more than {self._allowed} bytes", "its size")
 
+    def refuse_more(self, count: int) -> None:
+        """Raise UnsafeArchiveError if `count` entries are more than the limit."""
+        if count > self.limits.entries:
+            raise UnsafeArchiveError(f"there are more than {self.limits.entries} entries", "their number")
+
 
 class _Unpacker:
     def __init__(self, plain: _Plain, into: Path, on_progress: Callable[[int], object]) -> None:
@@ -186,6 +191,7 @@ class _Unpacker:
                 self._names.add_file(parts)
         except UnsafeName as problem:
             raise UnsafeArchiveError(str(problem), entry.name) from None
+        self._plain.refuse_more(len(self._names))  # with the directories that the names of members imply
         return parts
 
     def _place(self, parts: Parts) -> Path:
@@ -276,8 +282,7 @@ def _read_members(plain: _Plain) -> Iterator[_Member]:
     extensions = 0
     while (header := plain.read(_BLOCK)).strip(b"\0"):
         count += 1
-        if count > plain.limits.entries:
-            raise UnsafeArchiveError(f"there are more than {plain.limits.entries} entries", "their number")
+        plain.refuse_more(count)
         kind, name, link, size_bytes = _read_header(header)
         if kind in b"xgLK":
             extensions += 1

@@ -79,6 +79,10 @@ class Names:
     def __init__(self) -> None:
         self._taken: dict[Parts, tuple[Parts, bool]] = {}
 
+    def __len__(self) -> int:
+        """Return the number of names, those of directories included."""
+        return len(self._taken)
+
     def add_file(self, parts: Parts) -> None:
         """Add the name of a file, and the names of its directories.
 
