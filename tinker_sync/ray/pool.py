@@ -2,36 +2,40 @@
 
 The driver is the process that made the pool. While a worker has samples to take, one thread of the driver
 serves it: the thread sends prompts, waits for responses, and sends new prompts in their place, so a slow
-sample delays no other. Each reply of a worker lists the samples under way. Ray restarts a worker that dies,
-on another machine if needed. The new worker does not list the samples of the old one, so the thread sends
-their prompts again. Each prompt has one future in the driver, so it gets one result.
+sample delays no other. No prompt waits for a worker that has not started. Each reply of a worker lists the
+samples under way. Ray restarts a worker that dies, on another machine if needed. The new worker does not list
+the samples of the old one, so the thread sends their prompts again. If Ray gives a worker up, the other
+workers take its prompts. Each prompt has one future in the driver, so it gets one result.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import os
 import pickle
-import queue
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Generator, Iterable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import ray
 from attrs import frozen
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
-from tinker_sync.ray.sharing import find_board, share_limits
+from tinker_sync.ray.sharing import find_board
+from tinker_sync.ray.worker import Call, Worker, pack
 from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
+from tinker_sync.runtime.workers import Workers
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
@@ -39,99 +43,23 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
 
-# A call of Ray takes as much CPU as some samples. So a worker replies when half of its samples have ended, or
-# this long after the first one.
-_GATHER_S: Final = 0.25
 # The longest wait for the first sample to end. It is shorter while the worker could take more prompts.
 _HOLD_S: Final = 1.0
 _BRIEF_HOLD_S: Final = 0.1
 _REPORT_S: Final = 1.0
+# The longest time in which the wait for a worker notices that Ray has ended.
+_NOTICE_S: Final = 1.0
 _PER_WORKER: Final = 256
 
 
 @frozen
-class _Call:
-    """The arguments of one call of `sample`, as a worker gets them."""
-
-    prompt: ModelInput
-    num_samples: int
-    params: SamplingParams
-    options: Mapping[str, Any]
-
-
-@frozen
 class _Waiting:
-    call: _Call
+    call: Call
     future: Future[SampleResponse]
 
-
-class _Worker:
-    """One worker process of a pool, with a copy of the sampling client. Runs as an actor of Ray."""
-
-    def __init__(self, sampling: SamplingClient) -> None:
-        self._sampling = sampling
-        self._shared = share_limits(sampling)
-        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._under_way: set[int] = set()
-        self._enough = 1  # written by `exchange` only
-        self._plenty = threading.Event()
-
-    def place(self) -> tuple[str, int]:
-        """Return the id of this machine, and the id of this process."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    def exchange(self, packed: bytes, hold_s: float) -> bytes:
-        """Start samples, and wait for outcomes of these or of earlier samples.
-
-        Args:
-            packed: a pickled list of pairs: the driver's number of a sample, and its call.
-            hold_s: the longest wait for the first outcome; the wait for more takes up to 0.25 s longer.
-
-        Returns:
-            A pickled triple: a list of pairs of a number and an outcome, which may be empty; the numbers of
-            the samples still under way; and the usage report of this process.
-        """
-        for number, call in pickle.loads(packed):  # noqa: S301  # from the driver
-            self._under_way.add(number)
-            self._start(number, call)
-        outcomes = self._gather(hold_s)
-        self._under_way.difference_update(number for number, _ in outcomes)
-        return _pack((outcomes, self._under_way, self._shared.own_usage()))
-
-    def _start(self, number: int, call: _Call) -> None:
-        try:
-            future = self._sampling.sample(call.prompt, call.num_samples, call.params, **call.options)
-        except Exception as error:  # noqa: BLE001  # the error of one prompt
-            self._done.put((number, error))
-        else:
-            future.add_done_callback(partial(self._hand_over, number))
-
-    def _hand_over(self, number: int, ended: Future[SampleResponse]) -> None:
-        try:
-            self._done.put((number, ended.result()))
-        except Exception as error:  # noqa: BLE001  # the error of one prompt
-            self._done.put((number, error))
-        if self._done.qsize() >= self._enough:
-            self._plenty.set()
-
-    def _gather(self, hold_s: float) -> list[tuple[int, Any]]:
-        """Return the outcomes that have arrived, with their numbers.
-
-        Wait up to `hold_s` for one outcome, then until half of the samples have ended or 0.25 s have passed
-        (`_GATHER_S`). Without an outcome, return an empty list.
-        """
-        self._plenty.clear()
-        self._enough = len(self._under_way) // 2
-        try:
-            outcomes = [self._done.get(timeout=hold_s)]
-        except queue.Empty:
-            return []
-        if self._done.qsize() < self._enough:
-            self._plenty.wait(_GATHER_S)
-        with suppress(queue.Empty):
-            while True:
-                outcomes.append(self._done.get_nowait())
-        return outcomes
+    def claim(self) -> bool:
+        """Return False if the user has cancelled the future; otherwise it can no longer be cancelled."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
 
 
 class _Reports:
@@ -165,24 +93,39 @@ class _Reports:
         """Send the last report of each process to the board, and ignore errors."""
         self._passed_on_s = time.monotonic()
         with suppress(Exception):  # without a board nothing is counted
+            _refuse_without_ray()
             board = find_board()
             for usage in self._by_process.values():
                 board.record_usage.remote(*usage)
 
 
-def _pack(values: Any) -> bytes:
-    """Pickle values. Use Ray's own pickler, which takes twice the time, only where `pickle` fails."""
-    try:
-        return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001  # any class may refuse
-        return bytes(ray.cloudpickle.dumps(values))
+def _refuse_without_ray() -> None:
+    """Raise an error if Ray has ended. Most functions of Ray would start it again."""
+    if not ray.is_initialized():
+        raise ClientClosedError("Ray was shut down, and the pool of samplers with it")
+
+
+def _ask(method: Any, *args: object) -> Any:
+    """Call a method of an actor, and return its result.
+
+    Raises:
+        RayError: the actor has died for good, or the method has failed.
+        ClientClosedError: Ray was shut down in this process.
+    """
+    _refuse_without_ray()
+    reply = method.remote(*args).future()
+    # If Ray ends meanwhile, this future never does, and `ray.get` would block the thread for ever.
+    while not wait([reply], _NOTICE_S).done:
+        _refuse_without_ray()
+    return reply.result()
 
 
 class SamplerPool:
     """A pool of worker processes with copies of a sampling client. Any thread may use it.
 
-    `sample` and `map` work like those of the client. Leaving the `with` block ends the workers. A pool
-    connects to the cluster of `ray.init`; without that call, Ray starts with its defaults.
+    `sample` and `map` work like those of the client. Leaving the `with` block ends the workers; so does the
+    end of the process. A pool connects to the cluster of `ray.init`; without that call, Ray starts with its
+    defaults.
 
     Args:
         sampling: the client to copy. Its copies find their key in `TINKER_API_KEY` of the workers.
@@ -226,11 +169,16 @@ class SamplerPool:
             "max_concurrency": 2,  # so that `place` does not wait for `exchange`
             **(ray_options or {}),
         }
-        actor = ray.remote(_Worker).options(**options)
+        actor = ray.remote(Worker).options(**options)
         # Pass the client by value: a worker that restarts later cannot fetch an object of this process.
         self._workers: list[Any] = [actor.remote(sampling) for _ in range(workers)]
-        self._idle = deque(self._workers)  # guarded by _lock; without a thread that serves them
-        self._threads = ThreadPoolExecutor(workers, "tinker-ray")
+        self._idle: deque[Any] = deque()  # guarded by _lock; started, without a thread that serves them
+        self._alive = workers  # guarded by _lock; the workers that Ray has not given up
+        self._threads = Workers("ray", workers)
+        self._process = os.getpid()
+        _pools.add(self)
+        for worker in self._workers:
+            self._threads.run_call(partial(self._serve, worker))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -253,17 +201,18 @@ class SamplerPool:
             ConfigurationError: such a budget limits dollars, and a price is unknown.
         """
         future: Future[SampleResponse] = Future()
-        waiting = _Waiting(_Call(prompt, num_samples, sampling_params, options), future)
+        waiting = _Waiting(Call(prompt, num_samples, sampling_params, options), future)
         self._reserve(waiting)
         with self._lock:
             closed = self._closed
+            woken = []
             if not closed:
                 self._waiting.append(waiting)
-                if self._idle:  # under the lock, because `close` ends the threads
-                    self._threads.submit(self._serve, self._idle.popleft())
+                woken = [self._idle.popleft()] if self._idle else []
         if closed:
             future.cancel()
             raise ClientClosedError("the pool of samplers is closed")
+        self._wake(woken)
         return future
 
     def map(
@@ -324,10 +273,12 @@ class SamplerPool:
             self._closed = True
             doomed, self._waiting = self._waiting, deque()
         for each in doomed:
-            if each.future.set_running_or_notify_cancel():
+            if each.claim():
                 each.future.set_exception(ClientClosedError("the pool of samplers was closed"))
         for worker in self._workers:
-            ray.kill(worker)
+            with suppress(Exception):  # the worker belongs to a Ray that has ended, and has ended with it
+                _refuse_without_ray()
+                ray.kill(worker)
         self._threads.shutdown()
 
     def __enter__(self) -> SamplerPool:
@@ -339,26 +290,34 @@ class SamplerPool:
     # -------------------------------------------------------------------------------------- on the threads
 
     def _serve(self, worker: Any) -> None:
-        """Send prompts to a worker and resolve their futures, until no prompt waits and none is under way."""
+        """Send prompts to a worker and resolve their futures, until no prompt waits and none is under way.
+
+        Before that, wait until the worker has started.
+        """
+        try:
+            _ask(worker.place)
+        except Exception as error:  # noqa: BLE001  # of the last worker: the exchange fails with it too
+            if self._give_up(error, ()):
+                return
         held: dict[int, _Waiting] = {}
         lost: list[int] = []
         reports = _Reports()
         while (taken := self._take(worker, len(held))) is not None:
-            new = [
-                (next(self._numbers), each) for each in taken if each.future.set_running_or_notify_cancel()
-            ]
+            new = [(next(self._numbers), each) for each in taken if each.claim()]
             held.update(new)
             calls = [(number, held[number].call) for number in (*lost, *(number for number, _ in new))]
             if not held:
                 continue
             hold_s = _HOLD_S if len(held) >= self._share else _BRIEF_HOLD_S
             try:
-                reply = ray.get(worker.exchange.remote(_pack(calls), hold_s))
+                reply = _ask(worker.exchange, pack(calls), hold_s)
                 outcomes, under_way, usage = pickle.loads(reply)  # noqa: S301  # from a worker
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
+                reports.pass_on()
+                if self._give_up(error, held.values()):
+                    return
                 explained = self._explain(error)
                 outcomes, under_way = [(number, explained) for number in held], ()
-                reports.pass_on()
             else:
                 reports.add(usage, at_once=len(outcomes) == len(held))
             for number, outcome in outcomes:
@@ -378,6 +337,28 @@ class SamplerPool:
                 self._idle.append(worker)
                 return None
             return [self._waiting.popleft() for _ in range(count)]
+
+    def _give_up(self, error: Exception, held: Collection[_Waiting]) -> bool:
+        """Give the prompts of a worker to the others if Ray has given the worker up.
+
+        Return False if Ray has not, or if no other worker is left: then the prompts fail with the error.
+        """
+        if not isinstance(error, ActorDiedError):
+            return False
+        with self._lock:
+            if self._closed or self._alive == 1:
+                return False
+            self._alive -= 1
+            self._waiting.extendleft(reversed(tuple(held)))
+            woken, self._idle = self._idle, deque()
+        self._wake(woken)
+        return True
+
+    def _wake(self, workers: Iterable[Any]) -> None:
+        """Let threads serve idle workers. If the pool closes meanwhile, `close` fails the prompts."""
+        for worker in workers:
+            with suppress(ClientClosedError):
+                self._threads.run_call(partial(self._serve, worker))
 
     def _explain(self, error: Exception) -> Exception:
         with self._lock:
@@ -442,3 +423,14 @@ def map(  # noqa: A001  # the name of `SamplingClient.map`
     """
     with SamplerPool(sampling, workers=workers, max_in_flight=max_in_flight, ray_options=ray_options) as pool:
         yield from pool.map(prompts, sampling_params, num_samples, **options)
+
+
+_pools: Final[weakref.WeakSet[SamplerPool]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the pools of this process before Ray ends, so that they do not delay the end of the process."""
+    for pool in list(_pools):
+        if pool._process == os.getpid():  # a forked child leaves the workers of its parent alone
+            pool.close()
