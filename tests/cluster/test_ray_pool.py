@@ -217,6 +217,19 @@ def test_usage_of_all_processes_is_what_the_server_bills() -> None:
         shared.stop()
 
 
+def test_a_client_counts_again_after_the_shared_limits_ended() -> None:
+    from tinker_sync.ray import cluster_usage, share_limits
+
+    with LocalServer(model=MODEL, key=KEY) as server, server.service() as service:
+        sampling = sampler(service)
+        share_limits(sampling).stop()  # the end of Ray does so too
+        shared = share_limits(sampling)
+        sampling.sample(tinker_sync.ModelInput.from_ints([1, 2, 3]), 1, PARAMS).result()
+        shared.report_usage()
+        until(lambda: cluster_usage(sampling) == {MODEL: TokenCounts(prompt=3, sampled=2)})
+        shared.stop()
+
+
 def test_tasks_of_one_process_share_a_copy(cluster: Any) -> None:
     from tinker_sync import ray as tinker_ray
 

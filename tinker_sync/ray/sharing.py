@@ -39,6 +39,7 @@ from tinker_sync.usage.meter import Meter, TokenCounts
 
 if TYPE_CHECKING:
     from tinker_sync.clients.service import ServiceClient
+    from tinker_sync.runtime.client_runtime import ClientRuntime
 
 NAME: Final = "tinker-sync-board"
 NAMESPACE: Final = "tinker_sync"
@@ -230,6 +231,7 @@ class SharedLimits:
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
         self._kept: deque[SamplingClient] = deque(maxlen=_KEPT)  # guarded by _lock
+        self._counted: weakref.WeakSet[ClientRuntime] = weakref.WeakSet()  # guarded by _lock
         self._joined = threading.Event()  # set when the first news are applied, or when there is no board
         self._ended = threading.Event()
         self._board: Any = None  # written by the thread `tinker-board`
@@ -258,6 +260,14 @@ class SharedLimits:
     def ended(self) -> bool:
         """True after `stop`, or after Ray has ended in this process."""
         return self._ended.is_set()
+
+    def count(self, runtime: ClientRuntime) -> None:
+        """Count the tokens of a client's runtime from now on. Further calls change nothing."""
+        with self._lock:
+            counted = runtime in self._counted
+            self._counted.add(runtime)
+        if not counted:
+            runtime.lifecycle.add_observer(self.meter)
 
     def name_sampler(self, sampling: SamplingClient) -> None:
         """Record the base model of a sampler. Ask the server only if this process does not know it."""
@@ -374,11 +384,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     limiter = shared_rate_limiter(runtime.settings.base_url, fingerprint, clock=runtime.clock)
     shared = _known.get(group, lambda: SharedLimits(group, limiter))
     shared.start()
-    with _lock:
-        counted = runtime in _counted
-        _counted.add(runtime)
-    if not counted:
-        runtime.lifecycle.add_observer(shared.meter)
+    shared.count(runtime)
     if isinstance(client, SamplingClient):
         shared.name_sampler(client)
         if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
@@ -403,5 +409,3 @@ def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCoun
 
 
 _known: Final[Shared[str, SharedLimits]] = Shared({}, is_usable=lambda shared: not shared.ended)
-_lock: Final = threading.Lock()
-_counted: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # guarded by _lock
