@@ -364,6 +364,12 @@ def test_default_headers_are_copied() -> None:
     assert settings.default_headers["X-A"] == "1"
 
 
+def test_pickle_omits_a_header_that_quotes_a_key_of_any_form() -> None:
+    key = "a-key-of-an-open-server"
+    settings = resolve(api_key=key, default_headers={"X-A": "1", "X-Note": f"see {key}"})
+    assert pickle.loads(pickle.dumps(settings)).default_headers == {"X-A": "1"}
+
+
 def test_pickle_omits_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = resolve(
         base_url="http://h/pre",

@@ -318,8 +318,8 @@ class Settings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         shown = {a.name: getattr(self, a.name) for a in fields(Settings) if a.name not in _NOT_IN_PICKLES}
-        headers = self.default_headers.items()
-        shown["default_headers"] = {n: v for n, v in headers if not is_secret_header(n) and mask_text(v) == v}
+        headers = {n: v for n, v in self.default_headers.items() if not is_secret_header(n)}
+        shown["default_headers"] = {n: v for n, v in headers.items() if mask_text(v, self.secrets) == v}
         return _revive, (shown,)
 
     def __copy__(self) -> Settings:
