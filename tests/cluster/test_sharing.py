@@ -11,10 +11,14 @@ from support.limits import closed_s
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
+from ray.exceptions import RayActorError
+
+from tinker_sync.errors import TinkerError
 from tinker_sync.ray import sharing
 from tinker_sync.ray.sharing import News
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.rate_window import FIRST_WINDOW
+from tinker_sync.usage.meter import TokenCounts
 
 
 def test_many_processes_begin_again_in_turns() -> None:
@@ -61,3 +65,25 @@ def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its
     assert f"window {FIRST_WINDOW}," in repr(limiter)
     sharing.SharedLimits("server", limiter).apply(News(version=2, delay_s=0.0, processes=5, rank=1))
     assert "window 2," in repr(limiter)
+
+
+@pytest.mark.parametrize("losses", [1, 9])
+def test_the_usage_is_asked_again_when_the_board_was_lost(
+    losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [RayActorError() for _ in range(losses)]
+
+    def get(group: str) -> Any:
+        if lost:
+            raise lost.pop()
+        return {group: TokenCounts(sampled=2)}
+
+    monkeypatch.setattr(sharing, "ray", types.SimpleNamespace(get=get))
+    monkeypatch.setattr(sharing, "_RETRY_S", 0.0)
+    board = types.SimpleNamespace(usage=types.SimpleNamespace(remote=lambda group: group))
+    member = sharing.SharedLimits("server", RateLimiter(clock=FakeClock()), connect=lambda: board)
+    if losses == 1:
+        assert member.usage() == {"server": TokenCounts(sampled=2)}
+    else:
+        with pytest.raises(TinkerError, match="cannot be reached"):
+            member.usage()

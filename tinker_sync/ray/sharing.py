@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from attrs import define, field, frozen
+from ray.exceptions import RayActorError
 
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients.sampling import SamplingClient
@@ -204,6 +205,7 @@ _made: Final[list[Any]] = []
 _log = logging.getLogger("tinker_sync.ray")
 
 _RETRY_S: Final = 2.0
+_TRIES: Final = 5
 # The longest wait for the first news; a board in a new process may need some seconds to start.
 _JOIN_S: Final = 20.0
 # The pause between the groups of processes that reopen; ten processes reopen at a time.
@@ -297,9 +299,21 @@ class SharedLimits:
         return self.group, self.process, used
 
     def usage(self) -> dict[str, TokenCounts]:
-        """Return the usage that all processes of the group have reported, by base model."""
-        found: dict[str, TokenCounts] = ray.get(self._connect().usage.remote(self.group))
-        return found
+        """Return the usage that all processes of the group have reported, by base model.
+
+        Raises:
+            TinkerError: the board was lost, and no new one can be reached.
+        """
+        lost: Exception | None = None
+        for _ in range(_TRIES):
+            try:
+                found: dict[str, TokenCounts] = ray.get(self._connect().usage.remote(self.group))
+            except RayActorError as error:  # for a moment, Ray still names a board that was lost
+                lost = error
+                self._ended.wait(_RETRY_S)
+            else:
+                return found
+        raise TinkerError(f"cluster_usage: the board of the cluster cannot be reached: {lost}") from lost
 
     # -------------------------------------------------------------------------------------- the board
 
@@ -404,6 +418,7 @@ def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCoun
 
     Raises:
         ConfigurationError: Ray was not started in this process.
+        TinkerError: the board was lost, and no new one can be reached.
     """
     return share_limits(client).usage()
 
