@@ -1,6 +1,7 @@
 """Samples from many processes of a Ray cluster (extra `ray`).
 
     pool        `SamplerPool`, `map`: worker processes that sample the prompts of the driver
+    worker      the side of such a process
     data        `Sampler`: a map stage of Ray Data
     sharing     `share_limits`, `cluster_usage`: one rate limit and one count of tokens for the cluster, with
                 the board, a named actor that keeps them

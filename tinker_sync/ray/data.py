@@ -31,9 +31,11 @@ class Sampler:
         dataset.map_batches(
             tinker_sync.ray.Sampler,
             fn_constructor_kwargs={"sampling": sampling, "params": types.SamplingParams(max_tokens=64)},
-            concurrency=8,
+            compute=ray.data.ActorPoolStrategy(size=8),
             batch_size=1024,
         )
+
+    Before Ray 2.51, give ``concurrency=8`` in place of `compute`. Later versions warn of `concurrency`.
 
     It adds the columns `tokens`, `logprobs`, `stop_reasons` (a list for each row, with an entry for each
     sequence), `texts` if the prompts are text or a tokenizer is given, and `error`: None, or the reason
