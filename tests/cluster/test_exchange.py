@@ -10,10 +10,10 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import pytest
-from support.crowd import start
+from support.crowd import start, until
 
 import tinker_sync
-from tinker_sync.errors import BudgetExceededError, ClientClosedError
+from tinker_sync.errors import BudgetExceededError, ClientClosedError, TinkerError
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import ModelInput, SamplingParams
 
@@ -227,3 +227,18 @@ def test_the_end_of_the_process_closes_its_pools(world: World, monkeypatch: pyte
         with pytest.raises(ClientClosedError):
             future.result(PATIENCE_S)
     assert [actor.killed.is_set() for actor in actors] == [True]
+
+
+def test_a_pool_goes_on_after_a_moment_without_threads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.use(keep)
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pool_module.SamplerPool(world.sampling, workers=1) as pool:
+        until(lambda: pool._idle)
+        with monkeypatch.context() as moment:
+            moment.setattr(pool._threads, "run", refuse)
+            with pytest.raises(TinkerError, match="can't start new thread"):
+                pool.sample(ModelInput.from_ints([1]), 1, PARAMS)
+        assert pool.sample(ModelInput.from_ints([1]), 1, PARAMS).result(PATIENCE_S)

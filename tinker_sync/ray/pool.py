@@ -199,6 +199,7 @@ class SamplerPool:
             ClientClosedError: the pool is closed.
             BudgetExceededError: the sample could exceed a budget of the service client of this process.
             ConfigurationError: such a budget limits dollars, and a price is unknown.
+            TinkerError: the system gives no thread.
         """
         future: Future[SampleResponse] = Future()
         waiting = _Waiting(Call(prompt, num_samples, sampling_params, options), future)
@@ -212,7 +213,11 @@ class SamplerPool:
         if closed:
             future.cancel()
             raise ClientClosedError("the pool of samplers is closed")
-        self._wake(woken)
+        try:
+            self._wake(woken)
+        except TinkerError:
+            future.cancel()
+            raise
         return future
 
     def map(
@@ -357,8 +362,14 @@ class SamplerPool:
     def _wake(self, workers: Iterable[Any]) -> None:
         """Let threads serve idle workers. If the pool closes meanwhile, `close` fails the prompts."""
         for worker in workers:
-            with suppress(ClientClosedError):
+            try:
                 self._threads.run_call(partial(self._serve, worker))
+            except ClientClosedError:
+                return
+            except TinkerError:
+                with self._lock:
+                    self._idle.append(worker)
+                raise
 
     def _explain(self, error: Exception) -> Exception:
         with self._lock:
