@@ -445,6 +445,18 @@ class TestNoThread:
         assert "no thread" in str(made.future.exception(0))
         assert repr(queue) == "<SendQueue idle, 0 queued, next number 3>"
 
+    def test_the_other_requests_of_its_stage_end_too(self) -> None:
+        workers: list[Callable[[Job], object]] = [raising(TinkerError("no thread")), *[lambda job: job()] * 2]
+        wire: list[tuple[int, str]] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: wire.append((number, part.name))), lambda job: workers.pop(0)(job)
+        )
+        made = operation("a", 3, parallel=True)
+        for each in (made, operation("b")):
+            enqueue(queue, each)
+        assert str(made.future.exception(0)) == "no thread"
+        assert wire == [(1, "b")]
+
     def test_thousands_fail_one_after_the_other(self) -> None:
         queue: SendQueue[FakePart] = SendQueue(
             at_once(lambda part, number: None), raising(TinkerError("no thread"))
@@ -488,6 +500,16 @@ class TestRefusedSend:
         bench.append("c", 2, parallel=True)
         bench.workers.do_all()
         assert bench.sent == "1:a 1:b.1 2:b.2 3:b.3 5:c.2 4:c.1"
+
+    def test_a_number_of_the_refused_operation_is_no_new_one_for_the_second_after_it(
+        self, bench: Bench
+    ) -> None:
+        bench.failures["a.2"] = not_taken()
+        bench.append("a", 3, parallel=True)
+        bench.append("b")
+        bench.append("c", 3, parallel=True)
+        bench.workers.do_all()
+        assert bench.sent == "2:a.2 1:b 2:c.1 3:c.2 4:c.3"
 
     def test_no_more_of_a_serial_operation_is_sent(self, bench: Bench) -> None:
         bench.failures["fb.3"] = not_taken()
