@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.raising import refuse_threads
 from support.shifting_lists import ListServer
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
@@ -135,6 +136,18 @@ def test_a_cancelled_deletion_stops(stub: Stub, rest: RestClient) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("tinker-bulk"):
             thread.join(120)
+    assert sorted(deleted(stub)) == ["c0", "c1"]
+
+
+def test_without_a_thread_the_future_fails(
+    stub: Stub, rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "tinker-bulk")
+        future = rest.delete_checkpoints(PATHS[:2])
+    with pytest.raises(errors.TinkerError, match="no thread for this call: can't start new thread"):
+        future.result(120)
+    assert all(outcome.ok for outcome in rest.delete_checkpoints(PATHS[:2]).result(120))
     assert sorted(deleted(stub)) == ["c0", "c1"]
 
 

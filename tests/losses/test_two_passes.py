@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.crowd import together, until
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
+from support.raising import refuse_threads
 from support.tinker_stub import Answer
 
 from tinker_sync import errors, types
@@ -263,6 +264,17 @@ class TestEndings:
                 trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
             assert arrived(stub) == requests
+
+    def test_no_thread_for_the_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with world() as (stub, trainer):
+            with monkeypatch.context() as patch:
+                refuse_threads(patch, "tinker-loss")
+                custom = trainer.forward_backward_custom(data(1), squares)
+                with pytest.raises(errors.TinkerError, match="no thread for this call: can't start"):
+                    custom.result(PATIENCE_S)
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 step", "3 forward", "4 backward"]
 
     @pytest.mark.parametrize("before", [[], [Answer(usual=True)]], ids=["forward", "backward"])
     def test_unsent_pass(self, before: list[Answer]) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.raising import refuse_threads
 from support.servers import unused_port
 
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.clients.rest import RestClient
+from tinker_sync.errors import TinkerError
 from tinker_sync.local.tiny import NAME as BASE
 from tinker_sync.testing import FaultPlan, LocalServer
 from tinker_sync.transfer.signed import SignedHttp
@@ -73,6 +75,21 @@ def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.Ser
     found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(120)
     assert {path, back} <= {entry.tinker_path for entry in found.checkpoints}
     assert {entry.base_model for entry in found.checkpoints} == {BASE}
+
+
+def test_without_a_thread_the_future_of_a_transfer_fails(
+    tmp_path: Path, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = RestClient(service.holder)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "tinker-transfer")
+        futures = [
+            rest.download_checkpoint("tinker://run/weights/a", tmp_path / "a"),
+            rest.upload_external_weights(tmp_path, BASE, LORA),
+        ]
+    for future in futures:
+        with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
+            future.result(120)
 
 
 def test_close_waits_for_an_upload(tmp_path: Path) -> None:
