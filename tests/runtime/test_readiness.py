@@ -5,6 +5,7 @@ The watch of a socket ends with its first notification.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -64,6 +65,17 @@ def test_a_number_that_a_new_socket_takes_is_watched_anew(readiness: Readiness) 
 def test_closed_sockets_are_refused(readiness: Readiness) -> None:
     with pytest.raises((OSError, ValueError)):
         readiness.watch(-1)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not list open files")
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_leaves_no_file_open(kind: type[Readiness]) -> None:
+    before = os.listdir("/proc/self/fd")
+    readiness = kind()
+    assert os.listdir("/proc/self/fd") != before
+    readiness.close()
+    readiness.close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_watch_that_begins_during_a_wait(readiness: Readiness, pair: Pair) -> None:

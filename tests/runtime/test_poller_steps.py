@@ -1,0 +1,356 @@
+"""The poller step by step: the test is its thread and its workers, so nothing here runs at the same time."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.raising import raising
+from support.sends import HandWorkers
+from support.wires import post
+
+from tinker_sync.runtime.poller import Poller
+from tinker_sync.transport.call import Call, Reply, SendFailed
+
+Outcome = Reply | SendFailed
+SILENT = SendFailed("nothing has arrived", maybe_received=True, timed_out=True)
+
+
+class Request:
+    """A double of a request under way, over a socket of its own. `step` returns or raises `outcome`."""
+
+    def __init__(self, outcome: Outcome | Exception = SILENT, expires_at_s: float = math.inf) -> None:
+        self.outcome = outcome
+        self.expires_at_s = expires_at_s
+        self.sock, self.peer = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def step(self) -> Reply:
+        if isinstance(self.outcome, Reply):
+            self.abort()
+            return self.outcome
+        raise self.outcome
+
+    def abort(self) -> None:
+        self.sock.close()
+        self.peer.close()
+
+    @property
+    def closed(self) -> bool:
+        return self.sock.fileno() < 0
+
+
+def answered(**options: Any) -> Request:
+    """Return a request whose answer has arrived."""
+    request = Request(Reply(200, {}, b"ok"), **options)
+    request.peer.send(b".")
+    return request
+
+
+class Line:
+    """A double of the transport: each call takes the next request. `on_open` is called before that."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.opened = 0
+        self.on_open: Callable[[], object] = lambda: None
+
+    def open(self, call: Call) -> Request:
+        self.on_open()
+        self.opened += 1
+        return self.requests[self.opened - 1]
+
+    def has_idle_connection(self) -> bool:
+        return False
+
+
+class NoWorkers:
+    """A double of workers for which the system starts no thread."""
+
+    def run(self, job: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+class Bench:
+    """A poller whose thread is that of the test, with its transport, its workers and the outcomes."""
+
+    def __init__(self, clock: FakeClock, **options: Any) -> None:
+        self.line, self.workers, self.clock = Line(), HandWorkers(), clock
+        self.poller = Poller(self.line, self.workers, clock, **options)
+        self.readiness = self.poller._open_readiness()
+        self.poller._thread = threading.current_thread()
+        self.outcomes: list[Outcome] = []
+
+    def start(self, *requests: Request) -> Any:
+        """Start calls that take these requests. Return the ticket of the last one."""
+        self.line.requests += requests
+        tickets = [self.poller.start(post(), self.outcomes.append) for _ in requests]
+        return tickets[-1]
+
+    def send(self, *requests: Request) -> Any:
+        """Start calls, and let the workers send them."""
+        ticket = self.start(*requests)
+        self.workers.do_all()
+        return ticket
+
+    def failures(self) -> list[bool]:
+        """Return the `maybe_received` of each outcome; all must be failures."""
+        return [outcome.maybe_received for outcome in self.outcomes if isinstance(outcome, SendFailed)]
+
+    def sleep(self) -> None:
+        """Let the poller believe that its thread sleeps without a limit."""
+        self.poller._sleeps_until = math.inf
+
+    def was_woken(self) -> bool:
+        return bool(self.readiness.wait(0))
+
+    def end(self) -> None:
+        """Let the poller end as if its thread had found it closed."""
+        self.poller._thread = None
+        self.poller.close()
+        for request in self.line.requests:
+            request.abort()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def bench(clock: FakeClock) -> Iterator[Bench]:
+    bench = Bench(clock)
+    yield bench
+    bench.end()
+
+
+@pytest.fixture
+def narrow(clock: FakeClock) -> Iterator[Bench]:
+    """Yield a poller that sends one request at a time."""
+    bench = Bench(clock, max_open=1)
+    yield bench
+    bench.end()
+
+
+# ------------------------------------------------------------------------------------------- sending
+def test_a_request_called_off_before_it_is_sent_makes_room(narrow: Bench) -> None:
+    ticket = narrow.start(answered())
+    assert ticket.cancel()
+    narrow.workers.do_all()
+    assert (narrow.line.opened, narrow.poller.under_way) == (0, 0)
+
+
+def test_requests_that_waited_for_their_turn_count_as_open(narrow: Bench) -> None:
+    narrow.send(answered(), answered(), answered())
+    narrow.poller.step(0.0)
+    narrow.workers.do_all()
+    assert (narrow.line.opened, narrow.poller.under_way, len(narrow.outcomes)) == (2, 2, 1)
+
+
+def test_a_request_called_off_while_it_is_sent_is_closed(bench: Bench) -> None:
+    request = Request()
+    ticket = bench.start(request)
+    bench.line.on_open = ticket.cancel
+    bench.workers.do_all()
+    bench.poller.step(0.0)
+    assert request.closed
+    assert (bench.poller.under_way, bench.outcomes) == (0, [])
+
+
+def test_a_request_called_off_is_closed_at_the_next_turn(bench: Bench) -> None:
+    request = Request()
+    ticket = bench.send(request)
+    bench.sleep()
+    assert ticket.cancel()
+    assert bench.was_woken()
+    bench.poller.step(0.0)
+    assert request.closed
+    assert (bench.poller.under_way, bench.outcomes) == (0, [])
+
+
+def test_a_request_that_is_sent_while_the_poller_closes_is_closed(bench: Bench) -> None:
+    request = Request()
+    bench.line.on_open = bench.poller.close
+    bench.send(request)
+    assert request.closed
+    assert (bench.poller.under_way, bench.failures()) == (0, [True])
+
+
+def test_a_request_that_no_worker_sends_fails() -> None:
+    outcomes: list[Outcome] = []
+    poller = Poller(Line(), NoWorkers())
+    poller.start(post(), outcomes.append)
+    (failed,) = outcomes
+    assert isinstance(failed, SendFailed)
+    assert (failed.final, failed.maybe_received, poller.under_way) == (True, False, 0)
+
+
+@pytest.mark.parametrize("error", [SendFailed("broken", maybe_received=True), ValueError("odd")])
+def test_a_request_that_fails_is_closed(bench: Bench, error: Exception) -> None:
+    request = Request(error)
+    request.peer.send(b".")
+    bench.send(request)
+    bench.poller.step(0.0)
+    assert request.closed
+    assert bench.failures() == [True]
+
+
+def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) -> None:
+    request = Request()
+    request.abort()
+    bench.sleep()
+    bench.send(request)
+    assert bench.was_woken()
+    bench.poller.step(0.0)
+    assert bench.outcomes == [SILENT]
+
+
+# ------------------------------------------------------------------------------------------- silence
+@pytest.mark.parametrize(("expires_at_s", "woken"), [(math.inf, False), (1005.0, True)])
+def test_a_request_wakes_the_thread_if_it_expires_before_the_thread_wakes(
+    bench: Bench, expires_at_s: float, woken: bool
+) -> None:
+    bench.sleep()
+    bench.send(Request(expires_at_s=expires_at_s))
+    assert bench.was_woken() is woken
+
+
+@pytest.mark.parametrize("wake", ["after", "run_soon"])
+def test_timers_and_jobs_wake_the_thread(bench: Bench, wake: str) -> None:
+    bench.sleep()
+    if wake == "after":
+        bench.poller.after(5.0, lambda: None)
+    else:
+        bench.poller.run_soon(lambda: None)
+    assert bench.was_woken()
+
+
+def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock) -> None:
+    bench.send(Request(expires_at_s=1005.0))
+    clock.advance(5.0)
+    bench.poller.step(0.0)
+    assert bench.outcomes == [SILENT]
+    assert not bench.poller._has_more()
+
+
+def test_finished_requests_do_not_keep_the_thread(bench: Bench) -> None:
+    bench.send(answered(expires_at_s=1050.0))
+    bench.poller.step(0.0)
+    assert len(bench.outcomes) == 1
+    assert bench.poller._time_to_wait(7.0) == 7.0
+
+
+def test_entries_of_finished_requests_do_not_hide_a_silent_one(
+    bench: Bench, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller.STALE_EXPIRIES", 0)
+    bench.send(Request(expires_at_s=1060.0))
+    for _ in range(5):
+        bench.send(answered(expires_at_s=1050.0))
+        bench.poller.step(0.0)
+    assert len(bench.poller._expiries) <= 4
+    clock.advance(60.0)
+    bench.poller.step(0.0)
+    assert bench.outcomes[5:] == [SILENT]
+
+
+# ------------------------------------------------------------------------------------------- the end
+def test_after_the_close_requests_that_wait_for_their_turn_are_not_sent(narrow: Bench) -> None:
+    narrow.send(Request(), Request())
+    narrow.end()
+    narrow.workers.do_all()
+    assert narrow.line.opened == 1
+    assert sorted(narrow.failures()) == [False, True]  # only the first may have been received
+
+
+def test_after_the_close_no_timer_fires(bench: Bench, clock: FakeClock) -> None:
+    fired: list[str] = []
+    bench.poller.after(1.0, lambda: fired.append("late"))
+    bench.poller.close()
+    clock.advance(1.0)
+    assert not bench.poller.step(0.0)
+    assert fired == []
+
+
+def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
+    done: list[str] = []
+
+    def close() -> None:
+        assert bench.poller.run_soon(lambda: done.append("later"))
+        bench.poller.close()
+
+    assert bench.poller.run_soon(close)
+    assert bench.poller.step(0.0)
+    assert not bench.poller.step(0.0)
+    assert done == ["later"]
+
+
+def test_a_thread_that_was_replaced_takes_no_further_step(bench: Bench) -> None:
+    done: list[str] = []
+    other = threading.Thread()
+    bench.poller.run_soon(lambda: setattr(bench.poller, "_thread", other))
+    bench.poller.run_soon(lambda: done.append("by the first thread"))
+    assert not bench.poller.step(0.0)
+    assert (done, len(bench.poller._due)) == ([], 1)
+
+
+@pytest.mark.parametrize(("taken", "in_step"), [(4, True), (5, False)], ids=["went on", "between turns"])
+def test_a_thread_that_goes_on_is_not_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, taken: int, in_step: bool
+) -> None:
+    monkeypatch.setattr(bench.poller, "_loop", raising(AssertionError("it has gone on")))
+    leader = bench.poller._thread
+    bench.poller._taken, bench.poller._in_step = 5, in_step
+    bench.poller._take_over(leader, taken)
+    assert bench.poller._thread is leader
+
+
+# ------------------------------------------------------------------------------------------- no thread
+def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
+    poller, done = Poller(Line(), NoWorkers()), []
+
+    def stop() -> None:
+        assert poller.follow(lambda: done.append("follows"))
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        poller.run_step(stop)
+    assert done == ["follows"]
+
+
+def test_steps_that_follow_are_not_lost_with_the_thread() -> None:
+    poller, done = Poller(Line(), NoWorkers()), []
+    poller._following.append((done.append, "follows"))
+    poller._due.append((done.append, "due"))
+    poller._lose_thread()
+    assert done == ["follows", "due"]
+
+
+def test_guards_and_helpers_that_get_no_thread_are_not_counted() -> None:
+    poller = Poller(Line(), NoWorkers())
+    poller._guard_rest()
+    poller._call_helpers(taken=1, elapsed_s=1.0, due=6)
+    assert (poller._guarded, poller._helping) == (False, 0)
+
+
+# ------------------------------------------------------------------------------------------- forks
+def test_a_child_closes_its_copy_of_the_watches(clock: FakeClock) -> None:
+    bench = Bench(clock)
+    bench.poller.renew_after_fork()
+    with pytest.raises(ValueError, match="closed"):
+        bench.readiness.wait(0)
+    bench.end()
+
+
+def test_a_closed_poller_stays_closed_in_a_child(bench: Bench) -> None:
+    bench.end()
+    bench.poller.renew_after_fork()
+    bench.start(Request())
+    assert bench.failures() == [False]
