@@ -44,6 +44,15 @@ def test_more_must_not_come_back_than_was_taken() -> None:
         budget.release(1)
 
 
+def test_a_child_has_the_whole_budget() -> None:
+    budget = ByteBudget(100)
+    assert budget.try_acquire(500)
+    budget.when_free(1, lambda _: pytest.fail("the parent waits for it"))
+    budget.renew_after_fork()
+    assert repr(budget) == "<ByteBudget 100 of 100 bytes free, 0 in line>"
+    budget.close(TinkerError("closed"))
+
+
 class TestTimeout:
     def test_runs_out_by_the_clock(self) -> None:
         clock = FakeClock()

@@ -196,6 +196,18 @@ class TestWork:
         assert accept_all(gate, "next") == 18  # one in 32 of the 64 places stays free
         assert limiter.state() is LimiterState.REOPENING
 
+    def test_no_room_stays_free_for_work_that_ended_before_this_work_began(self) -> None:
+        clock, _, gate = limiter_and_gate()
+        gate.begin_work("earlier")
+        gate.end_work("earlier")
+        for number in range(64):
+            gate.begin_work(number)
+        refuse(gate, delay_s=1)
+        clock.advance(1)
+        for number in range(20):
+            gate.end_work(number)
+        assert accept_all(gate, "next") == 20
+
     def test_requests_accepted_after_the_first_refusal_count_until_work_ends(self) -> None:
         clock, limiter, gate = limiter_and_gate()
         permits = [gate.acquire() for _ in range(70)]
@@ -337,6 +349,42 @@ def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
     assert not gate.lets_pass(second)  # only a few new permits let requests pass
     few = take_all(gate)
     assert all(map(gate.lets_pass, few))
+
+
+def test_nor_does_one_that_was_counted_before_a_later_refusal() -> None:
+    clock, _, gate = throttled_once()
+    first, second = gate.acquire(), gate.acquire()
+    assert first is not None
+    assert second is not None
+    gate.throttled(first, delay_s=1)
+    clock.advance(1)
+    assert not gate.lets_pass(second)
+
+
+def test_nor_does_one_from_before_a_late_refusal() -> None:
+    """A refusal of a request that was sent before an earlier refusal closes the limiter once more."""
+    clock, limiter, gate = limiter_and_gate()
+    late = gate.acquire()
+    refuse(gate, delay_s=1)
+    clock.advance(1)
+    for _ in range(OPEN_WINDOW):
+        gate.succeeded(gate.acquire())
+    assert limiter.state() is LimiterState.OPEN
+    permit = gate.acquire()
+    gate.throttled(late, delay_s=1)
+    clock.advance(1)
+    assert permit is not None
+    assert not gate.lets_pass(permit)
+
+
+def test_a_child_keeps_the_pause_and_the_window_and_forgets_the_requests() -> None:
+    _, limiter, gate = refused_at_work(64)
+    gate.end_work(0)
+    assert len(take_all(gate)) == 1
+    limiter.renew_after_fork()
+    assert repr(limiter) == "<RateLimiter reopening, window 10, 0 in flight, 0 in line>"
+    assert limiter.recently_closed()
+    assert len(take_all(gate)) == FIRST_WINDOW
 
 
 class TestReopening:
