@@ -220,12 +220,13 @@ def test_a_deadline_between_polls(bench: Bench) -> None:
     assert "too many" in str(error)
 
 
-def test_a_poll_is_not_waited_for_beyond_the_deadline(bench: Bench) -> None:
+@pytest.mark.parametrize("end", [{"timed_out": True}, {"final": True}])
+def test_a_poll_is_not_waited_for_beyond_the_deadline(bench: Bench, end: dict[str, bool]) -> None:
     future = bench.fetch(deadline_at=bench.clock.now() + 10)
     asked = bench.poller.next()
     assert asked.call.deadline_s == 10.0
     bench.clock.advance(10)
-    bench.poller.lose(timed_out=True)
+    bench.poller.lose(**end)
     assert isinstance(future.exception(0), errors.DeadlineError)
 
 
@@ -252,6 +253,25 @@ def test_a_cancelled_future_ends_the_asking_after_a_pause(bench: Bench) -> None:
     assert future.cancel()
     bench.poller.pass_time()
     assert bench.poller.waiting == 0
+
+
+def test_a_future_that_ends_before_its_bytes_are_used_gives_them_back(bench: Bench) -> None:
+    assert bench.inflight.try_acquire(1500)
+    future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
+    bench.inflight.release(1500)
+    assert "600 of 1000" in bench.free
+    assert future.cancel()
+    bench.poller.pass_time()
+    assert bench.poller.waiting == 0
+    assert "1000 of 1000" in bench.free
+
+
+def test_a_forgotten_promise_gives_its_bytes_back(bench: Bench) -> None:
+    free: list[str] = []
+    promise = Promise("req-1", "Sample", announced_bytes=400)
+    bench.fetch(promise, on_gone=lambda _: free.append(bench.free))
+    bench.poller.answer(410, {"detail": "forgotten"})
+    assert "1000 of 1000" in free[0]
 
 
 def test_a_closed_budget_fails_who_wants_room(bench: Bench) -> None:

@@ -11,10 +11,14 @@ import pytest
 from support.crowd import until
 from support.hasty import FLAGS, hasty_service
 from support.tinker_stub import Answer, Stub, StubServer
+from support.wires import Notebook
 
 from tinker_sync import types
+from tinker_sync._observe import TokensUsed
 from tinker_sync.clients.sampling import SamplingClient
-from tinker_sync.errors import APIStatusError, DeadlineError
+from tinker_sync.errors import APIResponseValidationError, APIStatusError, DeadlineError
+from tinker_sync.runtime.sample import SampleJob
+from tinker_sync.transport.call import Reply
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -119,3 +123,56 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
     assert sorted(numbers) == sorted([*set(numbers), numbers[0]])
     # The second sample may have been the next to go already when the first came back.
     assert numbers[:3].count(numbers[0]) == 2
+
+
+# ------------------------------------------------------------------------------------- the server's work
+def work_of(sampler: SamplingClient) -> set[object]:
+    """Return the samples that the server works on, as far as the rate limiter knows."""
+    machinery = sampler.holder.server.machinery.value
+    assert machinery is not None
+    return machinery.scheduler.gate.limiter._window.work
+
+
+def test_a_sample_that_is_cancelled_as_its_promise_arrives_is_given_up_at_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept = SampleJob._on_promise
+
+    def cancel_first(job: SampleJob, reply: Reply) -> None:
+        assert job._future is not None
+        assert job._future.cancel()
+        accept(job, reply)
+
+    monkeypatch.setattr(SampleJob, "_on_promise", cancel_first)
+    flags = {"sample_cancel_enabled": True}
+    with StubServer(config=FLAGS, dynamic_config=flags) as stub, hasty_service(stub) as service:
+        sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+        future = sample(sampler)
+        until(lambda: stub.asked("/cancel_future"))
+        assert future.cancelled()
+        assert work_of(sampler) == set()
+        assert stub.asked("/retrieve_future") == []
+
+
+def test_a_sample_that_the_server_has_forgotten_is_no_work(stub: Stub, sampler: SamplingClient) -> None:
+    again = threading.Event()
+    stub.script("/retrieve_future", Answer(410, {"detail": "forgotten"}))
+    stub.script("/asample", Answer(usual=True), Answer(usual=True, gate=again))
+    future = sample(sampler)
+    stub.await_asked("/asample", 2)
+    meanwhile = set(work_of(sampler))
+    again.set()
+    assert future.result(PATIENCE_S).sequences
+    assert (meanwhile, work_of(sampler)) == (set(), set())
+
+
+def test_tokens_of_a_response_that_does_not_fit_the_request_count(
+    stub: Stub, sampler: SamplingClient
+) -> None:
+    notebook = Notebook()
+    sampler.holder.lifecycle.add_observer(notebook)
+    one = {"tokens": [1, 2], "logprobs": [-0.5, -0.5], "stop_reason": "length"}
+    stub.script("/retrieve_future", Answer(body={"type": "sample", "sequences": [one, one]}))
+    with pytest.raises(APIResponseValidationError):
+        sample(sampler).result(PATIENCE_S)
+    assert [event.sampled for event in notebook.events if isinstance(event, TokensUsed)] == [4]

@@ -198,6 +198,40 @@ def test_two_samples_under_one_id_both_get_the_result(bench: Bench) -> None:
     assert [future.result(0) for future in futures] == [{"of": "a"}] * 2
 
 
+def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench) -> None:
+    futures = [bench.wait_for("a") for _ in range(3)]
+    for number in range(2):
+        bench.fetch_next({"sequence": number})
+    assert [future.done() for future in futures] == [True, True, False]
+    bench.announce(1, "a")
+    bench.fetch_next({"sequence": 2})
+    assert futures[2].result(0) == {"sequence": 2}
+
+
+def test_results_are_acknowledged_though_polls_fail(bench: Bench) -> None:
+    first = bench.wait_for("a")
+    bench.wait_for("b")
+    bench.announce(1, "a")
+    bench.fetch_next({"a": 1})
+    assert first.done()
+    for _ in range(2):
+        bench.poller.answer(503, {}, path=PATH)
+        bench.poller.pass_time()
+    bench.poller.answer(503, {}, path=PATH)
+    assert bench.singles() == ["b"]  # the poll is given up for now
+    bench.poller.pass_time()
+    assert bench.polls()[-1]["retrieved_request_ids"] == ["a"]
+    assert bench.polls()[-1]["timeout"] == 0
+
+
+def test_a_child_polls_for_its_own_samples_alone(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.together.renew_after_fork()
+    bench.wait_for("b")
+    assert len(bench.polls()) == 2
+    assert repr(bench.together) == "<SessionPoll 1 waiting together, cursor 0>"
+
+
 def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause(bench: Bench) -> None:
     future = bench.wait_for("a")
     pauses = []
@@ -370,6 +404,7 @@ def test_a_forgotten_promise_is_handed_on(bench: Bench) -> None:
     bench.poller.answer(410, {"detail": "forgotten"}, path=ONE)
     assert len(gone) == 1
     assert not future.done()
+    assert bench.polls()[-1]["retrieved_request_ids"] == ["a"]
 
 
 def test_a_deadline_is_kept_while_polls_bring_nothing(bench: Bench) -> None:
