@@ -114,6 +114,13 @@ class TestCancel:
         assert all(part.cancelled() for part in parts)
         assert whole.status() == Status(FutureState.DONE, "cancelled")
 
+    def test_reaches_parts_that_come_later(self) -> None:
+        whole: CombinedFuture[int, int] = CombinedFuture([], merge=sum)
+        assert whole.cancel()
+        part: APIFuture[int] = APIFuture()
+        whole.follow([part])
+        assert part.cancelled()
+
     def test_is_refused_once_sending_began(self) -> None:
         whole, parts = combined_of(2)
         assert whole.begin()

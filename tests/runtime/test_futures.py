@@ -301,6 +301,14 @@ class TestCallbacks:
         assert [name for name, _ in seen] == ["a", "b", "c"]
         assert {thread for _, thread in seen} == {"tinker-call-1"}
 
+    def test_one_that_is_added_at_the_end_waits_for_the_earlier_ones(self) -> None:
+        seen: list[str] = []
+        future = APIFuture[int]()
+        future.when_done(lambda _: future.add_done_callback(lambda _: seen.append("b")))
+        future.add_done_callback(lambda _: seen.append("a"))
+        future.resolve(7)
+        assert seen == ["a", "b"]
+
     def test_get_the_future(self) -> None:
         future = APIFuture[int]()
         seen: list[Any] = []

@@ -217,6 +217,32 @@ def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
     assert bench.beats == 1
 
 
+def test_a_hint_within_a_second_of_the_last_heartbeat_has_no_effect() -> None:
+    bench = Bench()
+    bench.clock.advance(PERIOD_S)
+    bench.heartbeat.step()
+    bench.heartbeat.beat_soon()
+    assert not bench.heartbeat._wake.is_set()
+    bench.clock.advance(1.0)
+    bench.heartbeat.beat_soon()
+    assert bench.heartbeat._wake.is_set()
+
+
+def test_a_stop_that_comes_as_the_thread_wakes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    beats = bench.heartbeat
+    monkeypatch.setattr(beats, "_thread", threading.current_thread())
+    clear = beats._wake.clear
+
+    def stop_first() -> None:
+        beats.stop()
+        clear()
+
+    monkeypatch.setattr(beats._wake, "clear", stop_first)
+    beats._wake.set()
+    assert not beats._await_turn()
+
+
 def test_the_thread_calls_the_function_passed_to_stop() -> None:
     bench = Bench()
     done: list[str] = []

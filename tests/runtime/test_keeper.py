@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,21 @@ def test_a_refusal_that_stays_is_the_end_for_an_orphan_alone(code: int) -> None:
     assert orphan.ends()
     assert len(orphan.beats) == 3  # as in heartbeats of the owner, the second refusal ends them
     assert not Bench(statuses=(200, code)).ends()
+
+
+def test_refusals_with_other_trouble_between_them_do_not_add_up() -> None:
+    orphan = Bench(DEATH, statuses=(404, 503, 404, 503, 200))
+    assert orphan.ends()
+    assert len(orphan.beats) == 5  # it ends because its time is over
+
+
+def test_lines_may_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b'{"headers":{"X-API', b'-Key":"second"}}\n{', b"}\n", b""]
+    scripted = SimpleNamespace(read=lambda _descriptor, _count: pieces.pop(0))
+    monkeypatch.setattr(_keeper_process, "os", scripted)
+    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    _keeper_process.read(lines)
+    assert [lines.get(timeout=0) for _ in range(3)] == [{"headers": {"X-API-Key": "second"}}, {}, None]
 
 
 def test_a_server_that_has_no_heartbeats_gets_none() -> None:
@@ -423,6 +439,43 @@ def test_a_key_that_cannot_be_renewed_ends_nothing() -> None:
     keeper.end()
     assert keeper.pid is None
     keeper.note_beat()
+
+
+def test_a_key_that_is_too_long_for_one_write_is_not_sent_in_part(caplog: pytest.LogCaptureFixture) -> None:
+    silence, written = Silence(), []
+    process: Any = SimpleNamespace(stdin=SimpleNamespace(write=written.append), poll=lambda: None)
+    silence.keeper._process = process
+    silence.headers = [{"X-API-Key": "k" * 5000}]
+    silence.keeper.note_beat()
+    assert written == [b"{}\n"]
+    assert "the keeper cannot take the renewed key: it is too long" in caplog.text
+
+
+def test_a_child_closes_its_copy_of_the_pipe_and_leaves_the_keeper_alone() -> None:
+    keeper, closed = Silence().keeper, threading.Event()
+    stdin = SimpleNamespace(close=closed.set)
+    process: Any = SimpleNamespace(
+        stdin=stdin, returncode=None, kill=raising(AssertionError("it is the parent's"))
+    )
+    keeper._process = process
+    keeper.forget()
+    assert closed.is_set()
+    assert keeper.pid is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no sessions of processes, and no such pipes")
+def test_neither_the_terminal_reaches_it_nor_can_its_pipe_block_the_owner() -> None:
+    keeper = Silence().keeper
+    keeper.start()
+    try:
+        pid, process = keeper.pid, keeper._process
+        assert pid is not None
+        assert process is not None
+        assert process.stdin is not None
+        assert os.getsid(pid) == pid
+        assert not os.get_blocking(process.stdin.fileno())
+    finally:
+        keeper.end()
 
 
 def test_without_a_key_at_the_start_there_is_no_keeper(caplog: pytest.LogCaptureFixture) -> None:
