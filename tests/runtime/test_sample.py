@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.crowd import until
 from support.hasty import FLAGS, hasty_service
+from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 from support.wires import Notebook
 
@@ -123,6 +125,46 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
     assert sorted(numbers) == sorted([*set(numbers), numbers[0]])
     # The second sample may have been the next to go already when the first came back.
     assert numbers[:3].count(numbers[0]) == 2
+
+
+def test_a_sample_that_is_cancelled_while_it_is_sent_gives_everything_back_at_once(
+    stub: Stub, sampler: SamplingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted, gate = threading.Event(), threading.Event()
+    submit = SampleJob._submit
+
+    def submit_and_note(job: SampleJob) -> None:
+        submit(job)
+        submitted.set()
+
+    monkeypatch.setattr(SampleJob, "_submit", submit_and_note)
+    stub.script("/asample", Answer(usual=True, gate=gate))
+    future = sample(sampler)
+    assert submitted.wait(PATIENCE_S)
+    machinery = sampler.holder.server.machinery.value
+    assert machinery is not None
+    assert future.cancel()
+    limits = [repr(machinery.scheduler.places), repr(machinery.scheduler.sending_bytes)]
+    gate.set()
+    free = (f"{PLACES - 1} of {PLACES - 1}", "10485760 of 10485760")
+    assert limits == [f"<ByteBudget {each} bytes free, 0 in line>" for each in free]
+
+
+def test_a_call_that_is_interrupted_reserves_no_tokens(
+    sampler: SamplingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[object] = []
+    limiter: Any = SimpleNamespace(
+        hold=lambda _: held.append("key"), release=lambda _: held.clear(), settle=lambda *_, last: None
+    )
+    sample(sampler).result(PATIENCE_S)
+    sampler.holder.spending.attach(limiter)
+    machinery = sampler.holder.server.machinery.value
+    assert machinery is not None
+    monkeypatch.setattr(machinery.scheduler, "put", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        sample(sampler)
+    assert held == []
 
 
 # ------------------------------------------------------------------------------------- the server's work

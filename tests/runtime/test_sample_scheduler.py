@@ -220,6 +220,69 @@ def test_closing_fails_what_is_queued_and_what_comes_later() -> None:
     assert bench.log == []
 
 
+def test_the_close_ends_waits_for_the_limits() -> None:
+    scheduler = Bench().scheduler
+    scheduler.close(ClientClosedError())
+    for limit in (scheduler.places, scheduler.sending_bytes):
+        with pytest.raises(ClientClosedError):
+            limit.try_acquire(1)
+    with pytest.raises(ClientClosedError):
+        scheduler.gate.try_acquire()
+
+
+def test_samples_that_no_worker_admits_do_not_stop_later_ones() -> None:
+    bench = Bench()
+    run = bench.workers.run
+    bench.workers.run = raising(RuntimeError("can't start new thread"))  # type: ignore[method-assign]
+    assert isinstance(bench.put("a").failure, TinkerError)
+    bench.workers.run = run  # type: ignore[method-assign]
+    bench.put("b")
+    bench.workers.do_all()
+    assert bench.log == ["admit b", "submit b"]
+
+
+def test_many_samples_are_admitted_in_several_turns_of_the_poller() -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    bench = Bench(watched=True).filled_with(names)
+    turns = 0
+    while bench.soon:
+        bench.soon.pop()()
+        turns += 1
+    assert turns > 1
+    assert [line for line in bench.log if line.startswith("admit")] == [f"admit {name}" for name in names]
+
+
+def test_ctrl_c_in_a_call_does_not_stop_later_samples() -> None:
+    bench = Bench()
+    run = bench.workers.run
+    bench.workers.run = raising(KeyboardInterrupt())  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        bench.put("a")
+    bench.workers.run = run  # type: ignore[method-assign]
+    bench.put("b")
+    bench.workers.do_all()
+    assert [line for line in bench.log if line.startswith("admit")] == ["admit a", "admit b"]
+
+
+def test_a_sample_that_comes_before_the_worker_leaves_needs_no_other() -> None:
+    bench = Bench()
+
+    def put_two() -> None:
+        bench.put("b").then = lambda: bench.put("c")
+
+    bench.put("a").then = put_two
+    bench.workers.do()
+    assert bench.log == [f"{step} {name}" for name in "abc" for step in ("admit", "submit")]
+    assert bench.workers.jobs == []
+
+
+def test_a_closed_scheduler_stays_closed_in_a_child() -> None:
+    bench = Bench()
+    bench.scheduler.close(ClientClosedError())
+    bench.scheduler.renew_after_fork()
+    assert isinstance(bench.put("a").failure, ClientClosedError)
+
+
 def test_closed_workers_close_the_scheduler() -> None:
     bench = Bench()
 
@@ -249,9 +312,11 @@ def policy(*, billing_s: float = 0.0) -> SubmitPolicy:
     return SubmitPolicy(judge, BillingPause(billing_s, clock=clock), draw=lambda: 1.0)
 
 
-def decide(outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, **options: Any) -> Any:
+def decide(
+    outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, max_attempts: int = 3, **options: Any
+) -> Any:
     call = Call(method="POST", path="/api/v1/asample", body=b"{}", attempt=attempt)
-    return policy(**options).decide(outcome, call, size, 3)
+    return policy(**options).decide(outcome, call, size, max_attempts)
 
 
 @pytest.mark.parametrize(("size", "pause_s"), [(10, 1.0), (10**6, 5.0)])
@@ -273,6 +338,11 @@ def test_trouble_that_passes_is_tried_again_a_number_of_times() -> None:
     assert [type(decision) for decision in decisions] == [Resubmit, Resubmit, Refused]
     assert [decision.delay_s for decision in decisions[:2]] == [0.5, 1.0]
     assert isinstance(decisions[2].error, APIStatusError)
+
+
+def test_a_conflict_is_tried_again_twice_at_most() -> None:
+    decisions = [decide(Reply(409, {}), attempt=attempt, max_attempts=10) for attempt in (1, 2, 3)]
+    assert [type(decision) for decision in decisions] == [Resubmit, Resubmit, Refused]
 
 
 def test_a_refusal_is_final() -> None:
@@ -318,3 +388,14 @@ def test_each_wait_of_a_sample_has_the_time_that_the_others_have_left() -> None:
     holdings.scheduler = SimpleNamespace(places=limit, sending_bytes=limit, gate=limit)  # type: ignore[assignment]
     assert holdings.take(10, iter([3.0, 2.0, 1.0]).__next__)
     assert waits == [3.0, 2.0, 1.0]
+
+
+def test_bytes_go_back_though_the_sample_got_no_permit() -> None:
+    scheduler = Bench().scheduler
+    scheduler.gate.limiter.close_for(60.0)
+    holdings = Holdings()
+    holdings.scheduler = scheduler
+    assert not holdings.take(10, lambda: 0.0)
+    holdings.give_back()
+    for limit in (scheduler.places, scheduler.sending_bytes):
+        assert repr(limit) == "<ByteBudget 1000000 of 1000000 bytes free, 0 in line>"
