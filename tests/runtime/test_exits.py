@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,16 @@ def test_every_open_session_is_finished() -> None:
     assert [len(member.finished) for member in members] == [1, 0, 1]
     assert members[0].finished == [("success", None, exits.EXIT_LIMIT_S, True)]
     assert members[0].waited_s <= exits.PENDING_LIMIT_S
+
+
+def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 0.0, 45.0, 70.0])  # the members take 45 s and 25 s
+    monkeypatch.setattr(exits, "time", SimpleNamespace(monotonic=lambda: next(moments, 70.0)))
+    members = [Member() for _ in range(3)]
+    for member in members:
+        finish_at_exit(member)
+    finish_all()
+    assert sorted(member.waited_s for member in members) == [0.0, 15.0, 60.0]
 
 
 def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,30 @@ def test_giving_up_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
+def test_the_end_of_a_call_wakes_the_wait() -> None:
+    changes = PendingChanges()
+    future: APIFuture[Any] = APIFuture()
+    changes.add(future, "save_state")
+    future.resolve(None)
+    assert changes._news.is_set()
+
+
+def test_an_ended_call_whose_addition_was_interrupted_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    changes = PendingChanges(Clock(0.0, 0.5, 60.0))
+    future: APIFuture[Any] = APIFuture()
+    changes._names[future] = "save_state"  # Ctrl-C came before the callback was added
+    future.resolve(None)
+    changes._news.set()
+    changes.wait(60.0)
+    assert caplog.records == []
+
+
 def test_a_forked_child_waits_for_nothing_of_its_parent() -> None:
     changes = PendingChanges()
     changes.add(APIFuture(), "save_state")
+    changes.give_up()
     changes.forget()
     assert not changes
+    assert not changes._given_up

@@ -255,6 +255,14 @@ def test_trouble_ends_at_its_limit_and_not_before(outcome: Any, error: type[Exce
     assert action.error.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
 
 
+def test_the_size_of_a_result_is_a_good_answer() -> None:
+    asking = Asking()
+    assert isinstance(asking.gets(reply(503)), Wait)
+    size = reply(200, {"status": "complete_metadata", "response_payload_size": 7})
+    assert isinstance(asking.gets(size, after_s=TROUBLE_LIMIT_S - 10), TakeBytes)
+    assert isinstance(asking.gets(reply(503), after_s=20.0), Wait)
+
+
 def test_trouble_is_described_until_a_good_answer() -> None:
     asking = Asking()
     assert asking.retrieval.trouble_since is None

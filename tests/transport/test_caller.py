@@ -356,6 +356,18 @@ def test_closing_wakes_a_pause_and_refuses_what_follows() -> None:
         caller.call(post())
 
 
+def test_a_child_has_keys_of_its_own_and_a_closed_caller_stays_closed() -> None:
+    caller = caller_for(ScriptedHttp(OK))
+    of_parent = caller.next_key()
+    caller.renew_after_fork()
+    assert caller.next_key().rpartition("-")[0] != of_parent.rpartition("-")[0]
+    assert caller.call(post()).status == 200
+    caller.close()
+    caller.renew_after_fork()
+    with pytest.raises(APIConnectionError, match="closed"):
+        caller.call(post())
+
+
 def test_a_call_that_close_interrupts_names_the_close() -> None:
     with ScriptedServer(silent) as server:
         http = http_for(server)

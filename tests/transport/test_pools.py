@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.clock import FakeClock
@@ -185,3 +186,20 @@ def test_a_failed_connect_has_its_reason() -> None:
         connect(Route(Origin.of(f"http://127.0.0.1:{port}")), 5)
     assert not caught.value.timed_out
     assert caught.value.__cause__ is not None
+
+
+def test_a_socket_that_cannot_be_prepared_is_closed(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+    create = socket.create_connection
+
+    def note(*arguments: Any) -> socket.socket:
+        made.append(create(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(socket, "create_connection", note)
+    monkeypatch.setattr("tinker_sync.transport.pools._SOCKET_OPTIONS", [(socket.IPPROTO_TCP, -1, 1)])
+    with pytest.raises(ConnectFailed):
+        connect(Route(Origin.of(server.url)), 5)
+    assert [each.fileno() for each in made] == [-1]
