@@ -13,7 +13,7 @@ from support.crowd import together, until
 from support.raising import raising
 
 from tinker_sync.errors import DeadlineError
-from tinker_sync.runtime.lazy import Lazy
+from tinker_sync.runtime.lazy import Lazy, Shared
 
 
 class Flight:
@@ -141,3 +141,25 @@ def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
     assert flight.first.result(120) == 7
     lazy.renew_after_fork()
     assert lazy.get(never) == 7  # the value exists already
+
+
+# ------------------------------------------------------------------------------------------- one for each key
+def test_of_two_values_for_one_key_the_second_is_discarded() -> None:
+    discarded: list[str] = []
+    shared: Shared[str, str] = Shared({}, discard=discarded.append)
+
+    def make() -> str:
+        assert shared.get("key", lambda: "another thread's") == "another thread's"
+        return "mine"
+
+    assert shared.get("key", make) == "another thread's"
+    assert discarded == ["mine"]
+
+
+def test_a_value_that_cannot_be_used_is_replaced() -> None:
+    closed: set[str] = set()
+    shared: Shared[str, str] = Shared({}, is_usable=lambda value: value not in closed)
+    assert shared.get("key", lambda: "first") == "first"
+    closed.add("first")
+    assert shared.get("key", lambda: "second") == "second"
+    assert shared.get("key", lambda: "third") == "second"

@@ -1,17 +1,31 @@
-"""The name of the running public method: public methods set it, and jobs take it to other threads."""
+"""The name of the running public method, which jobs take to other threads; and unread failures."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tinker_sync.runtime.naming import carried, current, named, names_requests
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import (
+    Unread,
+    attach_unread,
+    carried,
+    current,
+    find_call_site,
+    log_if_unread,
+    named,
+    names_requests,
+)
 
 
 class Base:
@@ -121,3 +135,48 @@ def test_a_job_takes_the_name_to_another_thread() -> None:
 
 def test_outside_of_a_method_a_job_stays_as_it_is() -> None:
     assert carried(threading.get_ident) is threading.get_ident
+
+
+# ------------------------------------------------------------------------------------------- unread failures
+def collect(failure: BaseException, before: Callable[[APIFuture[Any]], object]) -> None:
+    """Let a future fail after `before(future)`, and drop it without another look."""
+    future: APIFuture[Any] = APIFuture()
+    log_if_unread(future, find_call_site())
+    before(future)
+    future.fail(failure)
+    del future
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("failure", "before", "lines"),
+    [
+        (KeyError("a"), lambda future: None, 1),
+        (KeyError("a"), lambda future: attach_again_at_the_end(future), 1),
+        (KeyError("a"), lambda future: future.add_done_callback(lambda _: None), 0),
+        (ClientClosedError(), lambda future: None, 0),
+        (EarlierCallFailedError("optim_step", 1, "no"), lambda future: None, 0),
+    ],
+    ids=["unread", "attached twice", "looked at before", "closed", "follows from another"],
+)
+def test_which_failures_are_logged(
+    caplog: pytest.LogCaptureFixture,
+    failure: BaseException,
+    before: Callable[[APIFuture[Any]], object],
+    lines: int,
+) -> None:
+    collect(failure, before)
+    assert ["never looked at" in message for message in caplog.messages] == [True] * lines
+
+
+def attach_again_at_the_end(future: APIFuture[Any]) -> None:
+    future.when_done(attach_unread)
+
+
+def test_a_child_does_not_log_the_failures_of_its_parent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Unread("sample at train.py:7 failed")
+    monkeypatch.setattr(_fork, "_generation", _fork.generation() + 1)
+    unread.log()
+    assert caplog.records == []

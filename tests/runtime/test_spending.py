@@ -104,6 +104,15 @@ def test_a_call_that_was_cancelled_before_its_reservation_keeps_none() -> None:
     assert limiter.held == set()
 
 
+def test_the_limits_at_the_time_of_the_call_count() -> None:
+    guard, before, after = SpendGuard(lambda _: None), Limiter(), Limiter()
+    guard.attach(before)
+    of_the_call = guard.limiters
+    guard.attach(after)
+    guard.reserve(plan, of_the_call)
+    assert (len(before.held), len(after.held)) == (1, 0)
+
+
 def test_without_a_limit_nothing_is_computed() -> None:
     with SpendGuard(lambda _: None).reserve(raising(AssertionError("nobody has asked"))) as reservation:
         reservation.settle(used(1))

@@ -1,13 +1,17 @@
-"""The number of a request that may have reached the server is not used again."""
+"""The number of a request that may have reached the server is not used again; bytes go back in any case."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.crowd import until
+from support.custom_losses import world
 from support.engine_ledger import Ledger, engine_ledger, step_of
+from support.tinker_stub import Answer
 
+from tinker_sync import types
 from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 
@@ -54,3 +58,19 @@ def test_a_request_that_was_not_sent_leaves_its_number(ledger: Ledger) -> None:
         server.plan = FaultPlan()
         training.optim_step(step_of(2)).result(PATIENCE_S)
     assert marks(ledger) == [2]
+
+
+# --------------------------------------------------------------------------------- the limit of bytes
+DATUM = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+
+
+def train_bytes(trainer: Any) -> str:
+    return repr(trainer.service.holder.server.machinery.value.train_bytes)
+
+
+def test_a_refused_pass_gives_its_bytes_back() -> None:
+    with world() as (stub, trainer):
+        stub.script("/forward_backward", Answer(422, {"detail": "no"}))
+        with pytest.raises(TinkerError, match="422"):
+            trainer.forward_backward([DATUM], "cross_entropy").result(PATIENCE_S)
+        assert train_bytes(trainer) == "<ByteBudget 15000000 of 15000000 bytes free, 0 in line>"

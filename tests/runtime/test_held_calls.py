@@ -1,0 +1,60 @@
+"""Calls on a client that is not ready: their order, the failure of the client, and forks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.held_calls import HeldCalls
+
+FIRST, SECOND = TinkerError("first"), TinkerError("second")
+
+
+class Call:
+    """A double of a call that logs its start and keeps its failure."""
+
+    def __init__(self, log: list[str], name: str, then: Callable[[], object] = lambda: None) -> None:
+        self._log, self._name, self._then = log, name, then
+        self.failure: Exception | None = None
+
+    def start(self) -> None:
+        self._log.append(self._name)
+        self._then()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+
+
+def test_a_call_that_is_made_while_others_start_waits_behind_them() -> None:
+    calls, log = HeldCalls(), []
+    held: list[bool] = []
+    late = Call(log, "late")
+    assert calls.hold(Call(log, "a", then=lambda: held.append(calls.hold(late))))
+    assert calls.hold(Call(log, "b"))
+    calls.release()
+    assert (held, log) == ([True], ["a", "b", "late"])
+    assert calls.open
+    assert not calls.hold(Call(log, "c"))
+
+
+def test_the_first_failure_fails_the_held_calls_and_all_later_ones() -> None:
+    calls, log = HeldCalls(), []
+    before, after = Call(log, "before"), Call(log, "after")
+    assert calls.hold(before)
+    assert calls.fail(FIRST) == 1
+    assert calls.fail(SECOND) == 0
+    calls.release()
+    assert not calls.open
+    assert calls.hold(after)
+    assert [str(call.failure) for call in (before, after)] == ["first", "first"]
+    assert before.failure is not after.failure
+    assert log == []
+
+
+def test_a_child_does_not_start_the_calls_of_its_parent() -> None:
+    calls, log = HeldCalls(), []
+    assert calls.hold(Call(log, "of the parent"))
+    calls.renew_after_fork()
+    assert calls.hold(Call(log, "of the child"))
+    calls.release()
+    assert log == ["of the child"]
