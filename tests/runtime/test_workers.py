@@ -15,6 +15,7 @@ from support.clock import PATIENCE_S
 from support.crowd import start, until
 from support.raising import raising
 
+from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.workers import Workers
 
 
@@ -263,12 +264,45 @@ class TestCtrlC:
             assert seen == [1, 2]
 
 
+def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job_and_no_mark_stays() -> None:
+    pool = Workers("send", max_threads=1)
+
+    class Ready:
+        """A lock whose wait runs out just before another thread releases it."""
+
+        released = False
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            if timeout >= 0:
+                pool.run(lambda: None)
+                return False
+            taken, self.released = self.released, False
+            return taken
+
+        def release(self) -> None:
+            self.released = True
+
+    ready: Any = Ready()
+    assert pool._next_entry(ready) is not None
+    assert not ready.released
+    assert pool._idle == []
+    pool.close()
+
+
+def test_a_call_on_a_closed_pool_is_one_on_a_closed_client() -> None:
+    pool = Workers("send", max_threads=1)
+    pool.close()
+    with pytest.raises(ClientClosedError):
+        pool.run_call(lambda: None)
+
+
 class TestSystemWithoutThreads:
     def test_no_first_thread_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool = Workers("send", max_threads=2)
         monkeypatch.setattr(threading.Thread, "start", _no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            pool.run(print)
+            pool.run(lambda: pytest.fail("it was refused"))
+        assert not pool._work_queue
         monkeypatch.undo()
         assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the thread that did not start is not counted
         pool.close()

@@ -42,6 +42,9 @@ HOSTILE: dict[str, list[bytes]] = {
     "a share": [member("\\\\host\\share\\outside", b"x")],
     "a stream of a file": [member("adapter.bin:hidden", b"x")],
     "a soft link outside": [member("link", kind=b"2", link="../outside")],
+    "a soft link outside, to the name of a file inside": [
+        member("d/link", kind=b"2", link="../../adapter_config.json")
+    ],
     "a soft link to the root": [member("link", kind=b"2", link="/etc/passwd")],
     "a soft link outside, then through it": [
         member("link", kind=b"2", link=".."),

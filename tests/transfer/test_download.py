@@ -19,6 +19,7 @@ import requests
 from support.clock import FakeClock
 from support.crowd import until
 from support.file_server import Content, FileServer, Tar
+from support.raising import refuse_threads
 from support.tars import member, write
 
 import tinker_sync
@@ -91,6 +92,15 @@ def test_parts_are_fetched_in_parallel(tmp_path: Path) -> None:
             barrier.wait(120)
 
     with FileServer({"a": 4 * PART}, before=wait) as server:
+        fetch(server, tmp_path / "out", parts=4)
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+
+
+def test_without_further_threads_one_fetches_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, "tinker-part")
+    with FileServer({"a": 4 * PART}) as server:
         fetch(server, tmp_path / "out", parts=4)
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
 

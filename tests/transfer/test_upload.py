@@ -8,17 +8,20 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.clock import FakeClock
 from support.file_server import FileServer
 
 import tinker_sync
 from tinker_sync import errors, types
+from tinker_sync._secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.transfer import upload as transfer_upload
-from tinker_sync.transfer.progress import TransferProgress
-from tinker_sync.transfer.signed import SignedHttp, SignedResponse
+from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
+from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedResponse
 
 LORA = types.LoraConfig(rank=8)
 FILES = {"adapter_model.safetensors": os.urandom(700_000), "adapter_config.json": b"{}"}
@@ -113,6 +116,33 @@ def test_interrupted_file_is_sent_again(server: FileServer, weights: Path, troub
     assert len(server.asked()) > 2
     last = states.last()
     assert last.bytes_done == last.bytes_total == 700_002
+
+
+def test_the_pause_that_the_server_asks_for_is_kept(tmp_path: Path) -> None:
+    class Answer:
+        def __init__(self, status: int, **headers: str) -> None:
+            self.status = status
+            self.headers = HeaderMap({name.replace("_", "-"): value for name, value in headers.items()})
+
+        def __enter__(self) -> Answer:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    (tmp_path / "a").write_bytes(b"weights")
+    answers = [Answer(503, retry_after="7"), Answer(200)]
+    http: Any = SimpleNamespace(put=lambda _url, _body, _size: answers.pop(0))
+    clock, start = FakeClock(), TransferProgress(tinker_path="", stage="preparing")
+    sender = transfer_upload.DirectoryUpload(
+        tmp_path,
+        http,
+        clock=clock,
+        cancellation=Cancellation(),
+        reporter=ProgressReporter(None, lambda job: job(), clock, start),
+    )
+    assert sender.run(lambda: ("up-1", {"a": "http://files/a"})) == "up-1"
+    (pause_s,) = clock.waits
+    assert pause_s >= 7.0
 
 
 def test_expired_addresses_begin_a_new_upload(server: FileServer, weights: Path) -> None:
