@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.crowd import until
-from support.custom_losses import world
+from support.custom_losses import arrived, world
 from support.engine_ledger import Ledger, engine_ledger, step_of
+from support.raising import raising
 from support.tinker_stub import Answer
 
 from tinker_sync import types
-from tinker_sync.errors import EarlierCallFailedError, TinkerError
+from tinker_sync.errors import ConfigurationError, EarlierCallFailedError, TinkerError
+from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.poller import QUICK_BYTES
+from tinker_sync.runtime.training_part import PartSender, TrainingPart
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
+from tinker_sync.transport.http import Http
 
 PATIENCE_S = 120.0
 SHORT_S = 2.0  # long enough for the first try, also on a busy machine
@@ -74,3 +80,41 @@ def test_a_refused_pass_gives_its_bytes_back() -> None:
         with pytest.raises(TinkerError, match="422"):
             trainer.forward_backward([DATUM], "cross_entropy").result(PATIENCE_S)
         assert train_bytes(trainer) == "<ByteBudget 15000000 of 15000000 bytes free, 0 in line>"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (TrainingPart, "bytes_for", MemoryError("no memory")),  # while the body is made
+        (Http, "open", ConfigurationError("a certificate cannot be used")),
+    ],
+)
+def test_a_request_that_could_not_be_made_fails_alone_and_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception
+) -> None:
+    with world() as (stub, trainer):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, raising(error))
+            failed = trainer.optim_step(types.AdamParams())
+            assert failed.exception(PATIENCE_S) is error
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert arrived(stub) == ["1 step"]
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "follows"),
+    [(1000, True, True), (1000, False, False), (QUICK_BYTES + 1, True, False)],
+    ids=["small", "no room", "large"],
+)
+def test_a_part_follows_on_the_thread_of_the_poller_only_if_it_need_not_wait(
+    size: int, room: bool, follows: bool
+) -> None:
+    budget = ByteBudget(10)
+    assert room or budget.try_acquire(11)
+    server = SimpleNamespace(
+        machinery=SimpleNamespace(value=SimpleNamespace(train_bytes=budget)),
+        poller=SimpleNamespace(follow=lambda job: True),
+    )
+    runtime: Any = SimpleNamespace(server=server, clock=None)
+    part: Any = SimpleNamespace(size=size)
+    assert PartSender(runtime).follow(part, lambda: None) is follows
