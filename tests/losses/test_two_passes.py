@@ -448,6 +448,7 @@ class TestFuture:
         assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
         forward.resolve(None)
         assert both.status().reason == "the loss is being computed"
+        assert both.timeline.accepted is None  # the call is accepted with its backward pass
         backward: APIFuture[Any] = APIFuture()
         both.follow(backward)
         assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)

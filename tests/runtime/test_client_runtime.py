@@ -242,3 +242,17 @@ def test_the_repr_shows_the_state(stub: Stub) -> None:
     assert repr(runtime) == f"<ClientRuntime {stub.url} session-0>"
     runtime.close().result(120)
     assert repr(runtime) == f"<ClientRuntime {stub.url} closed>"
+
+
+def test_callbacks_that_wait_at_the_close_still_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.lifecycle._JOIN_S", 0.0)
+    runtime = runtime_of(stub)
+    gate, ran = threading.Event(), threading.Event()
+    for _ in range(runtime.pools.callback._max_workers):
+        runtime.pools.callback.run(lambda: gate.wait(120))
+    runtime.pools.callback.run(ran.set)
+    runtime.close("success").result(120)
+    assert not ran.is_set()
+    gate.set()
+    assert ran.wait(120)
+    until(lambda: our_threads() == set())

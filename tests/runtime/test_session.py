@@ -243,3 +243,12 @@ def test_a_result_that_is_not_ready_shows_that_the_server_has_the_model(status: 
         caller=SimpleNamespace(call=call), settings=settings_for("http://h", api_key=KEY)
     )
     assert Session(journal=journal)._resume(connection) == ("session-0" if known else None)
+
+
+def test_a_closed_client_sends_no_heartbeat(stub: Stub) -> None:
+    with Bench(stub) as bench:
+        bench.runtime.server.open_session()
+        bench.session.beat()
+        bench.runtime.lifecycle.closed = True
+        bench.session.beat()
+        assert len(stub.asked("/session_heartbeat")) == 1
