@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,10 +155,20 @@ def collect(failure: BaseException, before: Callable[[APIFuture[Any]], object]) 
         (KeyError("a"), lambda future: None, 1),
         (KeyError("a"), lambda future: attach_again_at_the_end(future), 1),
         (KeyError("a"), lambda future: future.add_done_callback(lambda _: None), 0),
+        (KeyError("a"), lambda future: wait_in_vain(future.result), 1),
+        (KeyError("a"), lambda future: wait_in_vain(partial(await_result, future)), 1),
         (ClientClosedError(), lambda future: None, 0),
         (EarlierCallFailedError("optim_step", 1, "no"), lambda future: None, 0),
     ],
-    ids=["unread", "attached twice", "looked at before", "closed", "follows from another"],
+    ids=[
+        "unread",
+        "attached twice",
+        "looked at before",
+        "waited in vain",
+        "awaited in vain",
+        "closed",
+        "follows from another",
+    ],
 )
 def test_which_failures_are_logged(
     caplog: pytest.LogCaptureFixture,
@@ -167,6 +178,15 @@ def test_which_failures_are_logged(
 ) -> None:
     collect(failure, before)
     assert ["never looked at" in message for message in caplog.messages] == [True] * lines
+
+
+def wait_in_vain(wait: Callable[..., object]) -> None:
+    with pytest.raises(TimeoutError):
+        wait(timeout=0)
+
+
+def await_result(future: APIFuture[Any], timeout: float) -> None:
+    asyncio.run(future.result_async(timeout=timeout))
 
 
 def attach_again_at_the_end(future: APIFuture[Any]) -> None:
