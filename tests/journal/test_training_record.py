@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 
 from tinker_sync.errors import JournalError
 from tinker_sync.journal.file import JournalFile, read
-from tinker_sync.journal.record import RunJournal, TrainingRecord
+from tinker_sync.journal.record import TrainingRecord
+from tinker_sync.journal.run import RunJournal
 from tinker_sync.runtime.futures import APIFuture
 
 URL = "http://127.0.0.1:1"
@@ -28,6 +29,7 @@ class Part:
         self.future: APIFuture[Any] = APIFuture()
         self.endpoint = endpoint
         self.step = step
+        self.decode: Callable[[Any], Any] = lambda answer: answer
         self.known: str | None = None
         self._body = body
 
@@ -158,9 +160,9 @@ def test_an_answer_that_cannot_be_recorded_ends_the_call(run: Run) -> None:
 
 def test_a_checkpoint_contains_the_step_if_it_comes_after_it(run: Run) -> None:
     def save(number: int, path: str, step: int) -> tuple[str, int] | None:
-        part = Part("save_weights", step, path.encode())
+        part = Part("save_weights", step, json.dumps({"path": path}).encode())
         run.send(part, number)
-        part.future.resolve(SimpleNamespace(path=path))
+        part.future.resolve(part.decode(SimpleNamespace(path=path)))
         return run.record.checkpoint
 
     run.send(Part("optim_step", 3), 1)

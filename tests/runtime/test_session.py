@@ -220,7 +220,7 @@ def _no_thread() -> None:
 @pytest.mark.parametrize(("replays", "far"), [(True, False), (False, True)], ids=["script", "attach"])
 def test_numbers_begin_far_away_if_no_script_makes_the_earlier_calls_again(replays: bool, far: bool) -> None:
     journal: Any = SimpleNamespace(
-        session_id="session-0", last_requests=["req-1"], replays=replays, resume=lambda: None
+        session_id="session-0", last=None, last_requests=["req-1"], replays=replays, resume=lambda: None
     )
     connection: Any = SimpleNamespace(
         caller=SimpleNamespace(call=lambda call: None), settings=settings_for("http://h", api_key=KEY)
@@ -237,7 +237,7 @@ def test_a_result_that_is_not_ready_shows_that_the_server_has_the_model(status: 
             raise APIStatusError.from_reply(status, {}, b"")
 
     journal: Any = SimpleNamespace(
-        session_id="session-0", last_requests=["req-1"], replays=True, resume=lambda: None
+        session_id="session-0", last=None, last_requests=["req-1"], replays=True, resume=lambda: None
     )
     connection: Any = SimpleNamespace(
         caller=SimpleNamespace(call=call), settings=settings_for("http://h", api_key=KEY)

@@ -131,7 +131,12 @@ def test_the_pause_that_the_server_asks_for_is_kept(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_bytes(b"weights")
     answers = [Answer(503, retry_after="7"), Answer(200)]
-    http: Any = SimpleNamespace(put=lambda _url, _body, _size: answers.pop(0))
+
+    def put(_url: str, body: Any, size: int) -> Answer:
+        assert len(body.read(size)) == size
+        return answers.pop(0)
+
+    http: Any = SimpleNamespace(put=put)
     clock, start = FakeClock(), TransferProgress(tinker_path="", stage="preparing")
     sender = transfer_upload.DirectoryUpload(
         tmp_path,
