@@ -33,7 +33,7 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.sharing import find_board
-from tinker_sync.ray.worker import Call, Worker, pack
+from tinker_sync.ray.worker import PoolWorker, SampleCall, pack
 from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
 from tinker_sync.runtime.workers import Workers
 
@@ -54,7 +54,7 @@ _PER_WORKER: Final = 256
 
 @frozen
 class _Waiting:
-    call: Call
+    call: SampleCall
     future: Future[SampleResponse]
 
     def claim(self) -> bool:
@@ -169,7 +169,7 @@ class SamplerPool:
             "max_concurrency": 2,  # so that `place` does not wait for `exchange`
             **(ray_options or {}),
         }
-        actor = ray.remote(Worker).options(**options)
+        actor = ray.remote(PoolWorker).options(**options)
         # Pass the client by value: a worker that restarts later cannot fetch an object of this process.
         self._workers: list[Any] = [actor.remote(sampling) for _ in range(workers)]
         self._idle: deque[Any] = deque()  # guarded by _lock; started, without a thread that serves them
@@ -202,7 +202,7 @@ class SamplerPool:
             TinkerError: the system gives no thread.
         """
         future: Future[SampleResponse] = Future()
-        waiting = _Waiting(Call(prompt, num_samples, sampling_params, options), future)
+        waiting = _Waiting(SampleCall(prompt, num_samples, sampling_params, options), future)
         self._reserve(waiting)
         with self._lock:
             closed = self._closed

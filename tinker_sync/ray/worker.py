@@ -1,4 +1,4 @@
-"""`Worker`: one worker process of a `SamplerPool`, an actor of Ray that samples with a copy of the client."""
+"""`PoolWorker`: a worker process of a `SamplerPool`, an actor of Ray with a copy of the sampling client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GATHER_S: Final = 0.25
 
 
 @frozen
-class Call:
+class SampleCall:
     """The arguments of one call of `sample`, as a worker gets them."""
 
     prompt: ModelInput
@@ -36,7 +36,7 @@ class Call:
     options: Mapping[str, Any]
 
 
-class Worker:
+class PoolWorker:
     """One worker process of a pool, with a copy of the sampling client. Runs as an actor of Ray."""
 
     def __init__(self, sampling: SamplingClient) -> None:
@@ -69,7 +69,7 @@ class Worker:
         self._under_way.difference_update(number for number, _ in outcomes)
         return pack((outcomes, self._under_way, self._shared.own_usage()))
 
-    def _start(self, number: int, call: Call) -> None:
+    def _start(self, number: int, call: SampleCall) -> None:
         try:
             future = self._sampling.sample(call.prompt, call.num_samples, call.params, **call.options)
         except Exception as error:  # noqa: BLE001  # the error of one prompt
