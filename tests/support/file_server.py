@@ -156,7 +156,8 @@ class FileServer:
         if self.dies_after and sent >= self.dies_after:
             os._exit(3)
         if self.halts_after and sent >= self.halts_after:
-            print("halted", flush=True)  # noqa: T201  # to the process that started this one
+            # To the process that started this one. Several threads may halt, so the line is one write.
+            print("halted\n", end="", flush=True)  # noqa: T201
             threading.Event().wait()
         return min(count, left), left <= count
 
