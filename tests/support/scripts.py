@@ -25,8 +25,8 @@ from tinker_sync.clients.service import ServiceClient
 
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 
-def say(*words):
-    print(*words, flush=True)
+def say(*words):  # several threads may call it, so a line is one write
+    print(" ".join(map(str, words)) + "\\n", end="", flush=True)
 
 def hear():
     return sys.stdin.readline().strip()
