@@ -300,6 +300,17 @@ def test_a_failed_prompt_is_tried_again(tmp_path: Path) -> None:
     assert all(item.ok for item in again)
 
 
+def test_a_failed_sample_keeps_no_file_open(tmp_path: Path) -> None:
+    class Failing(ByHand):
+        def answer(self, index: int) -> None:
+            self.futures[index].fail(TinkerError("lost"))
+
+    path = tmp_path / "out.jsonl"
+    assert [item.ok for item in start(Failing(at_once=True), [[1]], save_to=path)] == [False]
+    # An open file would be refused.
+    assert [item.ok for item in start(ByHand(at_once=True), [[1]], save_to=path)] == [True]
+
+
 def test_what_arrives_is_in_the_file_before_its_item_and_after_leaving(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     client = ByHand()

@@ -292,9 +292,10 @@ class TestWork:
         assert heard == [1]
         assert closed_s(limiter) == 1.0
 
-    def test_a_pause_of_the_queue_is_whole(self) -> None:
+    @pytest.mark.parametrize("pause", ["close_for", "follow"])
+    def test_a_pause_of_the_queue_or_of_another_process_is_whole(self, pause: str) -> None:
         _, limiter, gate = refused_at_work(64, named=False, passed_s=0.5)
-        limiter.close_for(2)
+        getattr(limiter, pause)(2)
         for number in range(64):
             gate.end_work(number)
         assert closed_s(limiter) == 2.0
