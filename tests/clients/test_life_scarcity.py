@@ -48,7 +48,7 @@ def sample():
 
 LARGE = """
 import numpy as np
-long = np.full(5_000_000, 7)
+long = np.full(8_000_000, 7)
 inputs = {"target_tokens": long, "weights": long * 1.0}
 large = [types.Datum(types.ModelInput.from_ints(long), inputs)]
 """
@@ -144,7 +144,7 @@ def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> 
     data = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
     say(name_of(sample), name_of(lambda: trainer.forward_backward(data, "cross_entropy")))
     sampled = [sample() for _ in range(50)]
-    limit(resource.RLIMIT_AS, memory() + (1 << 25))  # enough for the threads of the samples
+    limit(resource.RLIMIT_AS, memory() + (1 << 24))  # enough for the threads of the samples
     refused = name_of(lambda: trainer.forward_backward(large, "cross_entropy"))
     limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
     say(refused)

@@ -21,6 +21,7 @@ from tinker_sync.runtime.retrieval import (
     TakeBytes,
     Wait,
 )
+from tinker_sync.runtime.tickets import outcome_of
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.types import QueueState
 
@@ -279,6 +280,12 @@ def test_trouble_with_good_answers_in_between_never_ends_it() -> None:
     for _ in range(200):
         asking.pauses(reply(500, b"x"), reply(500, b"x"), TRY_AGAIN)
     assert asking.now > 100 + 2 * TROUBLE_LIMIT_S
+
+
+def test_an_answer_for_which_there_is_no_memory_is_named() -> None:
+    error = Asking().fails_with(outcome_of(MemoryError()))
+    assert str(error).startswith("there was no memory for the result of request ")
+    assert isinstance(error.__cause__, MemoryError)
 
 
 def test_a_failure_that_is_final_is_not_retried() -> None:

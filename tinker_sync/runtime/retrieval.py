@@ -39,6 +39,7 @@ from tinker_sync.errors import (
     CredentialError,
     RequestErrorCategory,
     RequestFailedError,
+    TinkerError,
     WireError,
 )
 from tinker_sync.runtime.failures import redact_exception
@@ -211,6 +212,10 @@ class Retrieval:
         return self._wait_out(now, pause_s, "no answer", error)
 
     def _connection_error(self, failed: SendFailed) -> Exception:
+        if isinstance(failed.__cause__, MemoryError):
+            no_memory = TinkerError(f"there was no memory for the result of request {self.request_id}")
+            no_memory.__cause__ = failed.__cause__
+            return no_memory
         why = self._mask(str(failed))
         error = APIConnectionError(
             f"no answer while waiting for the result of request {self.request_id}: {why}",
