@@ -295,6 +295,40 @@ def test_samples_that_the_server_has_forgotten_are_found(bench: Bench, timed_out
     assert gone == ["a", "b", "c"]
 
 
+def test_one_forgotten_sample_leaves_the_others_under_the_poll(bench: Bench) -> None:
+    gone: list[str] = []
+    bench.wait_for("a", on_gone=lambda _: gone.append("a"))
+    others = [f"sample-{number}" for number in range(100)]
+    for name in others:
+        bench.wait_for(name)
+    for _ in range(2):
+        bench.clock.advance(30.0)
+        bench.announce(0)
+    bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+    assert gone == ["a"]
+    assert bench.singles() == others[:2]
+    for name in others[:2]:
+        bench.fetch_next({"of": name})
+    bench.announce(1, "sample-99")
+    bench.poller.answer(410, {"detail": "gone"}, path=ONE)  # it was announced, and not probed
+    assert bench.singles() == []
+
+
+def test_forgotten_samples_that_are_sent_again_wait_under_the_poll(bench: Bench) -> None:
+    def wait_again(name: str) -> None:
+        bench.wait_for(name, on_gone=lambda _: wait_again(f"{name} again"))
+
+    for number in range(100):
+        wait_again(f"sample-{number}")
+    for _ in range(2):
+        bench.clock.advance(30.0)
+        bench.announce(0)
+    for _ in range(100):
+        bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+    assert bench.singles() == []
+    assert "100 waiting" in repr(bench.together)
+
+
 def test_slow_samples_are_fetched_alone_only_one_by_one(bench: Bench) -> None:
     futures = [bench.wait_for(name) for name in "abc"]
     for silent in range(4):

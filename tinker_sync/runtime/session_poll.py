@@ -14,7 +14,8 @@ given up after a few failures, and not repeated after a timeout, because the ser
 After failures, an acknowledgement shows whether the poll works again.
 
 A server that was started anew announces nothing of earlier samples. So after polls that were held and brought
-nothing, the sample that waits longest is fetched alone; if the server has forgotten it, all are.
+nothing, the sample that waits longest is fetched alone. For each one that the server has forgotten, the next
+two are: so all forgotten ones are found in a few rounds, and of the others only a few are fetched alone.
 
 The poll has no thread of its own; it is a request like others on the poller. The lock is held for container
 work only.
@@ -22,6 +23,7 @@ work only.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -58,6 +60,7 @@ _FAILURES_BEFORE_SINGLES: Final = 3
 _ACKNOWLEDGE_S: Final = 5.0
 _LONGEST_QUICK_PAUSE_S: Final = 1.0
 _SILENT_POLLS_BEFORE_PROBE: Final = 2
+_PROBED_AFTER_GONE: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +86,8 @@ class SessionPoll:
             sampling_session_id=sampling_session_id, cloned_sampler_id=clone_id
         )
         self._clock = clock
+        self.next_number = itertools.count().__next__
+        """Returns consecutive numbers for samples and probes, which show their order."""
         self._lock = threading.Lock()
         self._waiting: dict[str, _Waiter] = {}  # guarded by _lock
         self._early: OrderedDict[str, int] = OrderedDict()  # guarded by _lock; request id to size
@@ -302,11 +307,27 @@ class SessionPoll:
             return
         self._silent_polls = 0
         with self._lock:
-            oldest = next((each for each in self._waiting.values() if each.timer is None), None)
-            if oldest is not None:
-                del self._waiting[oldest.promise.request_id]
-        if oldest is not None:
-            oldest.fetch_alone(None)
+            untimed = (each for each in self._waiting.values() if each.timer is None)
+            probed = self._take_locked(list(itertools.islice(untimed, 1)), self.next_number())
+        for waiter in probed:
+            waiter.fetch_alone(None)
+
+    def probe_more(self, gone: _Waiter) -> None:
+        """Fetch the two samples alone that wait longest, if the promise of a probed sample is gone.
+
+        Samples that began to wait after the first probe, such as those that are sent again, are left out.
+        """
+        with self._lock:
+            older = (each for each in self._waiting.values() if each.number < gone.probed_at)
+            probed = self._take_locked(list(itertools.islice(older, _PROBED_AFTER_GONE)), gone.probed_at)
+        for waiter in probed:
+            waiter.fetch_alone(None)
+
+    def _take_locked(self, waiters: list[_Waiter], probed_at: int) -> list[_Waiter]:
+        for waiter in waiters:
+            del self._waiting[waiter.promise.request_id]
+            waiter.probed_at = probed_at
+        return waiters
 
     def _forget(self, reported: list[str]) -> None:
         """Count the reported samples as acknowledged."""
@@ -358,6 +379,9 @@ class _Waiter:
         self._fetch: Fetch[Any] | None = None
         self.timer: Ticket | None = None
         """The timer that ends the wait at the deadline; set when that is near."""
+        self.number = owner.next_number()
+        self.probed_at = 0
+        """The number of the first probe that led to this one; 0 while the sample is not probed."""
         future.when_done(lambda _: owner.done_with(self))
 
     def fetch_alone(self, size: int | None) -> None:
@@ -382,7 +406,7 @@ class _Waiter:
 
     def _on_gone_promise(self, error: Exception) -> None:
         self._owner.done_with(self)
-        self._owner._release_all()  # the server may have forgotten the others too
+        self._owner.probe_more(self)  # the server may have forgotten the others too
         if self._on_gone is not None:
             self._on_gone(error)
         else:
