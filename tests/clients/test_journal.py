@@ -483,6 +483,33 @@ def test_a_second_loop_goes_on_behind_the_first(server: LocalServer, journal: Pa
         script(service, 2)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_calls_between_loops_are_not_sent_again(
+    server: LocalServer, journal: Path, ledger: Ledger, lost: bool
+) -> None:
+    def script(service: tinker_sync.ServiceClient) -> list[int]:
+        training, steps = open_training(service), []
+        training.save_state("before").result(PATIENCE_S)
+        for stop in (2, 3, 5):
+            steps += list(counted(training, until=stop, save_in=(2,)))
+            between = training.forward_backward([datum_of(n) for n in range(50, 53)], "cross_entropy")
+            between.result(PATIENCE_S)
+        return steps
+
+    first = server.service(journal=journal)
+    assert script(first) == [0, 1, 2, 3, 4]
+    die(first)
+    if lost:
+        server.restart()
+        second = server.service(journal=journal)
+        assert script(second) == [3, 4]
+        die(second)
+    between = 6 if lost else 3
+    with server.service(journal=journal) as service:
+        assert script(service) == [4]
+    assert [marks for marks in applied(ledger) if 50 in marks] == [(50, 51)] * between
+
+
 # ---------------------------------------------------------------------------------------- without the script
 
 

@@ -29,6 +29,7 @@ class Part:
         self.future: APIFuture[Any] = APIFuture()
         self.endpoint = endpoint
         self.step = step
+        self.behind: int | None = None
         self.decode: Callable[[Any], Any] = lambda answer: answer
         self.known: str | None = None
         self._body = body

@@ -164,10 +164,10 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             first = record.next_step(self._line.queue.next_number, stop)
         for step in range(first, stop):
             if record is not None:
-                record.step, record.complete = step, False
+                record.begin_step(step)
             yield step
         if record is not None:
-            record.complete = record.step is not None
+            record.end_loop(stop)
 
     @property
     def unread(self) -> tuple[APIFuture[Any], ...]:

@@ -7,8 +7,8 @@
             training.optim_step(AdamParams()).result()
 
 A restarted script makes its calls again: all of them, or, if it counts its steps with `steps`, those before
-the loop and those from the step that was under way. Each call gets the number that it had in the earlier run.
-The journal distinguishes five cases:
+and between loops and those from the step that was under way. Each call gets the number that it had in the
+earlier run. The journal distinguishes five cases:
 
 - The server has accepted the call: it is not sent again. Its result is fetched by the recorded request id.
 - The call was about to be sent: it is sent with the same number. The server recognises the number and

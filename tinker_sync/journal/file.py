@@ -153,6 +153,7 @@ class Sent:
         resumes_at: the step to continue with after that checkpoint; None without a checkpoint or a step.
         replaces: the name of the checkpoint that it replaces, for a save with `overwrite`; None for others.
         sampler: the number of the sampler that it makes; None if it makes none.
+        behind: the `stop` of the loop after whose last step it was sent; else None.
     """
 
     number: int
@@ -165,6 +166,7 @@ class Sent:
     resumes_at: int | None = None
     replaces: str | None = None
     sampler: int | None = None
+    behind: int | None = None
 
 
 @define
@@ -400,7 +402,7 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.after = line.get("after")
     elif "send" in line:
         number = line["send"]
-        more: dict[str, Any] = {name: line.get(name) for name in ("step", "replaces", "sampler")}
+        more: dict[str, Any] = {name: line.get(name) for name in ("step", "replaces", "sampler", "behind")}
         model.sent[number] = Sent(number, line["call"], line["digest"], **more)
     elif "sent" in line:
         model.sent[line["sent"]].request_id = line["id"]

@@ -34,6 +34,7 @@ class RecordedPart(Protocol):
     future: Any
     endpoint: str
     step: int | None
+    behind: int | None
     decode: Any
     known: str | None
     """The request id from an earlier run, if any; the request is then not sent again."""
@@ -73,6 +74,8 @@ class TrainingRecord:
         """The current step of the user's loop; None before the loop."""
         self.complete = False
         """True once the loop has had all its steps."""
+        self._behind: int | None = None
+        """The `stop` of the last loop, if it has ended; None within a loop and before the first."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
         """The futures of calls before the first step, as long as the runtime or the user holds them."""
         self.settled: tuple[str, ...] = ()
@@ -199,22 +202,22 @@ class TrainingRecord:
     # -------------------------------------------------------------------------------------- steps
 
     def mark(self, call: Any, parts: Iterable[RecordedPart]) -> None:
-        """Give the requests of a call its step.
+        """Give the requests of a call its step, also those behind a complete loop.
 
         A call before the first step has none. Its future is kept in the set `early`, so that `steps` can wait
         for such calls.
         """
         for part in parts:
-            part.step = call.step
+            part.step, part.behind = call.step, self._behind
         if call.step is None:
             self.early.add(call.future)
 
     def next_step(self, next_number: int, stop: int) -> int:
         """Return the step with which a loop up to step `stop` begins.
 
-        If the earlier run ended in this step, the calls of the step get the numbers that they had then. After
-        a loop that was left, the next one goes on in its last step; after a complete loop, with the step
-        behind it.
+        If the earlier run ended in this step, the calls of the step get the numbers that they had then. If it
+        ended in a later loop, the calls behind this one do. After a loop that was left, the next one goes on
+        in its last step; after a complete loop, with the step behind it.
 
         Args:
             next_number: the number that the next call would have without the journal.
@@ -232,8 +235,18 @@ class TrainingRecord:
             return self.step + self.complete
         if self._resumed is None:
             return self._history.start[1] if self._history.start is not None else 0
-        self._shift = self._before + 1 - next_number
+        sent = list(self._history.sent.values())  # another thread may note the result of an early call
+        behind = (one.number for one in sent if one.behind == stop <= self._resumed)
+        self._shift = min(behind, default=self._before + 1) - next_number
         return self._resumed
+
+    def begin_step(self, step: int) -> None:
+        """Give the calls from now on this step."""
+        self.step, self.complete, self._behind = step, False, None
+
+    def end_loop(self, stop: int) -> None:
+        """Take note that a loop up to step `stop` has had its last step, in this run or an earlier one."""
+        self.complete, self._behind = self.step is not None, stop
 
     # -------------------------------------------------------------------------------------- requests
 
@@ -311,6 +324,7 @@ class TrainingRecord:
             "step": step,
             "replaces": replaced_by(part.endpoint, body),
             "sampler": _sampler_of(body),
+            "behind": part.behind,
         }
         sent = self._history.sent[number] = Sent(number, part.endpoint, digest, **more)
         line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}

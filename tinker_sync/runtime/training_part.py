@@ -77,6 +77,7 @@ class TrainingPart:
 
     __slots__ = (
         "_encoded",
+        "behind",
         "content_type",
         "deadline_at",
         "decode",
@@ -120,6 +121,8 @@ class TrainingPart:
         """The request id of this request in a journal, if the server has accepted it in an earlier run."""
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
+        self.behind: int | None = None
+        """The end of the user's loop after whose last step the call was made, for a journal; else None."""
 
     def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its number. May be called once, because it drops the parts of the body."""
