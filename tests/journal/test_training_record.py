@@ -147,6 +147,18 @@ def test_another_request_under_a_number_is_refused(run: Run) -> None:
         run.send(Part("optim_step", body=b"b"), 1)
 
 
+def test_only_a_save_for_a_sampler_may_get_another_number_of_its_sampler(run: Run) -> None:
+    """The name stands in the settings of a loss here. A pass of megabytes is not searched for it."""
+    for number, call in enumerate(("save_weights_for_sampler", "forward_backward"), 1):
+        run.send(Part(call, body=b'{"sampling_session_seq_id":3}'), number)
+    then = again(run)
+    sampling = Part("save_weights_for_sampler", body=b'{"sampling_session_seq_id":3}')
+    assert then.send(sampling, 1) == [None]
+    with pytest.raises(JournalError, match="number 2"):
+        then.send(Part("forward_backward", body=b'{"sampling_session_seq_id":4}'), 2)
+    then.journal.close()
+
+
 def test_an_answer_that_cannot_be_recorded_ends_the_call(run: Run) -> None:
     ends: list[BaseException | None] = []
 

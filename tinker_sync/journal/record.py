@@ -273,7 +273,9 @@ class TrainingRecord:
             number += self._shift
             body = part.bytes_for(number)
             hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
-            for piece in [_with_sampler(body, 0)] if isinstance(body, bytes) else body:
+            made = _sampler_of(part.endpoint, body)
+            hidden = body if made is None else _with_sampler(body, 0)
+            for piece in [hidden] if isinstance(hidden, bytes) else hidden:
                 hashed.update(piece)
             digest = hashed.hexdigest()[:32]
             if self._history.passed_over(number, digest):
@@ -323,7 +325,7 @@ class TrainingRecord:
         more: dict[str, Any] = {
             "step": step,
             "replaces": replaced_by(part.endpoint, body),
-            "sampler": _sampler_of(body),
+            "sampler": _sampler_of(part.endpoint, body),
             "behind": part.behind,
         }
         sent = self._history.sent[number] = Sent(number, part.endpoint, digest, **more)
@@ -367,9 +369,13 @@ def _refusal(call: str, status: int | None) -> TinkerError:
     return JournalError(words) if status is None else status_error_class(status)(words, status_code=status)
 
 
-def _sampler_of(body: Any) -> int | None:
-    """Return the number of the sampler that a request makes; None if it makes none."""
-    found = _SAMPLER.search(body) if isinstance(body, bytes) else None
+def _sampler_of(call: str, body: Any) -> int | None:
+    """Return the number of the sampler that a request makes; None if it makes none.
+
+    >>> _sampler_of("save_weights_for_sampler", b'{"sampling_session_seq_id":3}')
+    3
+    """
+    found = _SAMPLER.search(body) if call == "save_weights_for_sampler" else None
     return None if found is None else int(found[1])
 
 
