@@ -134,8 +134,10 @@ def test_the_number_of_a_refused_request_is_free_and_the_refusal_is_repeated(run
     assert run.send(Part("optim_step", body=b"good"), 1) == [None]
     assert run.lines() == ["send 1", "refused 1", "send 1", "sent 1"]
     then = again(run)
-    with pytest.raises(NotTaken):
+    with pytest.raises(NotTaken) as failed:
         then.send(Part("optim_step", body=b"refused"), 1)
+    # `run.failure` had no status: a deadline, or a missing key.
+    assert str(failed.value.__cause__).startswith("optim_step failed in an earlier run before the server")
     assert then.send(Part("optim_step", body=b"good"), 1) == [None]
     assert then.sent == [(1, "req-1")]
     then.journal.close()

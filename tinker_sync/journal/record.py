@@ -365,8 +365,9 @@ class TrainingRecord:
 
 def _refusal(call: str, status: int | None) -> TinkerError:
     """Return the error for a call that the server refused in an earlier run, of the class it had then."""
-    words = f"the server has refused {call} before"
-    return JournalError(words) if status is None else status_error_class(status)(words, status_code=status)
+    if status is None:  # the server had no part in it, as for a call without a key
+        return JournalError(f"{call} failed in an earlier run before the server accepted it; it is not sent")
+    return status_error_class(status)(f"the server has refused {call} before", status_code=status)
 
 
 def _sampler_of(call: str, body: Any) -> int | None:
