@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -407,6 +408,18 @@ def opens(journal: Path) -> bool:
     except JournalError:
         return False
     return True
+
+
+def test_a_forked_copy_of_a_client_with_a_journal_is_not_taken_over(
+    server: LocalServer, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server.service(journal=journal) as service:
+        training = open_training(service).result(PATIENCE_S)
+        training.take_over()
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(JournalError, match="forked process cannot write"):
+                training.take_over()
 
 
 def test_steps_without_a_journal_are_a_range(server: LocalServer) -> None:

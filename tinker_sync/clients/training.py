@@ -212,12 +212,15 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             TinkerError: the client was not ready when the process was forked.
             EarlierCallFailedError: calls were under way at the fork; `recover` makes a new client from the
                 last checkpoint.
+            JournalError: the client has a journal, which only the process that opened it can write.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4).result()
         ...     training.take_over()
         """
+        if self._line.record is not None:
+            self._line.record.refuse_in_fork()
         if not self._held.open:
             self._refuse_foreign_wait()
         self._line.queue.take_over()

@@ -68,8 +68,7 @@ class JournalFile:
             JournalError: the line cannot be written, or this process is a fork of the owner of the file.
         """
         octets = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        if os.getpid() != self._process:
-            raise JournalError("a forked process cannot write the journal of its parent")
+        self.refuse_in_fork()
         with self._lock:
             try:
                 if self._torn:
@@ -85,6 +84,15 @@ class JournalFile:
                 raise JournalError(f"the journal {self.path} cannot be written: {error}") from error
         if written != len(octets):
             raise JournalError(f"the journal {self.path} cannot be written: the disk is full")
+
+    def refuse_in_fork(self) -> None:
+        """Raise an error in a forked child.
+
+        Raises:
+            JournalError: this process is a fork of the owner of the file.
+        """
+        if os.getpid() != self._process:
+            raise JournalError("a forked process cannot write the journal of its parent")
 
     def close(self) -> None:
         """Close the file. Idempotent."""

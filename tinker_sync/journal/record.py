@@ -199,6 +199,10 @@ class TrainingRecord:
         """When `future` ends with a result, record that the result of the request has arrived."""
         future.when_done(lambda ended: self._note_result(sent, ended))
 
+    def refuse_in_fork(self) -> None:
+        """Raise a JournalError in a forked child; see `JournalFile.refuse_in_fork`."""
+        self._journal.refuse_in_fork()
+
     # -------------------------------------------------------------------------------------- steps
 
     def mark(self, call: Any, parts: Iterable[RecordedPart]) -> None:

@@ -132,6 +132,10 @@ class RunJournal:
         """Close the file in a forked child, because it belongs to the parent."""
         self._file.renew_after_fork()
 
+    def refuse_in_fork(self) -> None:
+        """Raise a JournalError in a forked child; see `JournalFile.refuse_in_fork`."""
+        self._file.refuse_in_fork()
+
     def record_of(self, model_seq_id: int) -> TrainingRecord:
         """Return the record of a model, by its number in the session."""
         with self._lock:
