@@ -627,6 +627,33 @@ def undisturbed(server: LocalServer, ledger: Ledger, until: int) -> str:
         return ledger.saved[training.save_state("final").result(PATIENCE_S).path]
 
 
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [("save_weights", faults.status(422)), ("retrieve_future", faults.promise_failed("no space"))],
+)
+def test_a_state_that_a_save_may_have_replaced_is_not_recovered(
+    server: LocalServer, journal: Path, call: str, fault: Any
+) -> None:
+    """The steps of the new client would do those again that the new state contains already."""
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        for step in counted(training, until=3):
+            if step == 1:
+                training.save_state("last", overwrite=True).result(PATIENCE_S)
+        server.plan = FaultPlan().on(call, fault, nth=1)
+        failed = training.save_state("last", overwrite=True)
+        assert failed.exception(PATIENCE_S) is not None
+        training.recover().result(PATIENCE_S)  # a failed save has replaced nothing
+        server.plan = FaultPlan().on("retrieve_future", faults.status(503))
+        saved = training.save_state("last", overwrite=True)
+        until(lambda: saved.request_id)
+        with pytest.raises(JournalError, match=r"replaces tinker://\S+/weights/last has no answer"):
+            training.recover()
+        server.plan = FaultPlan()
+        saved.result(PATIENCE_S)
+        assert list(counted(training.recover(), until=4)) == [3]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_recovered_client_goes_on_in_its_journal(
     server: LocalServer, journal: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture, lost: bool

@@ -239,6 +239,7 @@ class TrainingClient(WeightCalls["TrainingClient"]):
 
         Raises:
             TinkerError: this client has saved no state and did not start from one.
+            JournalError: with a journal, a save without an answer may have replaced the state.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

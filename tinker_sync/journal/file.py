@@ -259,6 +259,26 @@ class ModelHistory:
                 saves.pop(one.replaces, None)
         return list(saves.values())
 
+    def refuse_replaced(self, path: str) -> None:
+        """Raise an error if a later save without an answer may have replaced a checkpoint.
+
+        >>> first = Sent(1, "save_weights", "", 7, "r1", path="tinker://run/weights/last")
+        >>> again = Sent(2, "save_weights", "", 8, "r2", replaces="last")
+        >>> ModelHistory(sent={1: first, 2: again}).refuse_replaced("tinker://run/weights/last")
+        Traceback (most recent call last):
+        tinker_sync.errors.JournalError: a save that replaces tinker://run/weights/last has no ...
+
+        Raises:
+            JournalError: it is not known which step the checkpoint contains.
+        """
+        saved = {one.path for one in list(self.sent.values())}  # another thread may note results
+        if path in saved and path not in {one.path for one in self._saves}:
+            raise JournalError(
+                f"a save that replaces {path} has no answer, so it is not known which step is in it. Wait "
+                "for the result of the save, or go on with another journal and "
+                "create_training_client_from_state_with_optimizer"
+            )
+
     def refuse_doubtful(self) -> None:
         """Raise an error if it is not known which step the only checkpoint contains.
 
@@ -423,13 +443,3 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
     elif "arrived" in line:
         one = model.sent[line["arrived"]]
         one.arrived, one.path = True, line.get("path")
-
-
-def replaced_by(call: str, body: Any) -> str | None:
-    """Return the name of the checkpoint that a request replaces, a save with `overwrite`; None for others.
-
-    >>> replaced_by("save_weights", b'{"path": "last", "overwrite": true}')
-    'last'
-    """
-    request = json.loads(body) if call == "save_weights" else {}
-    return request["path"] if request.get("overwrite") else None

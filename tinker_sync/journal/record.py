@@ -6,6 +6,7 @@ A training client looks up each request in its record.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import weakref
@@ -14,8 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._api_errors import status_error_class
-from tinker_sync.errors import APIStatusError, InvalidInputError, JournalError, TinkerError
-from tinker_sync.journal.file import ModelHistory, Sent, replaced_by
+from tinker_sync.errors import (
+    APIStatusError,
+    InvalidInputError,
+    JournalError,
+    RequestFailedError,
+    TinkerError,
+)
+from tinker_sync.journal.file import ModelHistory, Sent
 
 if TYPE_CHECKING:
     from tinker_sync.journal.run import RunJournal
@@ -78,6 +85,8 @@ class TrainingRecord:
         """The `stop` of the last loop, if it has ended; None within a loop and before the first."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
         """The futures of calls before the first step, as long as the runtime or the user holds them."""
+        self._replacing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """The futures of saves that replace a checkpoint, by their numbers."""
         self.settled: tuple[str, ...] = ()
         """A text for each request that `settle` has recorded, with its fate."""
 
@@ -87,7 +96,14 @@ class TrainingRecord:
         """Take note that this model replaces another one, and that it is restored from `path`.
 
         If `path` is the last checkpoint of a step of the other model, `steps` begins after that step.
+
+        Raises:
+            JournalError: a later save without an answer may have replaced that checkpoint.
         """
+        for number, future in list(other._replacing.items()):  # one that has just ended may not be noted yet
+            if number in other._history.sent:
+                _note_failure(other._history.sent[number], future)
+        other._history.refuse_replaced(path)
         self.after = other.model_seq_id
         if other.checkpoint is not None and other.checkpoint[0] == path:
             self._history = ModelHistory(start=other.checkpoint)
@@ -289,7 +305,9 @@ class TrainingRecord:
             part.keep(body if known.sampler is None else _with_sampler(body, known.sampler))
             part.known = known.request_id
             if known.resumes_at is not None:
-                part.decode = partial(self._read_checkpoint, known.resumes_at, part.decode)
+                part.decode = partial(self._read_checkpoint, known, part.decode)
+            if known.replaces is not None:
+                self._replacing[number] = part.future
             self.follow(known, part.future)
 
             def note_end(failure: BaseException | None) -> None:
@@ -328,7 +346,7 @@ class TrainingRecord:
             )
         more: dict[str, Any] = {
             "step": step,
-            "replaces": replaced_by(part.endpoint, body),
+            "replaces": _replaced_by(part.endpoint, body),
             "sampler": _sampler_of(part.endpoint, body),
             "behind": part.behind,
         }
@@ -344,21 +362,24 @@ class TrainingRecord:
             # A checkpoint before the `optim_step` of its step does not contain that step.
             sent.resumes_at = sent.step + (self._stepped == sent.step)
 
-    def _read_checkpoint(self, resumes_at: int, read: Callable[..., Any], *answer: Any) -> Any:
+    def _read_checkpoint(self, sent: Sent, read: Callable[..., Any], *answer: Any) -> Any:
         """Read the result of a save, and keep its path and step before the future has the result.
 
         So `replace` finds the step of a checkpoint whose result was read just before.
         """
         saved = read(*answer)
-        self.checkpoint = saved.path, resumes_at
+        assert sent.resumes_at is not None  # noqa: S101  # `around` has checked this
+        sent.path, self.checkpoint = saved.path, (saved.path, sent.resumes_at)
         return saved
 
     def _note_result(self, sent: Sent, future: Any) -> None:
         """Record that a result has arrived, and its path if it is a checkpoint. A failure is no result."""
+        _note_failure(sent, future)
         if sent.arrived or future.cancelled() or future.exception() is not None:
             return
         sent.arrived = True
-        self._history.sent.pop(sent.number, None)  # no later call of this run gets its number
+        if sent.path is None:  # `replace` looks up saves; no later call of this run gets this number
+            self._history.sent.pop(sent.number, None)
         line = {"of": self.model_seq_id, "arrived": sent.number}
         path = getattr(future.result(), "path", None) if sent.call == "save_weights" else None
         try:
@@ -367,11 +388,27 @@ class TrainingRecord:
             _log.error("%s", error)
 
 
+def _note_failure(sent: Sent, future: Any) -> None:
+    """Take note that a save has replaced no checkpoint if the server has reported its failure."""
+    if isinstance(future._exception, RequestFailedError):
+        sent.replaces = None
+
+
 def _refusal(call: str, status: int | None) -> TinkerError:
     """Return the error for a call that the server refused in an earlier run, of the class it had then."""
     if status is None:  # the server had no part in it, as for a call without a key
         return JournalError(f"{call} failed in an earlier run before the server accepted it; it is not sent")
     return status_error_class(status)(f"the server has refused {call} before", status_code=status)
+
+
+def _replaced_by(call: str, body: Any) -> str | None:
+    """Return the name of the checkpoint that a request replaces, a save with `overwrite`; None for others.
+
+    >>> _replaced_by("save_weights", b'{"path": "last", "overwrite": true}')
+    'last'
+    """
+    request = json.loads(body) if call == "save_weights" else {}
+    return request["path"] if request.get("overwrite") else None
 
 
 def _sampler_of(call: str, body: Any) -> int | None:
