@@ -457,6 +457,27 @@ class TestNoThread:
         assert str(made.future.exception(0)) == "no thread"
         assert wire == [(1, "b")]
 
+    def test_an_interrupt_while_one_begins_holds_up_no_later_one(self) -> None:
+        """The main thread begins an operation if it cancels the one before. Ctrl-C may interrupt it."""
+        jobs: list[Job] = []
+        interrupts = [KeyboardInterrupt()]
+
+        def submit(job: Job) -> None:
+            jobs.append(job)
+            if interrupts:
+                raise interrupts.pop()
+
+        wire: list[tuple[int, str]] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda part, number: wire.append((number, part.name))), submit
+        )
+        with pytest.raises(KeyboardInterrupt):
+            enqueue(queue, operation("a"))
+        enqueue(queue, operation("b"))
+        while jobs:
+            jobs.pop(0)()
+        assert wire == [(1, "a"), (2, "b")]
+
     def test_thousands_fail_one_after_the_other(self) -> None:
         queue: SendQueue[FakePart] = SendQueue(
             at_once(lambda part, number: None), raising(TinkerError("no thread"))

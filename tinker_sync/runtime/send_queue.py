@@ -254,9 +254,11 @@ class SendQueue(Generic[PartT]):
             stage = sending.next_stage()
             self._next_number += len(operation.parts)
             self._unused_number = max(self._unused_number, self._next_number)
-        self._launch(sending, stage)
-        with self._lock:
-            sending.beginning = False
+        try:
+            self._launch(sending, stage)
+        finally:  # Ctrl-C in a cancel may interrupt this thread
+            with self._lock:
+                sending.beginning = False
 
     def _launch(self, sending: Sending[PartT], stage: Sequence[int]) -> None:
         for index in stage:
