@@ -375,6 +375,32 @@ def test_a_refused_call_that_ended_its_run_is_sent_again(
     assert applied(ledger) == [(1,), (2,)]
 
 
+@pytest.mark.parametrize("refused", [(1,), (2,), (1, 2), (3,)])
+def test_a_call_that_was_refused_in_part_is_repeated_in_part(
+    server: LocalServer, journal: Path, ledger: Ledger, refused: tuple[int, ...]
+) -> None:
+    """Its requests have three numbers, and the first one is sent when the server has accepted the others."""
+
+    def script(service: tinker_sync.ServiceClient, until: int) -> None:
+        training = open_training(service)
+        passed = training.forward_backward([datum_of(n) for n in range(10, 15)], "cross_entropy")
+        with pytest.raises(tinker_sync.UnprocessableEntityError):
+            passed.result(PATIENCE_S)
+        for mark in range(1, until):
+            training.optim_step(step_of(mark)).result(PATIENCE_S)
+
+    server.plan = FaultPlan().on("forward_backward", faults.status(422), nth=refused)
+    first = server.service(journal=journal)
+    script(first, 3)
+    die(first)
+    server.plan = FaultPlan()
+    server.forget()
+    with server.service(journal=journal) as service:
+        script(service, 4)
+    assert server.calls_to("forward_backward") == []
+    assert [marks for marks in applied(ledger) if marks[0] < 10] == [(1,), (2,), (3,)]
+
+
 def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -> None:
     first = server.service(journal=journal)
     training = open_training(first)

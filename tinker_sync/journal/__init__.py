@@ -40,6 +40,7 @@ and `training.settled` has the outcome.
     file       the file, to which each line of JSON is appended with one system call, and the sessions,
                models and requests that the lines describe
     record     decides for each call if it is sent, and writes the lines
+    requests   the bodies of requests: their digests, and what a save makes or replaces
     run        the journal of a service client: its sessions, and the records of its models
 
 The lines name the server, sessions, models, numbers, digests, request ids and checkpoints. They hold no data,

@@ -5,12 +5,9 @@ A training client looks up each request in its record.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,14 +20,12 @@ from tinker_sync.errors import (
     TinkerError,
 )
 from tinker_sync.journal.file import ModelHistory, Sent
+from tinker_sync.journal.requests import digest_of, replaced_by, sampler_of, with_sampler
 
 if TYPE_CHECKING:
     from tinker_sync.journal.run import RunJournal
 
 _log: Final = logging.getLogger("tinker_sync.journal")
-
-# A text within the JSON has backslashes before its quotes.
-_SAMPLER: Final = re.compile(rb'"sampling_session_seq_id":(\d+)')
 
 Ended = Callable[["BaseException | None"], object]
 
@@ -292,17 +287,12 @@ class TrainingRecord:
         def recorded(part: RecordedPart, number: int, ended: Ended) -> None:
             number += self._shift
             body = part.bytes_for(number)
-            hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
-            made = _sampler_of(part.endpoint, body)
-            hidden = body if made is None else _with_sampler(body, 0)
-            for piece in [hidden] if isinstance(hidden, bytes) else hidden:
-                hashed.update(piece)
-            digest = hashed.hexdigest()[:32]
+            digest = digest_of(part.endpoint, body)
             if self._history.passed_over(number, digest):
                 raise not_taken from _refusal(part.endpoint, self._history.refused[number, digest])
             known = self._look_up(part, number, digest, body)
             self._note_step(known)
-            part.keep(body if known.sampler is None else _with_sampler(body, known.sampler))
+            part.keep(body if known.sampler is None else with_sampler(body, known.sampler))
             part.known = known.request_id
             if known.resumes_at is not None:
                 part.decode = partial(self._read_checkpoint, known, part.decode)
@@ -325,6 +315,33 @@ class TrainingRecord:
 
         return recorded
 
+    def sent_before(
+        self, parts: Sequence[RecordedPart], first_number: int
+    ) -> tuple[list[int], dict[int, BaseException]] | None:
+        """Return which requests of a call the earlier run sent, if the server refused some of them.
+
+        The caller repeats the same requests, because the numbers of the later ones follow from them. Return
+        None for a call of which no request was refused, and for one that has only one request.
+
+        Args:
+            parts: the requests.
+            first_number: the number of the first one; the others follow.
+        """
+        numbers = range(first_number + self._shift, first_number + self._shift + len(parts))
+        if len(parts) == 1 or not any(number in numbers for number, _ in self._history.refused):
+            return None
+        sent: list[int] = []
+        refused: dict[int, BaseException] = {}
+        for index, (number, part) in enumerate(zip(numbers, parts, strict=True)):
+            body = part.bytes_for(number)
+            part.keep(body)
+            digest, known = digest_of(part.endpoint, body), self._history.sent.get(number)
+            if self._history.passed_over(number, digest):
+                refused[index] = _refusal(part.endpoint, self._history.refused[number, digest])
+            elif known is not None and known.digest == digest:
+                sent.append(index)
+        return (sent, refused) if refused else None
+
     def _note_refusal(self, sent: Sent, cause: BaseException | None) -> None:
         """Record that the server refused a request, and with which status."""
         self._history.sent.pop(sent.number, None)
@@ -346,8 +363,8 @@ class TrainingRecord:
             )
         more: dict[str, Any] = {
             "step": step,
-            "replaces": _replaced_by(part.endpoint, body),
-            "sampler": _sampler_of(part.endpoint, body),
+            "replaces": replaced_by(part.endpoint, body),
+            "sampler": sampler_of(part.endpoint, body),
             "behind": part.behind,
         }
         sent = self._history.sent[number] = Sent(number, part.endpoint, digest, **more)
@@ -399,31 +416,3 @@ def _refusal(call: str, status: int | None) -> TinkerError:
     if status is None:  # the server had no part in it, as for a call without a key
         return JournalError(f"{call} failed in an earlier run before the server accepted it; it is not sent")
     return status_error_class(status)(f"the server has refused {call} before", status_code=status)
-
-
-def _replaced_by(call: str, body: Any) -> str | None:
-    """Return the name of the checkpoint that a request replaces, a save with `overwrite`; None for others.
-
-    >>> _replaced_by("save_weights", b'{"path": "last", "overwrite": true}')
-    'last'
-    """
-    request = json.loads(body) if call == "save_weights" else {}
-    return request["path"] if request.get("overwrite") else None
-
-
-def _sampler_of(call: str, body: Any) -> int | None:
-    """Return the number of the sampler that a request makes; None if it makes none.
-
-    >>> _sampler_of("save_weights_for_sampler", b'{"sampling_session_seq_id":3}')
-    3
-    """
-    found = _SAMPLER.search(body) if call == "save_weights_for_sampler" else None
-    return None if found is None else int(found[1])
-
-
-def _with_sampler(body: bytes, number: int) -> bytes:
-    """Return a request with another number of the sampler that it makes.
-
-    A restarted script draws other numbers for the samplers of its repeated calls.
-    """
-    return _SAMPLER.sub(b'"sampling_session_seq_id":%d' % number, body, count=1)

@@ -87,6 +87,10 @@ class Operation(Generic[PartT]):
         return failure
 
 
+Earlier = tuple[Sequence[int], "dict[int, BaseException]"]
+"""The indices of the parts that an earlier run sent, and the failures of those that the server refused."""
+
+
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
     """Return the indices of an operation's parts in stages. The parts of a stage are sent together.
 
@@ -103,9 +107,19 @@ def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
 class Sending(Generic[PartT]):
     """The operation in its send phase. The queue's lock guards all attributes that change."""
 
-    __slots__ = ("beginning", "first_number", "operation", "refused", "stages", "taken", "under_way")
+    __slots__ = (
+        *("beginning", "first_number", "operation", "refused", "repeated"),
+        *("stages", "taken", "under_way"),
+    )
 
-    def __init__(self, operation: Operation[PartT], first_number: int, *, reused: bool = False) -> None:
+    def __init__(
+        self,
+        operation: Operation[PartT],
+        first_number: int,
+        *,
+        reused: bool = False,
+        earlier: Earlier | None = None,
+    ) -> None:
         self.operation = operation
         self.first_number = first_number
         # A server does not wait for a number that it has refused before, so the first part has to go first.
@@ -113,6 +127,10 @@ class Sending(Generic[PartT]):
         self.under_way: set[int] = set()
         self.taken: set[int] = set()
         self.refused: dict[int, BaseException] = {}  # in the order of the refusals
+        self.repeated = earlier is not None
+        """True if an earlier run sent the operation in part: the same parts are repeated, no others."""
+        if earlier is not None:
+            self.stages, self.refused = deque([earlier[0]]), dict(earlier[1])
         self.beginning = True
         """True while the thread that has begun the operation will look for the next one itself."""
 

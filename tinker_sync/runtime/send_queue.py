@@ -51,7 +51,7 @@ from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
-from tinker_sync.runtime.operation import Ended, NotTaken, Operation, PartT, Sending
+from tinker_sync.runtime.operation import Earlier, Ended, NotTaken, Operation, PartT, Sending
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -107,6 +107,7 @@ class SendQueue(Generic[PartT]):
         submit: Submit,
         send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
         follow: Callable[[PartT, Job], bool] = lambda _part, _job: False,
+        earlier: Callable[[Sequence[PartT], int], Earlier | None] | None = None,
     ) -> None:
         """Make an empty queue.
 
@@ -116,11 +117,14 @@ class SendQueue(Generic[PartT]):
             send_nothing: sends a request without effect under a number, in the same way.
             follow: takes a part and a job that sends it, to run the job soon on this thread; returns False if
                 it does not take the job.
+            earlier: takes the parts of an operation and their first number, and returns which of them an
+                earlier run sent, if the server then refused some; else None.
         """
         self._send = send
         self._submit = submit
         self._send_nothing = send_nothing
         self._follow = follow
+        self._earlier = earlier
         self._lock = threading.Lock()
         self._state = SendQueueState.IDLE  # guarded by _lock
         # Any thread appends without a lock; _lock guards the rest.
@@ -248,14 +252,19 @@ class SendQueue(Generic[PartT]):
             return self._queue.popleft()
 
     def _begin(self, operation: Operation[PartT]) -> None:
+        # Only this thread changes the number now: the state keeps others out.
+        earlier = None if self._earlier is None else self._earlier(operation.parts, self._next_number)
         with self._lock:
             reused = self._next_number < self._unused_number
-            self._sending = sending = Sending(operation, self._next_number, reused=reused)
+            self._sending = sending = Sending(operation, self._next_number, reused=reused, earlier=earlier)
             stage = sending.next_stage()
             self._next_number += len(operation.parts)
             self._unused_number = max(self._unused_number, self._next_number)
         try:
-            self._launch(sending, stage)
+            if stage:
+                self._launch(sending, stage)
+            else:  # the earlier run sent none of them
+                self._end_stage(sending)
         finally:  # Ctrl-C in a cancel may interrupt this thread
             with self._lock:
                 sending.beginning = False
@@ -276,7 +285,7 @@ class SendQueue(Generic[PartT]):
         with self._lock:
             # Another part failed before this part was sent.
             refusal = None if self._sending is sending else self._refusal
-            stays = bool(sending.refused)
+            stays = bool(sending.refused) and not sending.repeated
         if refusal is not None:
             sending.operation.fail(refusal)
             return

@@ -82,7 +82,10 @@ class TrainingLine:
         self._send = sender.send if record is None else record.around(sender.send, NotTaken)
         # Weak: the line holds the queue, and a cycle would keep a dropped client until a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
-        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, sender.run, send_nothing, sender.follow)
+        earlier = None if record is None else record.sent_before
+        self.queue: SendQueue[TrainingPart] = SendQueue(
+            self._send, sender.run, send_nothing, sender.follow, earlier
+        )
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
