@@ -21,6 +21,7 @@ pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
 from ray.exceptions import ActorDiedError
 
+from tinker_sync.ray import asking
 from tinker_sync.ray import pool as pool_module
 from tinker_sync.ray import worker as worker_module
 
@@ -49,7 +50,7 @@ class FakeActor:
         self.worker = make()
         self.calls = 0
         self.killed = threading.Event()
-        self._starts = starts
+        self.starts = starts
         self.exchange = self._method(lambda *args: mishap(self, args))
         self.place = self._method(lambda: ("machine", 1))
 
@@ -59,7 +60,7 @@ class FakeActor:
 
     def _method(self, work: Callable[..., Any]) -> Any:
         def wait_for_the_start(*args: Any) -> Any:
-            if not self._starts:
+            if not self.starts:
                 self.killed.wait()
                 raise ActorDiedError
             return work(*args)
@@ -130,6 +131,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
             fake = types.SimpleNamespace(remote=remote, kill=FakeActor.kill, is_initialized=up.is_set)
             monkeypatch.setattr(pool_module, "ray", fake)
+            monkeypatch.setattr(asking, "ray", fake)
             return actors
 
         yield World(service, service.create_sampling_client(base_model=MODEL).result(), use, up)
@@ -180,6 +182,17 @@ def test_no_prompt_waits_for_a_worker_that_does_not_start(world: World) -> None:
         assert all(future.result(PATIENCE_S) for future in futures)
 
 
+def test_no_prompt_waits_for_an_idle_worker_that_does_not_start_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_NOTICE_S", 0.01)
+    world.use(keep)
+    with pool_module.SamplerPool(world.sampling, workers=2) as pool:
+        until(lambda: len(pool._idle) == 2)
+        pool._idle[0].starts = False  # the next prompt wakes this one
+        assert pool.sample(ModelInput.from_ints([1]), 1, PARAMS).result(PATIENCE_S)
+
+
 def test_the_prompts_of_a_worker_that_is_given_up_go_to_the_others(world: World) -> None:
     first: list[FakeActor] = []
 
@@ -204,7 +217,7 @@ def test_prompts_fail_when_no_worker_is_left(world: World) -> None:
 
 
 def test_a_pool_ends_with_ray(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_NOTICE_S", 0.01)
+    monkeypatch.setattr(asking, "_NOTICE_S", 0.01)
     actors = world.use(keep, starting=[False])
     with pool_module.SamplerPool(world.sampling, workers=1) as pool:
         future = pool.sample(ModelInput.from_ints([1]), 1, PARAMS)

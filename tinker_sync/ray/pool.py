@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -32,6 +32,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
+from tinker_sync.ray.asking import ask, refuse_without_ray
 from tinker_sync.ray.sharing import find_board
 from tinker_sync.ray.worker import PoolWorker, SampleCall, pack
 from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 _HOLD_S: Final = 1.0
 _BRIEF_HOLD_S: Final = 0.1
 _REPORT_S: Final = 1.0
-# The longest time in which the wait for a worker notices that Ray has ended.
-_NOTICE_S: Final = 1.0
 _PER_WORKER: Final = 256
 
 
@@ -93,31 +92,10 @@ class _Reports:
         """Send the last report of each process to the board, and ignore errors."""
         self._passed_on_s = time.monotonic()
         with suppress(Exception):  # without a board nothing is counted
-            _refuse_without_ray()
+            refuse_without_ray()
             board = find_board()
             for usage in self._by_process.values():
                 board.record_usage.remote(*usage)
-
-
-def _refuse_without_ray() -> None:
-    """Raise an error if Ray has ended. Most functions of Ray would start it again."""
-    if not ray.is_initialized():
-        raise ClientClosedError("Ray was shut down, and the pool of samplers with it")
-
-
-def _ask(method: Any, *args: object) -> Any:
-    """Call a method of an actor, and return its result.
-
-    Raises:
-        RayError: the actor has died for good, or the method has failed.
-        ClientClosedError: Ray was shut down in this process.
-    """
-    _refuse_without_ray()
-    reply = method.remote(*args).future()
-    # If Ray ends meanwhile, this future never does, and `ray.get` would block the thread for ever.
-    while not wait([reply], _NOTICE_S).done:
-        _refuse_without_ray()
-    return reply.result()
 
 
 class SamplerPool:
@@ -282,7 +260,7 @@ class SamplerPool:
                 each.future.set_exception(ClientClosedError("the pool of samplers was closed"))
         for worker in self._workers:
             with suppress(Exception):  # the worker belongs to a Ray that has ended, and has ended with it
-                _refuse_without_ray()
+                refuse_without_ray()
                 ray.kill(worker)
         self._threads.shutdown()
 
@@ -300,7 +278,7 @@ class SamplerPool:
         Before that, wait until the worker has started.
         """
         try:
-            _ask(worker.place)
+            ask(worker.place, meanwhile=self._wake_another)
         except Exception as error:  # noqa: BLE001  # of the last worker: the exchange fails with it too
             if self._give_up(error, ()):
                 return
@@ -315,7 +293,7 @@ class SamplerPool:
                 continue
             hold_s = _HOLD_S if len(held) >= self._share else _BRIEF_HOLD_S
             try:
-                reply = _ask(worker.exchange, pack(calls), hold_s)
+                reply = ask(worker.exchange, pack(calls), hold_s, meanwhile=self._wake_another)
                 outcomes, under_way, usage = pickle.loads(reply)  # noqa: S301  # from a worker
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
                 reports.pass_on()
@@ -358,6 +336,12 @@ class SamplerPool:
             woken, self._idle = self._idle, deque()
         self._wake(woken)
         return True
+
+    def _wake_another(self) -> None:
+        """Let an idle worker take the prompts that wait, because that of this thread does not answer."""
+        with self._lock:
+            woken = [self._idle.popleft()] if self._waiting and self._idle else []
+        self._wake(woken)
 
     def _wake(self, workers: Iterable[Any]) -> None:
         """Let threads serve idle workers. If the pool closes meanwhile, `close` fails the prompts."""
