@@ -106,6 +106,8 @@ class World(NamedTuple):
     """
     up: threading.Event
     """Set as long as the double runs."""
+    jobs: list[str]
+    """The ids of the connections with the double, the newest last."""
 
 
 @pytest.fixture
@@ -115,6 +117,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(pool_module, "find_board", lambda: None)
     up = threading.Event()
     up.set()
+    jobs = ["1"]
     with LocalServer(model=MODEL) as server, server.service() as service, server.service() as elsewhere:
         far = elsewhere.create_sampling_client(base_model=MODEL).result()
 
@@ -129,12 +132,19 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
                 return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=make))
 
-            fake = types.SimpleNamespace(remote=remote, kill=FakeActor.kill, is_initialized=up.is_set)
+            fake = types.SimpleNamespace(
+                remote=remote,
+                kill=FakeActor.kill,
+                is_initialized=up.is_set,
+                get_runtime_context=lambda: types.SimpleNamespace(
+                    get_node_id=lambda: "machine", get_job_id=lambda: jobs[-1]
+                ),
+            )
             monkeypatch.setattr(pool_module, "ray", fake)
             monkeypatch.setattr(asking, "ray", fake)
             return actors
 
-        yield World(service, service.create_sampling_client(base_model=MODEL).result(), use, up)
+        yield World(service, service.create_sampling_client(base_model=MODEL).result(), use, up, jobs)
 
 
 def die_for_good(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
@@ -225,6 +235,19 @@ def test_a_pool_ends_with_ray(world: World, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ClientClosedError, match="Ray was shut down"):
             future.result(PATIENCE_S)
     # Ray would start again to kill them.
+    assert [actor.killed.is_set() for actor in actors] == [False]
+
+
+def test_a_pool_ends_with_ray_also_if_ray_starts_again_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_NOTICE_S", 0.01)
+    actors = world.use(keep, starting=[False])
+    with pool_module.SamplerPool(world.sampling, workers=1) as pool:
+        future = pool.sample(ModelInput.from_ints([1]), 1, PARAMS)
+        world.jobs.append("2")
+        with pytest.raises(ClientClosedError, match="Ray was shut down"):
+            future.result(PATIENCE_S)
     assert [actor.killed.is_set() for actor in actors] == [False]
 
 

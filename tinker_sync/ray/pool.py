@@ -32,7 +32,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
-from tinker_sync.ray.asking import ask, refuse_without_ray
+from tinker_sync.ray.asking import Connection
 from tinker_sync.ray.sharing import find_board
 from tinker_sync.ray.worker import PoolWorker, SampleCall, pack
 from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
@@ -69,7 +69,8 @@ class _Reports:
     is a new process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._by_process: dict[str, tuple[str, str, Any]] = {}
         self._passed_on_s = -math.inf
 
@@ -92,7 +93,7 @@ class _Reports:
         """Send the last report of each process to the board, and ignore errors."""
         self._passed_on_s = time.monotonic()
         with suppress(Exception):  # without a board nothing is counted
-            refuse_without_ray()
+            self._connection.check()
             board = find_board()
             for usage in self._by_process.values():
                 board.record_usage.remote(*usage)
@@ -134,6 +135,7 @@ class SamplerPool:
         self._sampling = sampling
         # This process makes the board, so that the board does not end with a worker.
         find_board()
+        self._connection = Connection()
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
@@ -260,7 +262,7 @@ class SamplerPool:
                 each.future.set_exception(ClientClosedError("the pool of samplers was closed"))
         for worker in self._workers:
             with suppress(Exception):  # the worker belongs to a Ray that has ended, and has ended with it
-                refuse_without_ray()
+                self._connection.check()
                 ray.kill(worker)
         self._threads.shutdown()
 
@@ -278,13 +280,13 @@ class SamplerPool:
         Before that, wait until the worker has started.
         """
         try:
-            ask(worker.place, meanwhile=self._wake_another)
+            self._connection.ask(worker.place, meanwhile=self._wake_another)
         except Exception as error:  # noqa: BLE001  # of the last worker: the exchange fails with it too
             if self._give_up(error, ()):
                 return
         held: dict[int, _Waiting] = {}
         lost: list[int] = []
-        reports = _Reports()
+        reports = _Reports(self._connection)
         while (taken := self._take(worker, len(held))) is not None:
             new = [(next(self._numbers), each) for each in taken if each.claim()]
             held.update(new)
@@ -293,7 +295,9 @@ class SamplerPool:
                 continue
             hold_s = _HOLD_S if len(held) >= self._share else _BRIEF_HOLD_S
             try:
-                reply = ask(worker.exchange, pack(calls), hold_s, meanwhile=self._wake_another)
+                reply = self._connection.ask(
+                    worker.exchange, pack(calls), hold_s, meanwhile=self._wake_another
+                )
                 outcomes, under_way, usage = pickle.loads(reply)  # noqa: S301  # from a worker
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
                 reports.pass_on()
