@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
+from support.crowd import start
 from support.embedded import API, BASE, Reply, Running, running
 from support.raising import raising
 
@@ -425,6 +426,37 @@ def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -
     body = {"source_path": path, "session_id": session, "model_seq_id": 1}
     assert server.post("/copy_weights", body).status == 409
     assert server.passed(unused, 1).metrics
+
+
+def test_a_number_is_taken_while_a_copy_to_it_is_made(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session()
+    model = train(server, session)
+    body = {"source_path": save(server, model, 3, "a")["path"], "session_id": session, "model_seq_id": 3}
+    other = {**body, "source_path": save(server, model, 4, "b")["path"]}
+    creation = {"session_id": session, "model_seq_id": 3, "base_model": BASE, "lora_config": {"rank": 2}}
+    real, saving, answered = server.store.save_checkpoint, threading.Event(), threading.Event()
+
+    def wait_for_the_others(*args: Any, **options: Any) -> Any:
+        saving.set()
+        answered.wait(PATIENCE_S)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "save_checkpoint", wait_for_the_others)
+        copy = start(lambda: server.ok("/copy_weights", body))
+        try:
+            assert saving.wait(PATIENCE_S)
+            patch.setattr(server.store, "save_checkpoint", real)
+            assert server.post("/copy_weights", other).status == 409
+            assert server.post("/create_model", creation).status == 409
+        finally:
+            answered.set()
+        path = copy.result(PATIENCE_S)["tinker_path"]
+    assert path == f"tinker://{session}:train:3/weights/a"
+    listed = server.get(f"/training_runs/{session}:train:3/checkpoints").json()["checkpoints"]
+    assert [each["checkpoint_id"] for each in listed] == ["weights/a"]
 
 
 # ------------------------------------------------------------------------------------------ downloads

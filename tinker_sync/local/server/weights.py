@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -344,7 +345,12 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
     key = ask.headers.get("x-idempotency-key") if service.flags.seed is None else None
     text = f"{request.source_path} {key or service.new_id()}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return CopyWeightsResponse(tinker_path=await service.on_disk(_copy, service, request, digest, ttl_s))
+    make = partial(service.on_disk, _copy, service, request, digest, ttl_s)
+    if not to_session:
+        return CopyWeightsResponse(tinker_path=await make())
+    # Until the copy is saved, the record of its run looks like one that was never used.
+    name = ("model", f"{request.session_id}:train:{request.model_seq_id}")
+    return CopyWeightsResponse(tinker_path=await service.once(name, ask.digest, make))
 
 
 def _copy(service: Service, request: CopyWeightsRequest, digest: str, ttl_s: int | None) -> str:
