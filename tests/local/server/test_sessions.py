@@ -6,6 +6,7 @@ import errno
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -277,6 +278,19 @@ def test_samples_without_a_session_leave_memory_after_a_time(
             assert len(service.promises) == 4 - number
         assert server.retrieve(promise).status == 410
         assert settled(lambda: not in_memory(service)), in_memory(service)
+
+
+def test_fetched_samples_without_a_session_leave_memory_with_the_results(tmp_path: Path) -> None:
+    with running(tmp_path, kept_results_bytes=1) as server:
+        service = server.app.service
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+        body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+        kept = []
+        for _ in range(3):
+            request_id = server.ok("/asample", body)["request_id"]
+            kept.append(weakref.ref(service.promises.get(request_id)))
+            server.result(request_id)
+        assert settled(lambda: not (kept[0]() or kept[1]()))
 
 
 def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(

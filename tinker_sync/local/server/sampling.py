@@ -179,9 +179,12 @@ def _drop_later(service: Service, sampler: LiveSampler, promise: Promise) -> Non
     Other outcomes and samplers leave memory with their session.
     """
     sampler.kept += 1
+    request_id = promise.request_id  # without the outcome, which may be dropped earlier
 
     def drop() -> None:
-        service.promises.drop(promise)
+        kept = service.promises.get(request_id)
+        if kept is not None:
+            service.promises.drop(kept)
         sampler.kept -= 1
         if not sampler.kept and service.samplers.get(sampler.sampler_id) is sampler:
             del service.samplers[sampler.sampler_id]
