@@ -556,6 +556,24 @@ def test_a_server_that_sends_parts_after_a_cut_whole(tmp_path: Path) -> None:
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
 
 
+def test_a_server_that_names_a_part_and_sends_the_whole_file(tmp_path: Path) -> None:
+    """Its first bytes were taken for those of each part."""
+    with FileServer({"a": 3 * PART}, ranges=False) as server:
+
+        def name_the_part(handler: Any) -> None:
+            end, asked = handler.end_headers, handler.headers["Range"].removeprefix("bytes=")
+
+            def end_headers() -> None:
+                handler.send_header("Content-Range", f"bytes {asked}/{3 * PART}")
+                end()
+
+            handler.end_headers = end_headers
+
+        server.before = name_the_part
+        fetch(server, tmp_path / "out")
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+
+
 @pytest.mark.parametrize("value", ["bytes 5-4/10", "bytes 5-9/9", "bytes 5-9/0"])
 def test_a_range_that_cannot_be_is_asked_for_again(value: str) -> None:
     """An empty part was asked for without end, and a size of 0 made an empty file."""

@@ -116,12 +116,15 @@ def _read_part(answer: ResponseHead, at: int, until: int) -> FileHead:
 def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
     """Read a 200 with the whole file: the server ignores ranges, or the file has changed.
 
-    Some servers answer with 200 to a range and send the part alone, which only `Content-Range` shows.
+    Some servers answer with 200 to a range and send the part alone, which only `Content-Range` shows. If
+    `Content-Length` is the size of the file, the body is whole nevertheless.
     """
-    match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-    if match is not None and match[1] is not None and match[3] != str(int(match[2]) + 1 - int(match[1])):
-        return _read_part(answer, at, until)
     length = answer.headers.get("content-length", "")
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if match is not None and match[1] is not None:
+        part_bytes = int(match[2]) + 1 - int(match[1])
+        if match[3] not in (str(part_bytes), length):
+            return _read_part(answer, at, until)
     size = int(length) if _LENGTH.fullmatch(length) else None
     if size is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
         raise TransferError("the server does not state the size of the file")
