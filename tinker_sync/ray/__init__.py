@@ -2,7 +2,7 @@
 
     pool        `SamplerPool`, `map`: worker processes that sample the prompts of the driver
     worker      the side of such a process
-    asking      `Connection`: calls of actors, which end with Ray
+    asking      `RayConnection`: calls of actors, which end with Ray
     data        `Sampler`: a map stage of Ray Data
     sharing     `share_limits`, `cluster_usage`: one rate limit and one count of tokens for the cluster, with
                 the board, a named actor that keeps them

@@ -1,4 +1,4 @@
-"""`Connection`: calls of the actors of Ray from threads that must not block for ever."""
+"""`RayConnection`: calls of the actors of Ray from threads that must not block for ever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinker_sync.errors import ClientClosedError
 _NOTICE_S: Final = 1.0
 
 
-class Connection:
+class RayConnection:
     """The connection of this process with Ray. `ray.shutdown` ends it, also if `ray.init` makes a new one."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
-from tinker_sync.ray.asking import Connection
+from tinker_sync.ray.asking import RayConnection
 from tinker_sync.ray.sharing import find_board
 from tinker_sync.ray.worker import PoolWorker, SampleCall, pack
 from tinker_sync.runtime.spending import CostEstimate, Reservation, SpendGuard, length_of
@@ -69,7 +69,7 @@ class _Reports:
     is a new process.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: RayConnection) -> None:
         self._connection = connection
         self._by_process: dict[str, tuple[str, str, Any]] = {}
         self._passed_on_s = -math.inf
@@ -135,7 +135,7 @@ class SamplerPool:
         self._sampling = sampling
         # This process makes the board, so that the board does not end with a worker.
         find_board()
-        self._connection = Connection()
+        self._connection = RayConnection()
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
