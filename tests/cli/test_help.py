@@ -16,7 +16,7 @@ from support.cli_runs import Run
 from support.each import for_each
 
 import tinker_sync
-from tinker_sync.cli.failures import EXIT_CODES
+from tinker_sync.cli.failures import BROKEN_PIPE, EXIT_CODES
 from tinker_sync.cli.framework import Command, Group
 from tinker_sync.cli.main import root
 
@@ -144,3 +144,23 @@ def test_completion_knows_commands_and_options(
         with pytest.raises(SystemExit):
             run()
         assert wanted in capsys.readouterr().out.splitlines()
+
+
+@for_each(
+    "line", ["version", "version --format json", "--help", "run list --help", "completion bash", "run --help"]
+)
+def test_the_exit_code_is_141_when_the_reader_of_the_output_went_away(line: str) -> None:
+    hear, tell = os.pipe()
+    os.close(hear)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tinker_sync", *line.split()],
+            stdout=tell,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(tell)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, b"")

@@ -94,6 +94,18 @@ def _make_cli(ctx: click.Context) -> Cli:
     return Cli(Sink(form, quiet=bool(ctx.meta.get(f"{_META}quiet"))), base_url_of(ctx))
 
 
+class ReaderGone(Exception):  # the end of the reader is no error of the command
+    """The reader of the output went away. click ends the process with exit code 1 on a `BrokenPipeError`."""
+
+
+@contextmanager
+def _name_gone_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+
+
 class Command(click.Command):
     """A command with the options that all commands share. Its help ends with an example."""
 
@@ -134,6 +146,22 @@ class Group(click.Group):
     def __init__(self, name: str | None, help: str, table: Mapping[str, tuple[str, str]]) -> None:  # noqa: A002
         super().__init__(name, help=help, params=_common_options(), context_settings={**CONTEXT})
         self.table = table
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse the arguments, which may print a help. Raise `ReaderGone` if the output cannot be written."""
+        with _name_gone_reader():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raise `ReaderGone` if its output cannot be written."""
+        with _name_gone_reader():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table; click would sort them."""

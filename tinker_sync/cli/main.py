@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from tinker_sync.cli.failures import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, CliError
-from tinker_sync.cli.framework import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, ReaderGone, command
 from tinker_sync.cli.output import show_warnings
 
 _HERE: Final = "tinker_sync.cli.commands."
@@ -74,7 +74,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("\n")
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         # The reader of the pipe has closed it. Without this, the interpreter would flush the rest at exit and
         # print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
