@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.orders import fork
 
 import tinker_sync
 from tinker_sync import InvalidInputError, ModelInput, SampledSequence, SampleResponse, SamplingParams
@@ -377,6 +380,32 @@ def test_only_files_are_written(tmp_path: Path, kind: str) -> None:
     path = tmp_path if kind == "directory" else Path("/dev/full")
     with pytest.raises(InvalidInputError, match="is not a file"):
         list(start(ByHand(), [[1]], save_to=path))
+
+
+# -------------------------------------------------------------------------------------- a forked child
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_gets_no_items_of_its_parent_and_leaves_its_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    client = ByHand()
+    items = start(client, [[5], [6], [7]], max_in_flight=2, save_to=path)
+    with threaded(client, [0]):
+        assert first_token(next(items)) == 5
+
+    def work(tell: int) -> None:
+        signal.alarm(60)  # ends a child that waits for ever
+        try:
+            next(items)
+        except TinkerError as error:
+            os.write(tell, str(error).encode())
+        os._exit(0)
+
+    pid, told = fork(work)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert "begun before the process was forked" in told
+    assert len(client.futures) == 3
+    with threaded(client, [1, 2]):
+        assert [first_token(item) for item in items] == [6, 7]
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
 # -------------------------------------------------------------------------------------- arguments

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -82,3 +85,25 @@ def test_coroutines_are_for_event_loops() -> None:
     with pytest.raises(InvalidInputError, match="await coroutines in an event loop"):
         list(as_completed([made]))  # type: ignore[type-var]
     made.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_calls_of_its_parent() -> None:
+    code = (
+        "import os, signal\n"
+        "from tinker_sync import APIFuture, TinkerError, as_completed, gather\n"
+        "begun, done = APIFuture(), APIFuture()\n"
+        "done.resolve(7)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    signal.alarm(60)  # ends a child that waits for ever\n"
+        "    refused = []\n"
+        "    for wait in (lambda: list(as_completed([done, begun])), lambda: gather([done, begun])):\n"
+        "        try:\n"
+        "            wait()\n"
+        "        except TinkerError as error:\n"
+        "            refused.append('in the parent only' in str(error))\n"
+        "    os._exit(0 if refused == [True] * 2 and gather([done]) == [7] else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -28,6 +28,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
     with_words,
 )
+from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
@@ -219,13 +220,19 @@ class _Batch:
     _pulled: int = field(default=0, init=False)
     _yielded: int = field(default=0, init=False)
     _exhausted: bool = field(default=False, init=False)
+    _generation: int = field(factory=_fork.generation, init=False)
 
     def next_item(self) -> BatchItem | None:
         """Wait for the next item and return it, or None after the last.
 
         Raises:
             Exception: a response could not be written to the file.
+            TinkerError: the parent of this forked process has begun the batch.
         """
+        if self._inherited:
+            raise TinkerError(
+                "this map was begun before the process was forked; its results arrive in the parent only"
+            )
         self.fill()
         if self._yielded == self._pulled:
             return None
@@ -255,13 +262,23 @@ class _Batch:
                 self._take_in(prompt)
 
     def close(self) -> None:
-        """Cancel the samples under way. Results that have arrived are still written."""
+        """Cancel the samples under way. Results that have arrived are still written.
+
+        Do nothing in a forked child: the samples are those of the parent, and one of its threads may have
+        held the lock of the file at the fork.
+        """
+        if self._inherited:
+            return
         self._exhausted = True
         for future in self._under_way.values():
             future.cancel()
         self._under_way = {}
         if self.file is not None:
             self.file.close()
+
+    @property
+    def _inherited(self) -> bool:
+        return self._generation != _fork.generation()
 
     def _stop(self, reason: Exception) -> None:
         self._exhausted = True

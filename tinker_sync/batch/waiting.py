@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, TypeVar, cast, overload
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.runtime.futures import APIFuture
 
 SWITCH: Final = "TINKER_PROGRESS"
 """The environment variable that turns every bar off if it is 0, false, no or off."""
@@ -89,6 +90,7 @@ def as_completed(
 
     Raises:
         TimeoutError: some futures are not done in time. Their work goes on.
+        TinkerError: the parent of this forked process made one of the calls, and it has not ended.
         InvalidInputError: an argument is not a future.
 
     >>> from tinker_sync import APIFuture
@@ -101,6 +103,9 @@ def as_completed(
 
 
 def _as_completed(futures: list[FutureT], timeout: float | None, progress: bool) -> Iterator[FutureT]:
+    for each in futures:
+        if isinstance(each, APIFuture):
+            each.refuse_foreign_wait()
     bar = ProgressBar(progress, len(set(futures)), "done")
     try:
         for future in concurrent.futures.as_completed(futures, timeout):
@@ -146,6 +151,7 @@ def gather(
 
     Raises:
         TimeoutError: some futures are not done in time. Their work goes on.
+        TinkerError: the parent of this forked process made one of the calls, and it has not ended.
         InvalidInputError: an argument is not a future.
 
     >>> from tinker_sync import APIFuture

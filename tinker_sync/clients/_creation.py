@@ -156,7 +156,7 @@ class ClientFuture(APIFuture[T], BaseClient):
         if self.done() and (failure := _failure_of(self)) is not None:
             self._note_read()
             raise copy_exception(failure)
-        self._refuse_foreign_wait()
+        self.refuse_foreign_wait()
         return False
 
     def _note_read(self) -> None:

@@ -55,7 +55,7 @@ else:
 
 # Completion in shells and notebooks leaves these out, because only the runtime uses them.
 _NOT_FOR_USERS: Final = frozenset(
-    {"before_end", "call_site", "looked_at", "only_reads", "overlooked"}
+    {"before_end", "call_site", "looked_at", "only_reads", "overlooked", "refuse_foreign_wait"}
     | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
@@ -208,7 +208,7 @@ class APIFuture(ProgressFuture[T]):
         """
         self._note_look()
         if not self.done():
-            self._refuse_foreign_wait()
+            self.refuse_foreign_wait()
             from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
 
             try:
@@ -237,7 +237,7 @@ class APIFuture(ProgressFuture[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self.result_async().__await__()
 
-    def _refuse_foreign_wait(self) -> None:
+    def refuse_foreign_wait(self) -> None:
         """Refuse to wait in a forked child for a call of the parent; only the parent can finish it."""
         if self._generation != _fork._generation and not self.done():
             raise TinkerError(
@@ -249,7 +249,7 @@ class APIFuture(ProgressFuture[T]):
         self._note_look()
         if self._state in _ENDED:
             return
-        self._refuse_foreign_wait()
+        self.refuse_foreign_wait()
         left_s = math.inf if timeout is None else timeout
         try:
             while self._state not in _ENDED:
