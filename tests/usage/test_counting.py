@@ -203,6 +203,18 @@ def test_nested_budgets_both_apply(service: ServiceClient, sampling: Any) -> Non
         assert (outer.spent_tokens, inner.spent_tokens) == (10, 10)
 
 
+def test_a_budget_applies_until_its_last_block_ends(service: ServiceClient, sampling: Any) -> None:
+    budget = service.budget(tokens=19)
+    with budget:
+        with budget:
+            sample(sampling, 5, 5).result()
+        assert budget.spent_tokens == 10  # counted once
+        with pytest.raises(errors.BudgetExceededError):
+            sample(sampling, 5, 5)
+    sample(sampling, 5, 5).result()
+    assert budget.spent_tokens == 10
+
+
 def test_budget_in_dollars_needs_prices(
     service: ServiceClient, sampling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

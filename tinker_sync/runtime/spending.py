@@ -111,17 +111,23 @@ class SpendGuard:
     def __init__(self, notify: Callable[[TokensUsed], object]) -> None:
         self._notify = notify
         self._lock = threading.Lock()
-        self._limiters: tuple[Limiter, ...] = ()  # replaced, never changed
+        self._attached: list[Limiter] = []  # guarded by _lock; a limiter once for each `attach`
+        self._limiters: tuple[Limiter, ...] = ()  # those in _attached, once each; replaced, never changed
         _fork.renew_in_child(self)
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
-        """Add a limiter, asked about each later sample and pass. Return a function that removes it."""
+        """Add a limiter, asked about each later sample and pass. Return a function that takes this back.
+
+        A limiter that was added several times is asked once, until the last of these functions is called.
+        """
         with self._lock:
-            self._limiters = (*self._limiters, limiter)
+            self._attached.append(limiter)
+            self._limiters = tuple(dict.fromkeys(self._attached))
 
         def detach() -> None:
             with self._lock:
-                self._limiters = tuple(kept for kept in self._limiters if kept is not limiter)
+                self._attached.remove(limiter)
+                self._limiters = tuple(dict.fromkeys(self._attached))
 
         return detach
 

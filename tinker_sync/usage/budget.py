@@ -80,7 +80,8 @@ class Budget:
         self._prices = prices or PriceTable()
         self._base_model = base_model
         self._attach = attach
-        self._detach: Callable[[], object] | None = None
+        # One for each block that has been entered, also in several threads.
+        self._detaches: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._spent = _Amount()  # guarded by _lock
         self._held: dict[object, _Amount] = {}  # guarded by _lock
@@ -88,12 +89,13 @@ class Budget:
         _fork.renew_in_child(self)
 
     def __enter__(self) -> Self:
-        self._detach = self._attach(self) if self._attach else None
+        if self._attach is not None:
+            self._detaches.append(self._attach(self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._detach is not None:
-            self._detach()
+        if self._attach is not None:
+            self._detaches.pop()()
 
     @property
     def spent_tokens(self) -> int:
