@@ -10,7 +10,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 from tinker_sync import types
+from tinker_sync.clients._creation import ClientFuture
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
@@ -409,6 +410,35 @@ class TestFailures:
             # Clients that other tests left may be collected here too.
             (text,) = [text for text in caplog.messages if "test_client_futures.py:" in text]
             assert "no such model (client created at test_client_futures.py:" in text
+
+    @pytest.mark.parametrize("look", [TrainingClient.result, TrainingClient.exception, TrainingClient.unload])
+    def test_one_that_is_looked_at_before_its_callbacks_have_run_is_not_logged(
+        self,
+        look: Callable[[TrainingClient], object],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        seen, over = threading.Event(), threading.Event()
+
+        def end_late(client: TrainingClient, end: Any = ClientFuture._ended) -> None:
+            assert seen.wait(PATIENCE_S)
+            end(client)
+            over.set()
+
+        monkeypatch.setattr(ClientFuture, "_ended", end_late)
+        gc.collect()
+        with world() as (stub, service), caplog.at_level(logging.WARNING, "tinker_sync.clients"):
+            stub.script("/create_model", Answer(404, {"detail": "no such model"}))
+            client = service.create_lora_training_client("stub/model")
+            until(client.done)
+            with suppress(NotFoundError):
+                look(client)
+            seen.set()
+            assert over.wait(PATIENCE_S)
+            kept = weakref.ref(client)
+            del client
+            until(lambda: gc.collect() >= 0 and kept() is None)
+            assert [text for text in caplog.messages if "test_client_futures.py:" in text] == []
 
     def test_a_client_that_is_dropped_while_it_is_made_leaves_nothing(self) -> None:
         with world() as (stub, service):

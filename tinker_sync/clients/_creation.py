@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
@@ -24,7 +23,7 @@ from tinker_sync.errors import ClientClosedError, TinkerError, with_words
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import Unread, carried
+from tinker_sync.runtime.naming import carried, overlook
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -61,7 +60,6 @@ class ClientFuture(APIFuture[T], BaseClient):
         self._runtime = runtime
         self._held = held
         self._created_at = ""
-        self._unread: Unread | None = None
 
     # -------------------------------------------------------------------------------------- waiting for it
 
@@ -86,7 +84,6 @@ class ClientFuture(APIFuture[T], BaseClient):
             super().result(timeout)
             return cast("T", self)
         finally:
-            self._note_read()
             del self  # the failure's traceback holds this frame, and the client holds the failure
 
     async def result_async(self, timeout: float | None = None) -> T:
@@ -103,7 +100,6 @@ class ClientFuture(APIFuture[T], BaseClient):
             await super().result_async(timeout)
             return cast("T", self)
         finally:
-            self._note_read()
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -119,10 +115,7 @@ class ClientFuture(APIFuture[T], BaseClient):
         ...     type(client.exception()).__name__
         'BadRequestError'
         """
-        try:
-            return super().exception(timeout)
-        finally:
-            self._note_read()
+        return super().exception(timeout)
 
     def __repr__(self) -> str:
         if self._held.open:
@@ -154,28 +147,20 @@ class ClientFuture(APIFuture[T], BaseClient):
         if self._held.open:
             return True
         if self.done() and (failure := _failure_of(self)) is not None:
-            self._note_read()
             raise copy_exception(failure)
         self.refuse_foreign_wait()
         return False
 
-    def _note_read(self) -> None:
-        unread = self._unread
-        if unread is not None and self.done():
-            unread.text = ""
-
     def _ended(self) -> None:
-        failure = _failure_of(self)
+        # Not `_failure_of`, which would count as a look of the user.
+        failure = CancelledError() if self.cancelled() else self._exception
         if failure is None:
             return
         told = failure if isinstance(failure, Exception) else TinkerError(f"the client failed: {failure!r}")
         held = self._held.fail(told)
         if not held and not isinstance(failure, (CancelledError, ClientClosedError)):
             words = f"{type(self).__name__}: {type(failure).__name__}: {failure}"
-            self._unread = Unread(
-                f"a client could not be created, and the error was never looked at: {words}"
-            )
-            weakref.finalize(self, self._unread.log)
+            overlook(self, f"a client could not be created, and the error was never looked at: {words}")
 
 
 def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:

@@ -224,6 +224,15 @@ def attach_unread(future: APIFuture[Any]) -> None:
     call = name.rpartition(".")[2] or "a call"
     place = f"{os.path.basename(code.co_filename)}:{line}"
     words = f"{type(failure).__name__}: {failure}"
-    unread = Unread(f"{call} at {place} failed, and its result was never looked at: {words}")
-    future.overlooked = unread
+    overlook(future, f"{call} at {place} failed, and its result was never looked at: {words}")
+
+
+def overlook(future: APIFuture[Any], text: str) -> None:
+    """Log `text` when a failed future is collected or the process ends, unless the user looks at it first.
+
+    The user may wait for the future, or begin to look at it meanwhile.
+    """
+    future.overlooked = unread = Unread(text)
+    if future.looked_at:
+        unread.text = ""
     weakref.finalize(future, unread.log)
