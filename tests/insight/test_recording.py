@@ -15,6 +15,7 @@ from tinker_sync._observe import CallFailed, Event
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.recording import Recording
+from tinker_sync.losses import CrossEntropy
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
@@ -72,6 +73,17 @@ def test_samples_one_by_one_are_noticed() -> None:
         assert moments == sorted(moments)  # type: ignore[type-var]
     assert sum(span.kind == "encode" for span in alone.spans) == 12
     assert alone.polls >= 12
+
+
+def test_a_custom_loss_has_a_request_for_each_of_its_passes() -> None:
+    with LocalServer(model=MODEL) as server, server.service() as service:
+        training = service.create_lora_training_client(MODEL, rank=2).result()
+        with service.explain() as recording:
+            training.forward_backward_custom([DATUM], CrossEntropy()).result()
+    assert [(call.method, call.outcome) for call in recording.calls] == [
+        ("TrainingClient.forward_backward_custom", "ok")
+    ] * 2
+    assert "Requests without a result" not in str(recording)
 
 
 def test_failed_attempts_and_pauses_are_shown() -> None:

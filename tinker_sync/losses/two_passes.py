@@ -170,7 +170,9 @@ class TwoPassCall(TrainingCall):
             forward, submit=runtime.pools.callback.run, clock=runtime.clock
         )
         # The future fails when the client is closed, also while a loss is being computed.
-        lease = runtime.lifecycle.make_future()
+        # It is no request, so recordings do not follow it.
+        lease: APIFuture[Any] = APIFuture(clock=runtime.clock)
+        runtime.lifecycle.end_with_client(lease)
         lease.when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
         future.when_done(lambda _: lease.cancel())
         return future
