@@ -164,3 +164,25 @@ def test_the_exit_code_is_141_when_the_reader_of_the_output_went_away(line: str)
     finally:
         os.close(tell)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, b"")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs sh")
+@for_each(
+    ("line", "code", "out"),
+    [
+        ("version >&-", 0, b""),
+        ("version --format json >&-", 0, b""),
+        ("version >&- 2>&-", 0, b""),
+        ("version --format json 2>&-", 0, b"{"),
+        ("plot /no/such/run 2>&-", 1, b""),
+    ],
+)
+def test_a_command_runs_without_standard_output_or_error(line: str, code: int, out: bytes) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m tinker_sync {line}', sys.executable],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:1], done.stderr) == (code, out, b"")

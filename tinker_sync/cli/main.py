@@ -53,6 +53,9 @@ def root() -> Group:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors and warnings become messages on stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it, as with >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for all that follows
     with show_warnings():
         return _run(arguments)
 
