@@ -85,6 +85,12 @@ def test_checkpoint_list(run: Run, world: World) -> None:
     assert len(world.asked("/checkpoints")) == 3  # the first list, and two pages
 
 
+def test_the_checkpoints_of_an_empty_run_id_are_not_those_of_all_runs(run: Run, world: World) -> None:
+    done = run("checkpoint", "list", "--run-id", "", "--format", "jsonl")
+    assert (done.code, done.out) == (1, "")
+    assert "expected an id, got ''" in done.err
+
+
 def test_checkpoint_info(run: Run, world: World) -> None:
     shown = run("checkpoint", "info", PATH).out
     for words in ("training", "1.2 GB", "2 hours ago", "never", "rank 32", RUN):

@@ -88,7 +88,7 @@ def list_checkpoints(cli: Cli, run_id: str | None, limit: int) -> None:
         return _make_table(found, cli.now(), title + (f" of run {run_id}" if run_id else ""), note)
 
     with cli.rest() as rest:
-        if run_id:
+        if run_id is not None:
             entries, limit, more = rest.iter_checkpoints(run_id), 0, {"run_id": run_id}
         else:
             entries, more = rest.iter_user_checkpoints(limit=limit or None), {}
