@@ -16,7 +16,7 @@ from support.crowd import until
 from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
-from tinker_sync import types
+from tinker_sync import as_completed, types
 from tinker_sync.clients.rest import bulk
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ExperimentalWarning, RequestFailedError
@@ -72,6 +72,16 @@ def test_an_unread_failure_is_logged_when_its_future_is_collected(
         (message,) = logged()[before:]
         assert message.startswith(f"{name} at test_unread.py:")
         assert message.endswith("no room (request " + message.rpartition("(request ")[2])
+
+
+def test_as_completed_is_no_look_at_the_failures_of_its_futures(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
+) -> None:
+    gc.collect()
+    failed = [end(stub, calls(service)["sample"])]
+    assert len(list(as_completed(failed))) == 1
+    del failed
+    until(lambda: gc.collect() >= 0 and len(logged()) == 1)
 
 
 def test_unread_failures_of_transfers_and_of_calls_for_many_checkpoints_are_logged(

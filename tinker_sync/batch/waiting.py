@@ -182,7 +182,10 @@ def _list_futures(futures: Iterable[FutureT], caller: str) -> list[FutureT]:
 
 
 def _has_failed(future: Future[Any]) -> bool:
-    return future.cancelled() or future.exception() is not None
+    if future.cancelled():
+        return True
+    # `exception` of an `APIFuture` would count as a look of the user.
+    return (future.failure if isinstance(future, APIFuture) else future.exception()) is not None
 
 
 def _outcome(future: Future[T]) -> T | Exception:
