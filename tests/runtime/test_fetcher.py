@@ -12,7 +12,8 @@ from support.raising import raising
 from tinker_sync import errors
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.fetcher import Fetcher, Promise
-from tinker_sync.runtime.futures import APIFuture, FutureState
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import QueueState

@@ -98,7 +98,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     def _cancels_parts(self) -> bool:
         """Return True if this future, which has ended, is to cancel those parts that can be cancelled."""
-        return self.cancelled()
+        return self.cancelled() or self.expired
 
 
 def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:
@@ -152,7 +152,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
             self.follow(parts)
 
     def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
-        """Set the parts of a future that was made without any. Cancel them if this future was cancelled.
+        """Set the parts of a future that was made without any. Cancel them if this one was cancelled.
 
         >>> whole = CombinedFuture([], merge=sum)
         >>> whole.follow([APIFuture()]), whole.status().state
@@ -164,7 +164,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         for part in parts:
             if added:
                 part.when_done(self._part_ended)
-            elif self.cancelled():
+            elif self._cancels_parts():
                 part.cancel()
 
     def status(self) -> Status:

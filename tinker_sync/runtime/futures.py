@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, in_seconds, slice_of
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.progress import FutureState, ProgressFuture, Status
+from tinker_sync.runtime.progress import QUEUED, ProgressFuture
 
 T = TypeVar("T")
 
@@ -55,14 +55,11 @@ else:
 
 # Completion in shells and notebooks leaves these out, because only the runtime uses them.
 _NOT_FOR_USERS: Final = frozenset(
-    {"before_end", "call_site", "looked_at", "only_reads", "overlooked", "refuse_foreign_wait"}
-    | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
-    | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
+    {"before_end", "call_site", "expired", "looked_at", "only_reads", "overlooked", "refuse_foreign_wait"}
+    | {"begin", "expire", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel"}
+    | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting", "turn_timer", "when_done"}
 )
 _ENDED: Final = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"})
-_QUEUED = Status(FutureState.QUEUED)
-_SENDING = Status(FutureState.SENDING)
-_WAITING = Status(FutureState.WAITING)
 
 
 class APIFuture(ProgressFuture[T]):
@@ -95,6 +92,10 @@ class APIFuture(ProgressFuture[T]):
 
     It runs before waiting threads wake. After a cancel, it may run later than that.
     """
+    expired = False
+    """True if the deadline of the call came before the call began."""
+    turn_timer: Any = None
+    """The timer that ends the call at its deadline; None once the call has begun."""
     looked_at = False
     """True if the user has got the result, waits for it, or has added a callback.
 
@@ -126,7 +127,7 @@ class APIFuture(ProgressFuture[T]):
         self._submit = submit
         self._clock = clock
         self._generation = _fork._generation
-        self._progress = _QUEUED
+        self._progress = QUEUED
         self._request_id: str | None = None
         self._queued_s = clock.now()
         self._sending_s: float | None = None
@@ -328,35 +329,6 @@ class APIFuture(ProgressFuture[T]):
 
     # ---------------------------------------------------- for the runtime
 
-    def begin(self) -> bool:
-        """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
-        with self._condition:
-            return not self.done() and (self.running() or super().set_running_or_notify_cancel())
-
-    def mark_sending(self) -> None:
-        """Mark the call as being sent. A repeated send keeps the moment of the first."""
-        if self._sending_s is None:
-            self._sending_s = self._clock.now()
-        self._progress = _SENDING
-
-    def mark_accepted(self, request_id: str) -> None:
-        """Mark the call as accepted by the server under this id."""
-        self._request_id = request_id
-        self._accepted_s = self._clock.now()
-        self._progress = _WAITING
-
-    def mark_paused(self, reason: str | None) -> None:
-        """Mark the call as paused by the server, until `mark_waiting` or the end."""
-        self._progress = Status(FutureState.PAUSED, reason)
-
-    def mark_waiting(self, trouble: str | None = None) -> None:
-        """Mark the call as accepted by the server, which is probably working on it.
-
-        Args:
-            trouble: the reason why polls for the result fail; None if they work.
-        """
-        self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
-
     def resolve(self, value: T) -> bool:
         """End this future with a result and return True. Return False if it has already ended.
 
@@ -381,6 +353,19 @@ class APIFuture(ProgressFuture[T]):
         except InvalidStateError:
             return False
         return True
+
+    def expire(self, failure: BaseException) -> bool:
+        """End a call with a failure and return True. Return False if it has begun or ended.
+
+        >>> future = APIFuture()
+        >>> future.expire(TimeoutError()), future.begin()
+        (True, False)
+        """
+        with self._condition:
+            if self._state != "PENDING":
+                return False
+            self.expired = True
+        return self.fail(failure)
 
     def cancel(self) -> bool:
         """Cancel the call, if the runtime has not begun to send it.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import CallFailed, Event, Observer, Stopwatch
-from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
+from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
@@ -37,6 +37,9 @@ _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
 _OBSERVER_LIMIT_S: Final = 1.0
 _LAST_CALLS_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
+# Calls with later deadlines get no timer.
+_WATCHED_S: Final = 3600.0
+_EARLY_S: Final = 0.001
 
 _log = logging.getLogger("tinker_sync.session")
 
@@ -180,6 +183,39 @@ class Lifecycle:
         future.when_done(self.on_ended)
         if not future.done():
             self._track(future)
+
+    def end_in_turn(self, future: APIFuture[Any], deadline_at: float, name: str) -> None:
+        """Let a call fail at its deadline while it waits for its client or for its turn.
+
+        From its send phase on, a call watches its deadline itself. So does a call with a late deadline, such
+        as the default one, when its turn comes: a timer for each of thousands of calls would cost memory.
+
+        Args:
+            future: the future of the call.
+            deadline_at: the time of the clock at which to give up.
+            name: the name of the call, for its error.
+        """
+        clock = self.connection.clock
+        began_at = clock.now()
+        if deadline_at > began_at + _WATCHED_S or future.turn_timer is not None:
+            return
+        ref = weakref.ref(future)
+
+        def expire() -> None:
+            call = ref()
+            # The poller runs timers early if it has no thread.
+            if call is None or clock.now() < deadline_at - _EARLY_S or call.status().state != "queued":
+                return
+            words = f"{name} was not sent within the deadline"
+            waited_s = clock.now() - began_at
+            call.expire(DeadlineError(words, waited_s=waited_s, last_words="it waited for its turn"))
+
+        # The poller multiplies pauses by the pace, and a deadline is none.
+        delay_s = (deadline_at - began_at) / self.connection.settings.pace
+        future.turn_timer = timer = self._poller.after(delay_s, expire)
+        future.when_done(lambda _: timer.cancel())
+        if future.running():  # begun meanwhile
+            timer.cancel()
 
     def _track(self, future: APIFuture[Any]) -> None:
         """Add a new future to the unfinished calls, which fail when the client is closed.

@@ -5,10 +5,12 @@ States, statuses and timelines are immutable values for any thread.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from tinker_sync._clock import Clock
 from tinker_sync._display import repr_html
 
 T = TypeVar("T")
@@ -51,6 +53,11 @@ class Status(NamedTuple):
     reason: str | None = None
 
 
+QUEUED: Final = Status(FutureState.QUEUED)
+SENDING: Final = Status(FutureState.SENDING)
+WAITING: Final = Status(FutureState.WAITING)
+
+
 class Timeline(NamedTuple):
     """The times at which a call reached its states, in seconds of a monotonic clock; None if not reached.
 
@@ -70,10 +77,16 @@ class Timeline(NamedTuple):
 
 
 class ProgressFuture(Future[T]):
-    """A future that reports the progress of its call. Any thread may read; `APIFuture` writes the fields."""
+    """A future that reports the progress of its call. Any thread may read; the runtime marks the progress."""
 
     _advice = "; call .result() first, which waits for it"
 
+    expired: bool
+    turn_timer: Any
+    _clock: Clock
+    _condition: threading.Condition
+    _exception: BaseException | None
+    _state: str
     _progress: Status
     _request_id: str | None
     _queued_s: float
@@ -135,6 +148,40 @@ class ProgressFuture(Future[T]):
         True
         """
         return self._exception
+
+    def begin(self) -> bool:
+        """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
+        with self._condition:
+            ended = self.done() or self.expired
+            begun = not ended and (self.running() or super().set_running_or_notify_cancel())
+        timer, self.turn_timer = self.turn_timer, None
+        if timer is not None:
+            timer.cancel()
+        return begun
+
+    def mark_sending(self) -> None:
+        """Mark the call as being sent. A repeated send keeps the moment of the first."""
+        if self._sending_s is None:
+            self._sending_s = self._clock.now()
+        self._progress = SENDING
+
+    def mark_accepted(self, request_id: str) -> None:
+        """Mark the call as accepted by the server under this id."""
+        self._request_id = request_id
+        self._accepted_s = self._clock.now()
+        self._progress = WAITING
+
+    def mark_paused(self, reason: str | None) -> None:
+        """Mark the call as paused by the server, until `mark_waiting` or the end."""
+        self._progress = Status(FutureState.PAUSED, reason)
+
+    def mark_waiting(self, trouble: str | None = None) -> None:
+        """Mark the call as accepted by the server, which is probably working on it.
+
+        Args:
+            trouble: the reason why polls for the result fail; None if they work.
+        """
+        self._progress = WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def _describe(self, *more: str) -> str:
         status = self.status()

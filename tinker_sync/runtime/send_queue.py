@@ -108,6 +108,7 @@ class SendQueue(Generic[PartT]):
         send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
         follow: Callable[[PartT, Job], bool] = lambda _part, _job: False,
         earlier: Callable[[Sequence[PartT], int], Earlier | None] | None = None,
+        waits: Callable[[Operation[PartT]], object] = lambda _operation: None,
     ) -> None:
         """Make an empty queue.
 
@@ -119,12 +120,14 @@ class SendQueue(Generic[PartT]):
                 it does not take the job.
             earlier: takes the parts of an operation and their first number, and returns which of them an
                 earlier run sent, if the server then refused some; else None.
+            waits: takes an operation that waits behind others, to end it at its deadline.
         """
         self._send = send
         self._submit = submit
         self._send_nothing = send_nothing
         self._follow = follow
         self._earlier = earlier
+        self._waits = waits
         self._lock = threading.Lock()
         self._state = SendQueueState.IDLE  # guarded by _lock
         # Any thread appends without a lock; _lock guards the rest.
@@ -167,6 +170,9 @@ class SendQueue(Generic[PartT]):
                 each.fail(refusal)
         if added and refusal is None:
             self._advance()
+            for each in added:
+                if each.parts and not each.future.running():
+                    self._waits(each)
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
         """Add the requests of a queued operation, or cancel them if the operation has left the queue."""
@@ -408,10 +414,10 @@ class SendQueue(Generic[PartT]):
             each.fail(refusal)
 
     def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
-        """Drop a queued operation and its bodies at once if it was cancelled, or ended without requests."""
-        cancelled = future.cancelled()
+        """Drop a queued operation and its bodies at once if it was cancelled, expired or has no requests."""
+        left = future.cancelled() or future.expired
         with self._lock:
-            if not (cancelled or not operation.parts) or operation not in self._queue:
+            if not (left or not operation.parts) or operation not in self._queue:
                 return
             self._queue.remove(operation)
         self._advance()  # the other operations may have waited for this one

@@ -122,12 +122,12 @@ class SpendGuard:
         """
         with self._lock:
             self._attached.append(limiter)
-            self._limiters = tuple(dict.fromkeys(self._attached))
+            self._limiters = _each_once(self._attached)
 
         def detach() -> None:
             with self._lock:
                 self._attached.remove(limiter)
-                self._limiters = tuple(dict.fromkeys(self._attached))
+                self._limiters = _each_once(self._attached)
 
         return detach
 
@@ -183,3 +183,7 @@ def _length(chunk: ModelInputChunk) -> int:
         return chunk.length
     except ValueError:
         return 0
+
+
+def _each_once(limiters: list[Limiter]) -> tuple[Limiter, ...]:
+    return tuple({id(limiter): limiter for limiter in limiters}.values())

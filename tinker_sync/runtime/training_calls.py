@@ -84,7 +84,7 @@ class TrainingLine:
         send_nothing = partial(_send_nothing, weakref.ref(self))
         earlier = None if record is None else record.sent_before
         self.queue: SendQueue[TrainingPart] = SendQueue(
-            self._send, sender.run, send_nothing, sender.follow, earlier
+            self._send, sender.run, send_nothing, sender.follow, earlier, sender.end_in_turn
         )
         self.held = HeldCalls()
         self.model_id = ""
@@ -119,6 +119,7 @@ class TrainingLine:
             future = self.submit_first(call)
         else:
             future = call.wait_for_model(self.runtime.spending.limiters)
+            self.runtime.lifecycle.end_in_turn(future, call.deadline_at, call.name)
             if not self.held.hold(call):
                 call.start()
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
@@ -443,8 +444,5 @@ class PassCall(TrainingCall):
 
 
 def _tokens(data: Sequence[Datum]) -> int:
-    total = 0
-    for datum in data:
-        length = datum.model_input.known_length()
-        total += length_of(datum.model_input) if length is None else length
-    return total
+    lengths = ((datum.model_input, datum.model_input.known_length()) for datum in data)
+    return sum(length_of(tokens) if length is None else length for tokens, length in lengths)

@@ -32,7 +32,7 @@ from tinker_sync.runtime.calls import make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
-from tinker_sync.runtime.operation import Ended, NotTaken
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation
 from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
@@ -180,6 +180,11 @@ class PartSender:
         made = self.server.machinery.value
         quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
         return quick and self.server.poller.follow(job)
+
+    def end_in_turn(self, operation: Operation[TrainingPart]) -> None:
+        """Let an operation fail at its deadline while it waits behind others."""
+        deadline_at = operation.parts[0].deadline_at
+        self._runtime.lifecycle.end_in_turn(operation.future, deadline_at, operation.name)
 
     def await_result(
         self, part: TrainingPart, request_id: str, on_gone: Callable[[Exception], object] | None = None
