@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import Final
 
 import click
@@ -53,11 +54,13 @@ def root() -> Group:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors and warnings become messages on stderr."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell has closed it, as with >&-
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for all that follows
-    with show_warnings():
-        return _run(arguments)
+    with ExitStack() as standing_in:
+        for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+            if getattr(sys, name) is None:  # the shell has closed it, as with >&-
+                nothing = standing_in.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                standing_in.enter_context(redirect(nothing))
+        with show_warnings():
+            return _run(arguments)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
