@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import KEY, SETTINGS
 
-from tinker_sync.testing import LocalServer
+from tinker_sync.testing import FaultPlan, LocalServer
 
 MODEL = "tinker-sync/random"
 
@@ -52,7 +52,9 @@ cluster.shutdown()
 )
 def test_a_lost_machine_loses_no_prompt(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
-    with LocalServer(model=MODEL, key=KEY, process=True) as server:
+    # A second for each, so that the lost machine has samples under way.
+    plan = FaultPlan().latency("asample", 1.0)
+    with LocalServer(plan, model=MODEL, key=KEY, process=True, pace=1.0) as server:
         known = (
             os.environ
             | SETTINGS
