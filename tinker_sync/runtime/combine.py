@@ -152,7 +152,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
             self.follow(parts)
 
     def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
-        """Set the parts of a future that was made without any. Cancel them if this one was cancelled.
+        """Set the parts of a future that was made without any. Cancel them if it was cancelled or expired.
 
         >>> whole = CombinedFuture([], merge=sum)
         >>> whole.follow([APIFuture()]), whole.status().state

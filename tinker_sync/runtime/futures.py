@@ -256,10 +256,11 @@ class APIFuture(ProgressFuture[T]):
             while self._state not in _ENDED:
                 if left_s <= 0:
                     raise WaitTimeout(self._describe_wait(timeout))
+                now_s = slice_of(left_s)
                 with self._condition:
                     if self._state not in _ENDED:
-                        self._condition.wait(slice_of(left_s))
-                left_s -= slice_of(left_s)
+                        self._condition.wait(now_s)
+                left_s -= now_s
         finally:  # Ctrl-C may end the wait too
             self._note_look(self.done())
 

@@ -154,8 +154,9 @@ class ProgressFuture(Future[T]):
         with self._condition:
             ended = self.done() or self.expired
             begun = not ended and (self.running() or super().set_running_or_notify_cancel())
-        timer, self.turn_timer = self.turn_timer, None
+        timer = self.turn_timer
         if timer is not None:
+            self.turn_timer = None
             timer.cancel()
         return begun
 
