@@ -50,7 +50,23 @@ class TestPasses:
         for tensor in (flat, square):
             expected.check(types.ForwardBackwardOutput("", [{"logprobs": tensor}]))
         with pytest.raises(WireError):
-            expected.check(scored(2))
+            expected.check(scored(3))
+
+    def test_one_score_for_each_row_of_a_matrix_is_passed_on_with_one_warning(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        many = types.Datum(
+            types.ModelInput.from_ints([1, 2]), {"target_tokens": np.arange(34).reshape(2, 17)}
+        )
+        expected = ExpectedOutputs.of([many], whole=True)
+        for _ in range(3):
+            assert expected.check(scored(2)).loss_fn_outputs[0]["logprobs"].tolist() == [-0.5, -0.5]
+        assert [record.getMessage() for record in caplog.records] == [
+            "a datum has targets of shape ['n', 17], its logprobs have shape ['n']"
+        ]
+        for sizes in [(1,), (2, 2)]:
+            with pytest.raises(WireError):
+                expected.check(scored(*sizes))
 
     def test_data_without_targets_are_counted_only(self) -> None:
         expected = ExpectedOutputs.of([types.Datum(types.ModelInput.from_ints([1]))], whole=True)

@@ -1,8 +1,8 @@
 """The results of training calls: checked against their requests, and merged from the outputs of chunks.
 
-Any thread may call the functions. All are pure, except `read_settled`. A result of the wrong size, or of
-another call or model, fails the call that waits for it. `wire.adapt.check_response` checks samples. Metrics
-that cannot be reduced raise no error.
+Any thread may call the functions. All are pure, except `read_settled` and the check of shapes, which may log.
+A result of the wrong size, or of another call or model, fails the call that waits for it.
+`wire.adapt.check_response` checks samples. Metrics that cannot be reduced raise no error.
 
 A metric key is `name:reduction` with exactly one colon. The reduction covers the chunks that have the key.
 The weight of a chunk is the number of its outputs:
@@ -27,8 +27,10 @@ loss of the whole call.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 else:  # it needs numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
 
+_log = logging.getLogger("tinker_sync.clients")
+
 _TARGETS: Final = "target_tokens"
 _SCORES: Final = "logprobs"
 # The three kinds of saves are one family: some servers mark all of them alike.
@@ -66,62 +70,81 @@ _FAMILIES: Final = {
 
 @frozen
 class ExpectedOutputs:
-    """The sizes that the result of one request of a pass must have, to check the result against the request.
+    """The shapes that the result of one request of a pass must fit.
 
-    A result has one output for each datum. An output may have scores (log-probabilities) of the targets.
+    A result has one output for each datum. An output may have scores (log-probabilities) of the targets: one
+    for each target, or, for targets of several dimensions, one for each row.
 
     Attributes:
-        sizes: the number of targets of each datum. None stands for a datum without targets, or with sparse
-            ones; its scores are not checked.
+        shapes: the shape of the targets of each datum. None stands for a datum without targets, or with
+            sparse ones; its scores are not checked.
         whole: True if the scores of an output must cover every target; servers of older versions may leave
             out targets that have no weight.
     """
 
-    sizes: tuple[int | None, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     whole: bool
 
     @classmethod
     def of(cls, data: Sequence[Datum], *, whole: bool) -> ExpectedOutputs:
-        """Return the sizes for a request with these data; `whole` as in the class."""
-        return cls(tuple(_target_count(datum) for datum in data), whole)
+        """Return the shapes for a request with these data; `whole` as in the class."""
+        return cls(tuple(_target_shape(datum) for datum in data), whole)
 
     def check(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput:
-        """Return the result `output` if it has the expected sizes.
+        """Return the result `output` if it fits the data.
+
+        The model has been trained by then, so a result that only has another form than expected is logged
+        and returned.
 
         Raises:
             WireError: the number of outputs differs from that of the data, or the number of scores does not
                 fit that of the targets.
 
-        >>> expected = ExpectedOutputs((2,), whole=True)
+        >>> expected = ExpectedOutputs(((2,),), whole=True)
         >>> expected.check(ForwardBackwardOutput("ArrayRecord", []))
         Traceback (most recent call last):
             ...
         tinker_sync.errors.WireError: loss_fn_outputs: expected 1, one for each datum, got 0
         """
         records = output.loss_fn_outputs
-        if len(records) != len(self.sizes):
+        if len(records) != len(self.shapes):
             raise WireError(
-                f"expected {len(self.sizes)}, one for each datum, got {len(records)}", "loss_fn_outputs"
+                f"expected {len(self.shapes)}, one for each datum, got {len(records)}", "loss_fn_outputs"
             )
-        for index, (record, expected) in enumerate(zip(records, self.sizes, strict=True)):
+        for index, (record, expected) in enumerate(zip(records, self.shapes, strict=True)):
             scores = record.get(_SCORES)
-            if scores is None or expected is None:
+            if scores is None or expected is None or scores._effective_shape == expected:
                 continue
-            size = scores._numpy.size if scores._crow is None else math.prod(scores._effective_shape)
-            if size > expected or (self.whole and size < expected):
+            got = scores._effective_shape
+            if self._fits(got, expected):  # perhaps flat
+                continue
+            if not self._fits(got[:1], expected[:1]):
                 raise WireError(
-                    f"expected {expected} values, one for each target, got {size}",
+                    f"expected {math.prod(expected)} values, one for each target, got {math.prod(got)}",
                     f"loss_fn_outputs[{index}].{_SCORES}",
                 )
+            _warn_of_shape(got[1:], expected[1:])
         return output
 
+    def _fits(self, got: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+        count, most = math.prod(got), math.prod(expected)
+        return count == most or (count < most and not self.whole)
 
-def _target_count(datum: Datum) -> int | None:
+
+def _target_shape(datum: Datum) -> tuple[int, ...] | None:
     targets = datum.loss_fn_inputs.get(_TARGETS)
     # A server may return scores for the stored elements of sparse targets only.
-    if targets is None or targets._crow is not None:
-        return None
-    return int(targets._numpy.size)
+    return None if targets is None or targets._crow is not None else targets._numpy.shape
+
+
+@cache  # once for each pair of forms, because each step has the same
+def _warn_of_shape(got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    _log.warning(
+        "a datum has targets of shape %s, its %s have shape %s",
+        ["n", *expected],
+        _SCORES,
+        ["n", *got],
+    )
 
 
 def check_kind(name: str, tree: Any) -> None:
@@ -338,10 +361,10 @@ def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardB
 def read_settled(
     decode: Any, expected: ExpectedOutputs, reservation: Reservation, used: TokensUsed, reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
-    """Decode a result, settle the tokens `used`, and return the result if it has the expected sizes.
+    """Decode a result, settle the tokens `used`, and return the result if it fits the data.
 
     Raises:
-        WireError: the result cannot be decoded, or its sizes differ from the expected ones.
+        WireError: the result cannot be decoded, or does not fit the data.
     """
     output: ForwardBackwardOutput = decode(reply, tree)
     reservation.settle(used)  # even if the check fails, because the server has computed it
