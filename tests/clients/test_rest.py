@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 from support.crowd import together
-from support.hasty import hasty_service
+from support.hasty import FLAGS, hasty_service, trainer_of
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 import tinker_sync
@@ -146,12 +146,30 @@ def test_a_refusal_of_the_server_is_the_futures(stub: Stub, rest: RestClient) ->
 def test_a_call_beside_the_end_of_the_client_is_refused_by_name(rest: RestClient) -> None:
     """The client is not marked as closed yet, and its workers take no more jobs."""
     runtime = rest._runtime
-    runtime.pools.send.close()
+    runtime.pools.rest.close()
     runtime.pools.awaited.close()
     with pytest.raises(errors.ClientClosedError):
         rest.list_training_runs()
     with pytest.raises(errors.ClientClosedError):
         runtime.pools.awaited.run_call(list)
+
+
+def test_calls_do_not_wait_for_the_chunks_of_a_pass() -> None:
+    prompt = types.ModelInput.from_ints([1, 2, 3])
+    datum = types.Datum(prompt, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+    config = {**FLAGS, "fwdbwd_max_chunk_len": 1}
+    with StubServer(config=config) as stub, hasty_service(stub) as service:
+        trainer = trainer_of(service)
+        trainer.optim_step(types.AdamParams()).result(120)
+        release = stub.hold("/forward_backward", 40)
+        passed = trainer.forward_backward([datum] * 40, "cross_entropy")
+        stub.await_asked("/forward_backward", 8)  # the others wait for room among the bytes under way
+        try:
+            assert RestClient(service.holder).list_user_checkpoints().result(120).checkpoints == []
+            assert not passed.done()
+        finally:
+            release.set()
+        passed.result(120)
 
 
 def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest: RestClient) -> None:

@@ -80,7 +80,7 @@ The other modules and their contents:
 
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
 training calls; `tinker-enter-N` does this while `tinker-poll` does not run. Others: `tinker-send-N`,
-`tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`, `tinker-await-N`,
+`tinker-rest-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`, `tinker-await-N`,
 `tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a thread that holds a lock takes no
 second lock, does no I/O and runs no callback. The tests fail if a lock is taken under another.
 

@@ -175,7 +175,7 @@ class SampleJob:
             if line.numbers.value is not None:
                 self._scheduler.put(self)
             else:
-                runtime.pools.send.run_call(carried(self._put_numbered))
+                runtime.pools.rest.run_call(carried(self._put_numbered))
         except BaseException:
             self._reservation.release()
             raise

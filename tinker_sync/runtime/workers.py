@@ -43,9 +43,11 @@ _log = logging.getLogger(__name__)
 # waits for an answer.
 _FETCH_THREADS: Final = 16
 # These threads send the chunks of training passes: they wait for room among the bytes under way, connect and
-# write. Each REST call holds one until its answer. About eight small chunks are under way at once
-# (`training_part`), so more threads would send no faster.
+# write. About eight small chunks are under way at once (`training_part`), so more threads would send no
+# faster.
 _SEND_THREADS: Final = 8
+# Each REST call holds one of these threads until its answer.
+_REST_THREADS: Final = 8
 _CALLBACK_THREADS: Final = 8
 # Each loss that a user computes between two passes uses one processor.
 _LOSS_THREADS: Final = 4
@@ -317,6 +319,7 @@ class WorkerPools:
         self.enter = Workers("enter", 1, needed=needed)
         self.create = Workers("create", _CREATE_THREADS, needed=needed)
         self.send = Workers("send", _SEND_THREADS, needed=needed)
+        self.rest = Workers("rest", _REST_THREADS, needed=needed)
         self.fetch = Workers("fetch", _FETCH_THREADS, needed=needed)
         self.loss = Workers("loss", _LOSS_THREADS, needed=needed)
         self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed)
@@ -324,4 +327,6 @@ class WorkerPools:
 
     def in_order_of_end(self) -> tuple[Workers, ...]:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
-        return (self.enter, self.create, self.send, self.fetch, self.loss, self.callback, self.awaited)
+        return (
+            self.enter, self.create, self.send, self.rest, self.fetch, self.loss, self.callback, self.awaited,
+        )  # fmt: skip

@@ -77,7 +77,7 @@ class RestBase(BaseClient):
             else:
                 future.resolve(value)
 
-        runtime.pools.send.run_call(carried(run))
+        runtime.pools.rest.run_call(carried(run))
         if changes:
             runtime.lifecycle.note_change(future)
         return future
