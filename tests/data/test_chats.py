@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
 from typing import Any
 
 import pytest
 
 pytest.importorskip("jinja2")
 
-from support.vocabularies import CHAT_TEMPLATE, byte_level
+from support.vocabularies import CHAT_TEMPLATE, KINDS, PLAIN_TEMPLATE, byte_level
+from support.vocabularies import text as random_text
 
 from tinker_sync import Datum, InvalidInputError, Tokenizer
 from tinker_sync.data import from_chat
@@ -207,3 +210,72 @@ def test_invalid_chats_are_refused(tokenizer: Tokenizer, chat: Any, options: Any
 def test_tags_find_a_first_message_of_the_assistant(tokenizer: Tokenizer) -> None:
     chat = [{"role": "assistant", "content": "hello"}]
     assert trained(from_chat(chat, tokenizer, chat_template=CHAT_TEMPLATE), tokenizer) == ["hello<|im_end|>"]
+
+
+class Whole(Tokenizer):
+    """A tokenizer without offsets: the text before each turn is then encoded from its beginning."""
+
+    is_fast = False  # type: ignore[misc]  # what the base class says of itself
+
+
+TEMPLATES = [
+    CHAT_TEMPLATE,
+    UNTAGGED,
+    CHATML,
+    PLAIN_TEMPLATE,
+    SHOW + PROMPT,
+    (
+        "{% for m in messages %}[{{ m.role }}]¶ {{ m.content }} </s> {% endfor %}"
+        "{% if add_generation_prompt %}[assistant]¶{% endif %}"
+    ),
+    (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<eot>\n\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_that_are_encoded_from_a_special_token_on_have_the_same_tokens(
+    tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    folder = KINDS[kind](tmp_path_factory.mktemp("kind"))
+    tokenizer, whole = Tokenizer.from_directory(folder), Whole.from_directory(folder)
+    rng = random.Random(int(os.environ.get("SEED", "16")))
+    found = refused = 0
+    for _ in range(int(os.environ.get("EXAMPLES", "60"))):
+        chat = [
+            {"role": role, "content": random_text(rng)}
+            for _ in range(rng.randrange(1, 5))
+            for role in ("user", "assistant")
+        ]
+        for template in TEMPLATES:
+            options: Any = {"chat_template": template, "train_on": rng.choice(["all", "last"])}
+            outcomes: list[Any] = []
+            for each in (tokenizer, whole):
+                try:
+                    outcomes.append(from_chat(chat, each, **options))
+                except InvalidInputError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1], (template, chat)
+            found += isinstance(outcomes[0], Datum)
+            refused += isinstance(outcomes[0], str)
+    assert found
+    assert refused
+
+
+def test_a_long_chat_is_encoded_in_parts_of_a_few_turns(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 40
+    chat = [{"role": role, "content": "hello world"} for _ in range(turns) for role in ("user", "assistant")]
+    lengths: list[int] = []
+    encode = tokenizer.encode
+
+    def counting(text: str, **options: Any) -> Any:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    assert len(trained(from_chat(chat, tokenizer, chat_template=CHATML), tokenizer)) == turns
+    assert sum(lengths) < 200 * turns

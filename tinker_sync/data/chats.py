@@ -9,11 +9,13 @@ A wrong mask would train on the wrong tokens without any error, so this module r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.text.chat import Chat, Message, Tool, find_generated
@@ -99,12 +101,12 @@ def mark_assistant(
         trims = False
     if not spans:
         raise InvalidInputError("chat template: there is no text between its generation tags")
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    mask = np.zeros(len(ids), dtype=np.bool_)
+    encoded = _Encoded.of(tokenizer, text)
+    mask = np.zeros(len(encoded.ids), dtype=np.bool_)
     for start, end in spans:
-        first, last = (_count_tokens(tokenizer, text, ids, place) for place in (start, end))
-        mask[first : _trim_tail(tokenizer, ids, first, last) if trims else last] = True
-    return ids, mask
+        first, last = encoded.count_before(start), encoded.count_before(end)
+        mask[first : encoded.trim_tail(first, last) if trims else last] = True
+    return encoded.ids, mask
 
 
 def _role(message: Any) -> Any:
@@ -178,28 +180,76 @@ def _begins_with_content(message: Any, added: str) -> bool:
 # ------------------------------------------------------------------------------------------- tokens
 
 
-def _count_tokens(tokenizer: Any, text: str, ids: Sequence[int], place: int) -> int:
-    """Return the number of tokens before the character offset `place`, or refuse an offset inside a token."""
-    if place == len(text):
-        return len(ids)
-    before: list[int] = tokenizer.encode(text[:place], add_special_tokens=False)
-    if list(ids[: len(before)]) != before:
-        around = text[max(0, place - 10) : place], text[place : place + 10]
-        raise InvalidInputError(
-            "chat template: the assistant's text begins or ends inside a token, between "
-            f"{around[0]!r} and {around[1]!r}; the trained tokens would differ from the sampled ones"
-        )
-    return len(before)
+@frozen(eq=False)
+class _Encoded:
+    """A text and its tokens.
 
-
-def _trim_tail(tokenizer: Any, ids: Sequence[int], first: int, last: int) -> int:
-    """Return the end of a turn as an index of `ids`.
-
-    It is after the last special token if only white space follows that token, else `last`.
+    Attributes:
+        fences: places where the tokenizer surely splits the text before it does anything else: the offset and
+            the index of each special token that the text spells out. What is on one side of a fence does not
+            affect the tokens on the other side.
+        special: the ids of special tokens.
     """
-    special = set(tokenizer.all_special_ids)
-    special |= {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    end = last
-    while end > first and ids[end - 1] not in special and not tokenizer.decode([ids[end - 1]]).strip():
-        end -= 1
-    return end if end > first and ids[end - 1] in special else last
+
+    tokenizer: Any
+    text: str
+    ids: list[int]
+    fences: list[tuple[int, int]]
+    special: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any, text: str) -> _Encoded:
+        added = tokenizer.added_tokens_decoder
+        special = {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
+        fences: list[tuple[int, int]] = []
+        if not getattr(tokenizer, "is_fast", False):  # the tokenizer knows no offsets
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            ids, offsets = made["input_ids"], made["offset_mapping"]
+            if not tokenizer.backend_tokenizer.encode_special_tokens:
+                hard = {
+                    index: token.content
+                    for index, token in added.items()
+                    if not (token.normalized or token.single_word)
+                }
+                fences = [
+                    (start, index)
+                    for index, (token, (start, end)) in enumerate(zip(ids, offsets, strict=True))
+                    if token in hard and hard[token] in text[start:end]
+                ]
+        return cls(tokenizer, text, ids, fences, frozenset(special))
+
+    def count_before(self, place: int) -> int:
+        """Return the number of tokens before the character offset `place`; refuse one inside a token.
+
+        The text before `place`, encoded alone as the prompt of a sample is, must give the same tokens. They
+        are encoded from the last fence on, because all of them for each turn would take quadratic time.
+        """
+        if place == len(self.text):
+            return len(self.ids)
+        # The token at the last fence before the place may reach beyond it.
+        index = bisect_left(self.fences, (place, 0)) - 2
+        begin, count = self.fences[index] if index >= 0 else (0, 0)
+        before: list[int] = self.tokenizer.encode(self.text[begin:place], add_special_tokens=False)
+        if self.ids[count : count + len(before)] != before:
+            around = self.text[max(0, place - 10) : place], self.text[place : place + 10]
+            raise InvalidInputError(
+                "chat template: the assistant's text begins or ends inside a token, between "
+                f"{around[0]!r} and {around[1]!r}; the trained tokens would differ from the sampled ones"
+            )
+        return count + len(before)
+
+    def trim_tail(self, first: int, last: int) -> int:
+        """Return the end of a turn as an index of the tokens.
+
+        It is after the last special token if only white space follows that token, else `last`.
+        """
+        ids, end = self.ids, last
+        while (
+            end > first
+            and ids[end - 1] not in self.special
+            and not self.tokenizer.decode([ids[end - 1]]).strip()
+        ):
+            end -= 1
+        return end if end > first and ids[end - 1] in self.special else last
