@@ -371,6 +371,24 @@ def test_a_promise_may_be_unknown_for_a_moment() -> None:
     assert isinstance(asking.fails_with(unknown), errors.NotFoundError)
 
 
+DOUBTFUL = [reply(200, b"<html>"), reply(404, {"detail": "unknown"}), reply(400, {"detail": "odd"})]
+
+
+@pytest.mark.parametrize("open_server", [False, True])
+@pytest.mark.parametrize("doubtful", DOUBTFUL, ids=["unreadable", "404", "400"])
+@pytest.mark.parametrize(
+    "good",
+    [TRY_AGAIN, reply(408, {"queue_state": "active"}), reply(425, {"detail": "not ready"})],
+    ids=["try again", "408", "425"],
+)
+def test_doubtful_answers_hours_apart_do_not_add_up(doubtful: Reply, good: Reply, open_server: bool) -> None:
+    asking = Asking(open_server=open_server)
+    for _ in range(10):
+        asking.pauses(doubtful)
+        asking.now += 3600.0
+        asking.pauses(good)
+
+
 def test_gone_is_left_to_the_code_that_can_submit_again() -> None:
     action = Asking().gets(reply(410, {"detail": "forgotten"}))
     assert isinstance(action, Gone)

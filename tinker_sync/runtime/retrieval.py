@@ -240,6 +240,13 @@ class Retrieval:
         self.trouble_since = None
         self._connection_failures = self._failures = 0
 
+    def _forget_doubts(self) -> None:
+        """Forget earlier doubtful answers, because the server has just shown that it works on the promise.
+
+        A call of hours may meet a bad page of a proxy now and then.
+        """
+        self._odd_answers = self._unknown_polls = self._bad_polls = 0
+
     def _poll_again(self, asked_at: float, now: float) -> Action:
         """Return the action of a new poll: at once if the server held the last one, else after a pause."""
         self._forget_trouble()
@@ -270,6 +277,7 @@ class Retrieval:
             return self._on_odd(reply, now, "it is the result of another request")
         self._forget_trouble()
         if tree.get("type") == "try_again":
+            self._forget_doubts()
             self._notice(tree)
             return self._poll_again(asked_at, now)
         if tree.get("status") == "complete_metadata":
@@ -280,6 +288,7 @@ class Retrieval:
         if not self.allow_metadata_only:
             return self._on_odd(reply, now, "the size of the result, once more, in place of the result")
         self.allow_metadata_only = False
+        self._forget_doubts()
         size = tree.get("response_payload_size")
         return TakeBytes(size if isinstance(size, int) and size > 0 else 0)
 
@@ -346,6 +355,7 @@ class Retrieval:
             return Gone(self._status_error(reply))
         if rule.meaning is Meaning.NOT_READY:
             self._forget_trouble()
+            self._forget_doubts()
             return Wait(delay_s(1, draw=self.draw(), first_s=_NOT_READY_PAUSE_S), "not ready")
         return Failed(self._status_error(reply))
 
@@ -355,7 +365,7 @@ class Retrieval:
         except WireError:
             tree = None
         if tree is not None:
-            self._bad_polls = 0
+            self._forget_doubts()
         if isinstance(tree, dict):
             self._notice(tree)
         return self._poll_again(asked_at, now)
