@@ -14,6 +14,7 @@ from support.engine_ledger import datum_of, engine_ledger
 from support.fault_world import MODEL, fault_server
 from support.hasty import hasty_service, world
 from support.open_servers import OpenServer
+from support.raising import raising
 from support.tinker_stub import Answer, StubServer
 
 from tinker_sync import types
@@ -125,6 +126,28 @@ def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_o
         train(recovered)
         loaded = stub.asked("/load_weights")[-1].json()
         assert (loaded["path"].rpartition("/")[2], loaded["optimizer"]) == ("before", True)
+
+
+def test_a_pass_whose_last_chunk_cannot_be_encoded_leaves_nothing_behind() -> None:
+    picture = types.ImageAssetPointerChunk(location="x", format="png")
+    bad = types.Datum(types.ModelInput(chunks=[picture]), {"target_tokens": [2], "weights": [1.0]})
+    with world({"fwdbwd_max_chunk_len": 1}) as (_, service):
+        trainer = service.create_lora_training_client("stub/model").result()
+        with pytest.raises(TinkerError, match="ImageAssetPointerChunk"):
+            trainer.forward_backward([*data(3), bad], "cross_entropy")
+        assert service.holder.lifecycle.unfinished == 0
+        train(trainer)
+
+
+def test_a_pass_that_no_thread_can_queue_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world({"fwdbwd_max_chunk_len": 1}) as (_, service):
+        trainer = service.create_lora_training_client("stub/model").result()
+        with monkeypatch.context() as patch:
+            patch.setattr(service.holder, "run_soon", raising(TinkerError("no thread")))
+            with pytest.raises(TinkerError, match="no thread"):
+                trainer.forward_backward(data(3), "cross_entropy")
+        assert service.holder.lifecycle.unfinished == 0
+        train(trainer)
 
 
 def test_there_is_nothing_to_recover_from() -> None:

@@ -40,6 +40,7 @@ from tinker_sync.runtime.operation import Ended, NotTaken, Operation
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
+    EncodedPass,
     PartSender,
     TrainingPart,
     encode_pass,
@@ -181,7 +182,8 @@ class TrainingLine:
         try:
             self.runtime.run_soon(self.queue.take_in)
         except TinkerError as failure:
-            call.future.fail(failure)  # so the queue passes over it
+            for operation in operations:
+                operation.fail(failure)  # so the queue passes over it
             raise
 
 
@@ -315,13 +317,14 @@ class OrderedCall(TrainingCall):
         runtime.server.published.check_fields(self.name, request, dialect)
         if self.name in ("save_weights", "save_weights_for_sampler") and request.path is not None:
             check_checkpoint_name(request.path, dialect)
+        body = json_body(request, dialect)
         future = self._future or self._make_future()
         read = partial(read_result, name, request.model_id, kind)
         part = TrainingPart(
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
-            partial(number_json if self.numbered else leave_unnumbered, json_body(request, dialect)),
+            partial(number_json if self.numbered else leave_unnumbered, body),
             partial(self.line.note_saved, read) if name == "save_weights" else read,
             size=0,
             content_type=JSON,
@@ -379,7 +382,12 @@ class PassCall(TrainingCall):
             combined = len(chunks) > 1 or self._future is not None
             decode = read_pass if combined else partial(decode_pass, self._trained)
             began_s = runtime.clock.now()
-            parts = [self._make_part(chunk, facts.dialect, reservation, decode) for chunk in chunks]
+            # All chunks before the first future, because a chunk that cannot be encoded refuses the call.
+            encoded = [self._encode(chunk, facts.dialect) for chunk in chunks]
+            parts = [
+                self._make_part(chunk, *made, facts.dialect, reservation, decode)
+                for chunk, made in zip(chunks, encoded, strict=True)
+            ]
             if runtime.lifecycle.stopwatches:
                 runtime.lifecycle.note_encoded(self.sdk_method, began_s)
             future = self._set_parts([part.future for part in parts])
@@ -409,24 +417,34 @@ class PassCall(TrainingCall):
         )
         return future
 
-    def _make_part(
-        self, chunk: DataChunk, dialect: Dialect, reservation: Reservation, decode: Any
-    ) -> TrainingPart:
-        runtime, forward_only, model_id = self.line.runtime, self._forward_only, self.line.model_id
-        used = TokensUsed(model=model_id, trained=_tokens(chunk.data))
+    def _encode(self, chunk: DataChunk, dialect: Dialect) -> tuple[ForwardBackwardInput, EncodedPass]:
         part_input = self._whole
         if len(chunk.data) != len(part_input.data):
             part_input = part_input._with(data=list(chunk.data))
         if not dialect.knows_all:
             refuse_unsupported(part_input, dialect)
             part_input = normalise_forward_backward(part_input, dialect)
+        return part_input, encode_pass(
+            part_input, self.line.model_id, dialect, forward_only=self._forward_only
+        )
+
+    def _make_part(
+        self,
+        chunk: DataChunk,
+        part_input: ForwardBackwardInput,
+        encoded: EncodedPass,
+        dialect: Dialect,
+        reservation: Reservation,
+        decode: Any,
+    ) -> TrainingPart:
+        runtime = self.line.runtime
+        used = TokensUsed(model=self.line.model_id, trained=_tokens(chunk.data))
         if dialect.reads_data_only:
             decode = partial(read_with_loss, decode, weights_of(part_input))
-        encoded = encode_pass(part_input, model_id, dialect, forward_only=forward_only)
         return TrainingPart(
             runtime.lifecycle.make_future(),
             encoded.endpoint,
-            "Forward" if forward_only else "ForwardBackward",
+            "Forward" if self._forward_only else "ForwardBackward",
             encoded.with_number,
             partial(
                 read_settled,
