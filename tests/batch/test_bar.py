@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -81,3 +83,22 @@ def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch: pytest.Mo
     bar.advance()
     bar.close()
     assert "10/10" in terminal.getvalue()
+
+
+def test_the_switch_of_tqdm_turns_bars_off() -> None:
+    program = """if True:
+        import io, sys
+        sys.stderr = io.StringIO()
+        sys.stderr.isatty = lambda: True
+        from tinker_sync.batch.waiting import ProgressBar
+        bar = ProgressBar(True, 3, "samples")
+        bar.skip()
+        bar.advance(failed=True)
+        bar.close()
+        print(repr(sys.stderr.getvalue()))
+    """
+    # The variable is read when tqdm is imported.
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    command = [sys.executable, "-c", program]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (made.stdout.strip(), made.stderr) == ("''", "")

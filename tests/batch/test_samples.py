@@ -103,8 +103,38 @@ def test_no_prompt_is_pulled_further_ahead_than_the_window(ordered: bool) -> Non
 
 def test_nothing_happens_before_the_first_item_is_asked_for() -> None:
     client, prompts = ByHand(), Pulled(5)
-    start(client, prompts)
+    items = start(client, prompts)
     assert prompts.pulled == len(client.futures) == 0
+    client.refusal = ClientClosedError()
+    with pytest.raises(ClientClosedError):
+        next(items)
+
+
+def test_a_map_that_is_dropped_before_its_first_item_warns_at_the_line_of_the_call(tmp_path: Path) -> None:
+    client, place = ByHand(at_once=True), tmp_path / "out.jsonl"
+    with pytest.warns(RuntimeWarning, match=r"sampled nothing.*for item in") as caught:
+        start(client, [[1]], save_to=place)
+    assert (caught[0].filename, client.prompts) == (__file__, [])
+    assert len(list(start(client, [[1]], save_to=place))) == 1  # without a warning
+    for _ in start(client, [[1], [2]]):
+        break
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"id": 7, "question": "2 + 3?", "answer": "5"}], r"row\['question'\] for row in rows"),
+        ([{"role": "user", "content": "2 + 3?"}], r"map\(\[messages\]"),
+        ([{}], "got a dictionary"),
+    ],
+)
+def test_rows_of_dictionaries_end_the_batch_with_advice(rows: Any, words: str) -> None:
+    client = ByHand(at_once=True)
+    items = start(client, [[1], *rows * 3])
+    assert next(items).ok
+    with pytest.raises(InvalidInputError, match=words):
+        next(items)
+    assert client.prompts == [[1]]
 
 
 def test_the_window_is_full_while_the_caller_works() -> None:
@@ -373,6 +403,11 @@ def test_a_full_disk_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="the disk may be full"):
         list(start(ByHand(at_once=True), prompts, save_to=tmp_path / "out.jsonl", max_in_flight=2))
     assert prompts.pulled <= 3
+
+
+def test_the_file_is_not_executable(tmp_path: Path) -> None:
+    list(start(ByHand(at_once=True), [[1]], save_to=tmp_path / "out.jsonl"))
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o111 == 0
 
 
 @pytest.mark.parametrize("kind", ["device", "directory"])

@@ -101,7 +101,7 @@ class ResultsFile:
         self._lock = threading.Lock()
         self._holders = 1  # guarded by _lock: this object, and each pending response
         self._torn = 0  # guarded by _lock: the bytes of an incomplete line at the end of the file
-        descriptor = os.open(self.path, _FLAGS if writable else _FLAGS & ~(os.O_RDWR | os.O_CREAT))
+        descriptor = os.open(self.path, _FLAGS if writable else _FLAGS & ~(os.O_RDWR | os.O_CREAT), 0o666)
         # Responses may be pending when the process ends. The file then stays open, without a warning.
         self._file = io.FileIO(descriptor, "a+" if writable else "r", closefd=False)
         self._close_file = weakref.finalize(self, os.close, descriptor)

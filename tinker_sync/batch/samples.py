@@ -7,6 +7,8 @@ A prompt is in the window from the moment it is pulled until its item is yielded
 from __future__ import annotations
 
 import queue
+import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
@@ -30,6 +32,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.runtime.naming import find_call_site
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 if TYPE_CHECKING:
@@ -72,11 +75,16 @@ class Order:
         """Return a prompt as the input of the model; text and chats are encoded.
 
         The first text or chat loads the tokenizer of the model, unless one was given.
+
+        Raises:
+            NotPromptsError: the prompt is a dictionary, such as a row of a dataset.
         """
         if isinstance(prompt, ModelInput):
             return prompt
         if isinstance(prompt, str):
             return ModelInput.from_text(prompt, self._known_tokenizer())
+        if isinstance(prompt, Mapping):
+            raise NotPromptsError(_advise_on_rows(prompt))
         if _is_chat(prompt):
             return ModelInput.from_chat(cast("Chat", prompt), self._known_tokenizer())
         return ModelInput.from_ints(prompt)  # type: ignore[arg-type]  # it refuses other objects than rows of tokens
@@ -111,6 +119,24 @@ class Order:
         return shown if self.tokenizer is None else {**shown, "texts": decode_all(self.tokenizer, response)}
 
 
+class NotPromptsError(InvalidInputError):
+    """The error for a list of something else than prompts; it ends the batch."""
+
+
+_COLUMNS: Final = ("prompt", "messages", "question", "text", "input", "instruction")
+
+
+def _advise_on_rows(row: Mapping[Any, Any]) -> str:
+    if {"role", "content"} <= row.keys():
+        return "prompts: expected a list of chats, got the messages of one; write map([messages], ...)"
+    column = next((name for name in _COLUMNS if name in row), next(iter(row), "prompt"))
+    names = ", ".join(map(repr, list(row)[:10]))
+    return (
+        f"prompts: expected texts, chats, token ids or inputs of the model, got a dictionary with {names}; "
+        f"give the prompt of each row: map((row[{column!r}] for row in rows), ...)"
+    )
+
+
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
@@ -139,7 +165,8 @@ def map_samples(
 ) -> Generator[BatchItem, None, None]:
     """Check the arguments of `SamplingClient.map`, and return the items as a generator.
 
-    The first item opens the file `save_to`, so errors of the file are raised then.
+    The first item opens the file `save_to`, so errors of the file are raised then. A generator that is
+    dropped before its first item has sampled nothing, and warns.
 
     Raises:
         InvalidInputError: an argument is not valid; nothing was sent.
@@ -147,7 +174,25 @@ def map_samples(
     _check(prompts, order, window)
     if total is None and isinstance(prompts, Sized):
         total = len(prompts)
-    return _run(iter(prompts), order, window, save_to, partial(ProgressBar, progress, total, "samples"))
+    open_bar = partial(ProgressBar, progress, total, "samples")
+
+    def begin() -> Generator[BatchItem, None, None]:
+        unstarted.detach()
+        yield from _run(iter(prompts), order, window, save_to, open_bar)
+
+    items = begin()
+    _, code, line = find_call_site()
+    unstarted = weakref.finalize(items, _warn_of_unstarted, code.co_filename, line)
+    unstarted.atexit = False
+    return items
+
+
+def _warn_of_unstarted(filename: str, line: int) -> None:
+    text = (
+        "map has sampled nothing, because nobody took its items; write: for item in sampling.map(...), "
+        "or list(sampling.map(...))"
+    )
+    warnings.warn_explicit(text, RuntimeWarning, filename, line)
 
 
 def _check(prompts: Any, order: Order, window: Window) -> None:
@@ -289,7 +334,7 @@ class _Batch:
     def _take_in(self, prompt: Prompt) -> None:
         try:
             self._start(self._pulled, prompt)
-        except ForeignResultError as error:
+        except (ForeignResultError, NotPromptsError) as error:
             self._stop(error)
         except _OF_THE_PROMPT as error:
             self._arrived.put(self._make_item(self._pulled, prompt, error=error))

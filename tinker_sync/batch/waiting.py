@@ -69,7 +69,8 @@ def _make_bar(total: int | None, words: str) -> Any:
         tqdm: Any = importlib.import_module("tqdm.auto")
     except ImportError:
         return None
-    return tqdm.tqdm(total=total, desc=words, unit="", dynamic_ncols=True)
+    bar = tqdm.tqdm(total=total, desc=words, unit="", dynamic_ncols=True)
+    return None if bar.disable else bar  # the user's TQDM_DISABLE; such a bar lacks its counts
 
 
 T = TypeVar("T")

@@ -136,8 +136,9 @@ class SampleCalls(ClientFuture[Client]):
     ) -> Generator[BatchItem, None, None]:
         """Sample continuations of many prompts, and yield a `BatchItem` for each.
 
-        At most `max_in_flight` prompts are pulled ahead of the yielded items, so memory does not grow with
-        the input. Leaving the loop, closing the generator and Ctrl-C cancel the samples under way.
+        Nothing is sampled before the first item is taken: iterate over the result, or make a list of it. At
+        most `max_in_flight` prompts are pulled ahead of the yielded items, so memory does not grow with the
+        input. Leaving the loop, closing the generator and Ctrl-C cancel the samples under way.
 
         With `save_to` each response is written when it arrives, before its item is yielded. The same call in
         a new process yields the responses in the file with `saved=True`, and samples the rest. Failed prompts
