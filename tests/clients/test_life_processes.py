@@ -108,6 +108,47 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
     assert finished[0] in stub.log[after:]
 
 
+def test_a_child_cancels_no_call_of_its_parent_and_waits_for_no_client_of_it(stub: Stub) -> None:
+    stub.behaviour.dynamic_config = {"sample_cancel_enabled": True}
+    text = """
+    hear()
+    slow, new = sampler.sample(PROMPT, 1, PARAMS), service.create_sampling_client(base_model="stub/model")
+    both, held = sampler.compute_logprobs(PROMPT), new.sample(PROMPT, 1, PARAMS)
+    hear()
+    pid = os.fork()
+    if pid == 0:
+        say([future.cancel() for future in (slow, both, held, new)], slow.done())
+        for call in (lambda: new.sample(PROMPT, 1, PARAMS), lambda: new.result(120)):
+            try:
+                call()
+            except types_error as error:
+                say(error)
+        say(sample())
+    else:
+        say("child:", os.waitpid(pid, 0)[1])
+        hear()
+        say(slow.result(120).sequences[0].tokens, both.result(120), held.result(120).sequences[0].tokens)
+    """
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url, unhurried=True) as script:
+        assert script.hear() == "[6, 7] {'step:max': 1.0}"
+        releases = [stub.hold("/retrieve_future", 2), stub.hold("/create_sampling_session")]
+        script.say("sample")
+        stub.await_asked("/retrieve_future", 2 + 2)
+        stub.await_asked("/create_sampling_session", 2)
+        script.say("fork")
+        assert script.hear() == "[False, False, False, False] False"
+        for _ in range(2):
+            assert "call .result() on it before the fork" in script.hear()
+        assert [script.hear(), script.hear()] == ["[6, 7]", "child: 0"]
+        for release in releases:
+            release.set()
+        script.say("go on")
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert (ended.out[-1][:8], ended.out[-1][-8:]) == ("[6, 7] [", "] [6, 7]")
+    assert stub.asked("/cancel_future") == []
+
+
 def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
     """A program forks as daemons do: the parent leaves silently, and the child takes the client over."""
     text = """

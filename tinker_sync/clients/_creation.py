@@ -54,6 +54,10 @@ class ClientFuture(APIFuture[T], BaseClient):
     """
 
     _advice = ""
+    _foreign = (
+        "this client was not ready when the process was forked, and becomes ready in the parent only; call "
+        ".result() on it before the fork, or make a client here"
+    )
 
     def __init__(self, runtime: ClientRuntime, held: HeldCalls) -> None:
         super().__init__(submit=runtime.pools.callback.run, clock=runtime.clock)

@@ -78,6 +78,7 @@ class APIFuture(ProgressFuture[T]):
     ('weights', <FutureState.DONE: 'done'>)
     """
 
+    _foreign = "this call was made before the process was forked; its result arrives in the parent only"
     only_reads = False
     """True if the call changes nothing at the server; the end of its client then fails the call at once."""
     call_site: Any = None
@@ -241,9 +242,7 @@ class APIFuture(ProgressFuture[T]):
     def refuse_foreign_wait(self) -> None:
         """Refuse to wait in a forked child for a call of the parent; only the parent can finish it."""
         if self._generation != _fork._generation and not self.done():
-            raise TinkerError(
-                "this call was made before the process was forked; its result arrives in the parent only"
-            )
+            raise TinkerError(self._foreign)
 
     def _wait(self, timeout: float | None) -> None:
         """Wait until the call ends, or raise a TimeoutError. Wait in slices, so that Ctrl-C is noticed."""
@@ -372,14 +371,14 @@ class APIFuture(ProgressFuture[T]):
         """Cancel the call, if the runtime has not begun to send it.
 
         A sample, a file transfer and a call for many checkpoints can be cancelled until they end. Return True
-        if the call is cancelled, now or before.
+        if the call is cancelled, now or before. A forked child cannot cancel a call of its parent.
 
         >>> future = APIFuture()
         >>> future.cancel(), future.cancelled()
         (True, True)
         """
-        if not super().cancel():
-            return False
+        if self._generation != _fork._generation or not super().cancel():
+            return self.cancelled()
         self._complete(succeeded=False)
         with self._condition:
             first, self._cancel_notified = not self._cancel_notified, True
