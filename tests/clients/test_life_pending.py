@@ -17,6 +17,7 @@ from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 FULL = {"custom_loss_server_side": False}
 PATIENCE_S = 120.0
@@ -205,10 +206,12 @@ def test_ctrl_c_leaves_at_once(stub: Stub) -> None:
     assert len(stub.asked("/save_weights")) == 1
 
 
-def test_a_second_ctrl_c_leaves_at_once(stub: Stub) -> None:
+@pytest.mark.parametrize("block", ["with service:", "if True:"], ids=["with", "script"])
+def test_the_first_ctrl_c_leaves_soon(stub: Stub, block: str) -> None:
+    """The script is given up long before a minute is over, and before the server has answered."""
     stub.script("/save_weights", Answer(status=0))
-    text = """
-    with service:
+    text = f"""
+    {block}
         saved = trainer.save_state('final')
         say("saving")
         saved.result()
@@ -217,8 +220,30 @@ def test_a_second_ctrl_c_leaves_at_once(stub: Stub) -> None:
         script.hear()
         stub.await_asked("/save_weights")
         script.interrupt()
-        assert script.err_line().startswith("tinker_sync: waiting for save_state")
-        script.interrupt()
         ended = script.wait()
     assert ended.code == -2
     assert ended.err.count("may be lost: save_state") == 1
+    assert ended.took_s < PENDING_LIMIT_S / 2
+
+
+def test_sys_exit_in_a_signal_handler_waits_for_a_save(stub: Stub) -> None:
+    """A script that a batch system ends by SIGTERM saves and exits; the end of its block is a normal one."""
+    release = stub.hold("/save_weights")
+    text = """
+    def leave(*_):
+        trainer.save_state("final")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    with service:
+        trainer.result()
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
+    """
+    with run(stub, text) as script:
+        stub.await_asked("/save_weights")
+        assert script.err_line().startswith("tinker_sync: waiting for save_state")
+        release.set()
+        ended = script.wait()
+    assert (ended.code, "lost" in ended.err) == (0, False)
+    assert stub.paths()[-1] == "/sessions/session-0/finish"

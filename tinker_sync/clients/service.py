@@ -18,8 +18,8 @@ from tinker_sync.clients._loop_tools import LoopTools
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
+from tinker_sync.runtime import exits
 from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
-from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.heartbeat import OUTLIVE_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
@@ -315,7 +315,8 @@ class ServiceClient(LoopTools):
         `publish_checkpoint`, deletions, ...). A pass is sent if such a call follows it; a pass without one
         has no lasting effect, so `close` does not wait for it. Calls that only read fail at once. The end of
         a ``with`` block or of the script closes the client in the same way. After 2 s a line on stderr names
-        the calls that `close` waits for; Ctrl-C stops the wait at once.
+        the calls that `close` waits for; Ctrl-C stops the wait at once. A ``with`` block or a script that
+        Ctrl-C ends is left within two seconds, and a warning names the calls that may be lost.
 
         Args:
             status: the outcome of the session.
@@ -346,14 +347,17 @@ class ServiceClient(LoopTools):
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        status = _status_after(exc_type)
-        # After Ctrl-C, leave soon.
-        limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
+        limit_s, pending_s, most_s = CLOSE_LIMIT_S, PENDING_LIMIT_S, None
+        if exc_type is not None and issubclass(
+            exc_type, KeyboardInterrupt
+        ):  # leave soon, also if a thread is stuck
+            limit_s, pending_s = exits.EXIT_LIMIT_S, exits.INTERRUPTED_LIMIT_S
+            most_s = limit_s + pending_s
         try:
             try:
-                self.close(status, timeout=limit_s)
+                self.close(_status_after(exc_type), timeout=limit_s, pending=pending_s)
             finally:  # a trace may not be writable
-                self._runtime.close().result()
+                self._leave(most_s)
         except KeyboardInterrupt:
             self._runtime.lifecycle.pending.give_up()
             raise
@@ -361,6 +365,12 @@ class ServiceClient(LoopTools):
             if exc_type is None:
                 raise
             _log.warning("a trace cannot be written: %s", error)  # the error of the block goes first
+
+    def _leave(self, most_s: float | None) -> None:
+        try:
+            self._runtime.close().result(most_s)
+        except TimeoutError:
+            exits.forget(self._runtime.lifecycle)  # it has had its time
 
     def result(self, timeout: float | None = None) -> Self:
         """Return this client at once. For scripts that wait for each client as for a future.

@@ -1,9 +1,9 @@
 """The end of a process: the wait for calls that change something, then the end of sessions at the server.
 
-The wait takes at most `PENDING_LIMIT_S`. Then all sessions are finished at the same time, each on the thread
-of its heartbeats, because a process that ends cannot start threads (since Python 3.12). `EXIT_LIMIT_S` is
-the limit for all of them. After a Ctrl-C, the remaining steps are left out. Threads of this package do not
-delay the end: all are daemons.
+The wait takes at most `PENDING_LIMIT_S`, or `INTERRUPTED_LIMIT_S` if Ctrl-C ended the program. Then all
+sessions are finished at the same time, each on the thread of its heartbeats, because a process that ends
+cannot start threads (since Python 3.12). `EXIT_LIMIT_S` is the limit for all of them. After a Ctrl-C in these
+steps, the remaining ones are left out. Threads of this package do not delay the end: all are daemons.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tinker_sync.runtime.pending import PENDING_LIMIT_S
 FinishStatus = Literal["success", "errored", "interrupted"]
 
 EXIT_LIMIT_S: Final = 1.0
+INTERRUPTED_LIMIT_S: Final = 0.5
+"""The longest wait for calls under way after Ctrl-C: the user wants to leave, and learns what may be lost."""
 
 _log = logging.getLogger("tinker_sync.session")
 
@@ -128,7 +130,8 @@ def finish_all() -> None:
     """
     try:
         status = find_status()
-        wait_until = time.monotonic() + PENDING_LIMIT_S
+        pending_s = INTERRUPTED_LIMIT_S if status == "interrupted" else PENDING_LIMIT_S
+        wait_until = time.monotonic() + pending_s
         for member in _open.all():
             member.wait_for_changes(max(wait_until - time.monotonic(), 0.0))
         under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
