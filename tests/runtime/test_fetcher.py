@@ -106,6 +106,28 @@ def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
     assert "1000 of 1000" in bench.free
 
 
+def test_a_wait_for_the_budget_ends_at_the_deadline(bench: Bench) -> None:
+    assert bench.inflight.try_acquire(1500)
+    promise = Promise("req-1", "Sample", announced_bytes=400)
+    future = bench.fetch(promise, deadline_at=bench.clock.now() + 5.0)
+    assert bench.poller.pass_time() == pytest.approx(5.0)
+    assert isinstance(future.exception(0), errors.DeadlineError)
+    bench.inflight.release(1500)
+    bench.poller.pass_time()
+    assert bench.poller.waiting == 0
+    assert "1000 of 1000" in bench.free
+
+
+def test_a_result_that_got_its_bytes_in_time_is_asked_for(bench: Bench) -> None:
+    assert bench.inflight.try_acquire(1500)
+    promise = Promise("req-1", "Sample", announced_bytes=400)
+    future = bench.fetch(promise, deadline_at=bench.clock.now() + 5.0)
+    bench.inflight.release(1500)
+    assert bench.poller.pass_time() == 0.0
+    bench.poller.answer(200, {"a": 1})
+    assert future.result(0) == {"a": 1}
+
+
 def test_an_announced_result_is_asked_for_whole(bench: Bench) -> None:
     bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
     assert bench.poller.next().body == {"request_id": "req-1", "allow_metadata_only": False}

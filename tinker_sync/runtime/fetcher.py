@@ -50,6 +50,7 @@ T = TypeVar("T")
 
 # The server holds a poll for about 30 s; a poll that is silent for longer than this is sent again.
 POLL_TIMEOUT_S: Final = 45.0
+_EARLY_S: Final = 0.001
 _PROTO_FIRST: Final = "application/x-protobuf, application/json"
 
 Decode = Callable[[Reply, Any], T]
@@ -298,21 +299,31 @@ class Fetch(Generic[T]):
     def _take_bytes(self, size: int) -> None:
         def go_on(granted: bool) -> None:
             # The thread that made room calls this, maybe in the middle of its own work: continue on a worker.
+            if self._ticket is not None:
+                self._ticket.cancel()
             if granted:
                 self._held_bytes = size
                 self._ticket = self._fetcher.poller.after(0.0, self._ask_again)
 
-        budget = self._fetcher.inflight
+        budget, left_s = self._fetcher.inflight, self._deadline_at - self._now()
         try:
             if budget.try_acquire(size):
                 self._held_bytes = size
                 self._ask_again()
-            else:
-                budget.when_free(size, go_on)
+                return
+            if left_s < math.inf:
+                # The poller multiplies pauses by the pace, and a deadline is none.
+                self._ticket = self._fetcher.poller.after(left_s / self._fetcher.pace, self._end_late)
+            budget.when_free(size, go_on)
         except TinkerError as closed:
             self._fail(closed)
 
     # -------------------------------------------------------------------------------------- ends
+
+    def _end_late(self) -> None:
+        # The poller runs timers early if it has no thread.
+        if self._deadline_at - self._now() < _EARLY_S:
+            self._fail(self._deadline_error())
 
     def _finish(self, finished: Finished) -> None:
         try:
