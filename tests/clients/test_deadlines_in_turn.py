@@ -1,13 +1,15 @@
-"""Calls that wait for their client, or for earlier calls, end at their deadlines and use no number."""
+"""Calls end at their deadlines while they wait for a client, earlier calls or a limit. They use no number."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.crowd import until
 from support.custom_losses import squares
-from support.tinker_stub import Stub
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
@@ -83,3 +85,33 @@ def test_a_call_that_is_being_sent_is_not_ended_by_the_timer_of_its_turn(
     service.holder.lifecycle.end_in_turn(future, service.holder.clock.now(), "a call")
     trainer.optim_step(STEP).result(PATIENCE_S)  # the poller has run the timer by then
     assert not future.done()
+
+
+def test_a_sample_ends_at_its_deadline_behind_others_at_a_limit(stub: Stub, service: ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+    stub.script("/asample", Answer(429, {"detail": "slow down"}, {"retry-after": "60"}))
+    refused = sampler.sample(PROMPT, 1, PARAMS)
+    until(lambda: refused.status().state == "paused")
+    first = sampler.sample(PROMPT, 1, PARAMS)
+    late = [sampler.sample(PROMPT, 1, PARAMS, deadline=SOON_S) for _ in range(3)]
+    for each in late:
+        with pytest.raises(DeadlineError, match=r"the sample was not sent within the deadline"):
+            each.result(PATIENCE_S)
+    assert not refused.done()
+    assert not first.done()
+    assert len(stub.asked("/asample")) == 1
+
+
+def test_a_refused_sample_ends_at_its_deadline_behind_others(stub: Stub, service: ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+    release = threading.Event()
+    stub.script("/asample", *[Answer(429, {"detail": "slow"}, {"retry-after": "60"}, gate=release)] * 2)
+    first = sampler.sample(PROMPT, 1, PARAMS)
+    stub.await_asked("/asample")
+    late = sampler.sample(PROMPT, 1, PARAMS, deadline=1.0)
+    stub.await_asked("/asample", 2)
+    release.set()
+    with pytest.raises(DeadlineError, match=r"was not accepted within the deadline.*status 429"):
+        late.result(PATIENCE_S)
+    assert not first.done()
+    assert len(stub.asked("/asample")) == 2

@@ -6,10 +6,12 @@ are in `tests/runtime/test_merge.py`.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from support.crowd import until
+from support.clock import FakeClock
+from support.crowd import let_others_run, until
 from support.hasty import number_of, paused, sampler_of, trainer_of, world
 from support.open_files import room_for
 from support.tinker_stub import Answer, Asked, Stub, StubServer
@@ -21,6 +23,7 @@ from tinker_sync.errors import (
     BadRequestError,
     UnprocessableEntityError,
 )
+from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.sample import SampleJob
 
 PATIENCE_S = 120.0
@@ -148,6 +151,33 @@ def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
         sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         assert sum(paused(client)) == pytest.approx(3.0, abs=0.1)
         assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0]
+
+
+def test_refused_samples_are_sent_again_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, sent, count = SampleJob.submit, [], 20
+    clock, release = FakeClock(automatic=False), threading.Event()
+
+    def note(job: SampleJob) -> None:
+        sent.append(job._number)
+        submit(job)
+
+    monkeypatch.setattr(SampleJob, "submit", note)
+    limiter = RateLimiter(clock=clock)
+    with (
+        StubServer() as stub,
+        ServiceClient(base_url=stub.url, api_key="tml-x", rate_limiter=limiter) as client,
+    ):  # type: ignore[attr-defined]
+        sampler = sampler_of(client)
+        stub.script("/asample", *[Answer(429, headers={"retry-after": "5"}, gate=release)] * count)
+        futures = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(count)]
+        stub.await_asked("/asample", count)
+        release.set()
+        until(lambda: all(future.status().state == "paused" for future in futures))
+        sent.clear()
+        while not all(future.done() for future in futures):
+            clock.advance(1.0)
+            let_others_run()
+    assert sent == list(range(count))
 
 
 def test_at_most_400_samples_are_being_submitted() -> None:

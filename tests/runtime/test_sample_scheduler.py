@@ -45,9 +45,11 @@ class Job:
     ) -> None:
         self.estimate_bytes = size
         self.over = False
+        self.turn: int | None = None
         self.failure: Exception | None = None
         self._log, self._name, self._admits, self._waits = log, name, admit, waits
         self.then: Callable[[], object] = lambda: None
+        self.queue_again: Callable[[], object] = lambda: None
 
     def admit(self, *, may_wait: bool = True) -> bool | None:
         if not may_wait and self._waits:
@@ -103,11 +105,14 @@ class Bench:
             self.put(name)
         return self
 
-    def put(self, name: str, *, first: bool = False, **options: Any) -> Job:
+    def put(self, name: str, **options: Any) -> Job:
         job = Job(self.log, name, **options)
-        sample: Any = job
-        self.scheduler.put(sample, first=first)
+        self.put_again(job)
         return job
+
+    def put_again(self, job: Job) -> None:
+        sample: Any = job
+        self.scheduler.put(sample)
 
 
 def test_samples_go_in_the_order_of_the_calls() -> None:
@@ -118,11 +123,28 @@ def test_samples_go_in_the_order_of_the_calls() -> None:
     assert [line for line in bench.log if line.startswith("submit")] == ["submit a", "submit b", "submit c"]
 
 
-def test_one_that_is_submitted_again_goes_before_the_others() -> None:
-    bench = Bench().filled_with("ab")
-    bench.put("again", first=True)
+def test_samples_that_are_submitted_again_keep_their_places() -> None:
+    bench = Bench()
+    first, second = bench.put("a"), bench.put("b")
     bench.workers.do_all()
-    assert bench.log[0] == "admit again"
+    bench.log.clear()
+    bench.put("c")
+    bench.put_again(second)
+    bench.put_again(first)
+    bench.workers.do_all()
+    assert [line for line in bench.log if line.startswith("admit")] == ["admit a", "admit b", "admit c"]
+
+
+def test_an_earlier_sample_that_comes_back_during_an_admission_goes_first() -> None:
+    bench = Bench()
+    first = bench.put("a")
+    bench.workers.do_all()
+    bench.log.clear()
+    second, back = bench.put("b"), [first]
+    second.queue_again = lambda: bench.put_again(second)
+    second.then = lambda: back and bench.put_again(back.pop())
+    bench.workers.do_all()
+    assert [line for line in bench.log if line.startswith("submit")] == ["submit a", "submit b"]
 
 
 def test_only_one_worker_admits() -> None:

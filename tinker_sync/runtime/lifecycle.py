@@ -184,7 +184,13 @@ class Lifecycle:
         if not future.done():
             self._track(future)
 
-    def end_in_turn(self, future: APIFuture[Any], deadline_at: float, name: str) -> None:
+    def end_in_turn(
+        self,
+        future: APIFuture[Any],
+        deadline_at: float,
+        name: str,
+        late_error: Callable[[], Exception | None] | None = None,
+    ) -> None:
         """Let a call fail at its deadline while it waits for its client or for its turn.
 
         From its send phase on, a call watches its deadline itself. So does a call with a late deadline, such
@@ -194,6 +200,8 @@ class Lifecycle:
             future: the future of the call.
             deadline_at: the time of the clock at which to give up.
             name: the name of the call, for its error.
+            late_error: called at the deadline; returns the error of a call that may wait for its turn more
+                than once, or None while the call does not wait. None: a call waits until it is sent.
         """
         clock = self.connection.clock
         began_at = clock.now()
@@ -204,11 +212,17 @@ class Lifecycle:
         def expire() -> None:
             call = ref()
             # The poller runs timers early if it has no thread.
-            if call is None or clock.now() < deadline_at - _EARLY_S or call.status().state != "queued":
+            if call is None or clock.now() < deadline_at - _EARLY_S:
                 return
-            words = f"{name} was not sent within the deadline"
-            waited_s = clock.now() - began_at
-            call.expire(DeadlineError(words, waited_s=waited_s, last_words="it waited for its turn"))
+            failure: Exception | None = None
+            if late_error is not None:
+                failure = late_error()
+            elif call.status().state == "queued":
+                words = f"{name} was not sent within the deadline"
+                waited_s = clock.now() - began_at
+                failure = DeadlineError(words, waited_s=waited_s, last_words="it waited for its turn")
+            if failure is not None:
+                call.expire(failure)
 
         # The poller multiplies pauses by the pace, and a deadline is none.
         delay_s = (deadline_at - began_at) / self.connection.settings.pace

@@ -114,6 +114,7 @@ class SampleJob:
         "deadline_at",
         "estimate_bytes",
         "limiters",
+        "turn",
     )
 
     _machinery: Machinery
@@ -132,6 +133,8 @@ class SampleJob:
         self.deadline_at = deadline_at
         self.estimate_bytes = estimate_prompt_bytes(request.prompt)
         self.limiters: tuple[Limiter, ...] | None = None
+        self.turn: int | None = None
+        """The position among the samples of the scheduler, by the order of the calls; None until queued."""
         self._future: APIFuture[SampleResponse] | None = None
         self._number: int | None = None
         self._body = b""
@@ -183,8 +186,10 @@ class SampleJob:
 
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make and return the future that the user holds."""
-        self._future = future = self._line.runtime.lifecycle.make_future(self._on_done)
+        lifecycle = self._line.runtime.lifecycle
+        self._future = future = lifecycle.make_future(self._on_done)
         future.only_reads, future.call_site = True, find_call_site()
+        lifecycle.end_in_turn(future, self.deadline_at, "the sample", self._late_error)
         return future
 
     def start(self) -> None:
@@ -263,7 +268,7 @@ class SampleJob:
             if may_pass:
                 self._submit()
             else:
-                self._queue_again()
+                self.queue_again()
         except Exception as error:  # noqa: BLE001  # the sample must end in any case
             self.fail(error)
 
@@ -320,20 +325,30 @@ class SampleJob:
             self._attempt -= 1
             self._held.end_sending(refused=decision)
             self._future.mark_paused(self._last_words)
-            self._queue_again()
+            self.queue_again()
             return
         self._held.end_sending()
         if isinstance(decision, Refused):
             self.fail(decision.error)
-        elif self._left_s() is not None and decision.delay_s >= (self._left_s() or 0.0):
+        else:
+            self._queue_after(decision.delay_s)
+
+    def _queue_after(self, pause_s: float) -> None:
+        left_s = self._left_s()
+        if left_s is not None and pause_s >= left_s:
             self.fail(self._deadline_error())
         else:
-            self._ticket = scheduler.poller.after(decision.delay_s, self._queue_again)
+            self._ticket = self._scheduler.poller.after(pause_s, self.queue_again)
 
-    def _queue_again(self) -> None:
+    def queue_again(self) -> None:
+        """Wait for admission once more, at the place of the call in the order, and hold nothing meanwhile."""
         # The one thread that admits may wait for a place, and cannot admit this sample before it has one.
         self._held.give_back()
-        self._scheduler.put(self, first=True)
+        self._ticket = self._fetch = None
+        if self._left_s() == 0.0:
+            self.fail(self._deadline_error())
+        else:
+            self._scheduler.put(self)
 
     def _on_promise(self, reply: Reply) -> None:
         self._held.begin_work()
@@ -344,7 +359,7 @@ class SampleJob:
         except APIResponseValidationError as error:
             if self._attempt < min(UNREADABLE_ANSWERS, line.max_attempts):
                 self._last_words = str(error)
-                self._ticket = scheduler.poller.after(delay_s(self._attempt, draw=1.0), self._queue_again)
+                self._queue_after(delay_s(self._attempt, draw=1.0))
             else:
                 self.fail(error)
             return
@@ -385,8 +400,7 @@ class SampleJob:
         self._last_words = "status 410: the server has forgotten the request"
         self._number = None
         self._attempt = 0
-        pause_s = delay_s(self._resubmits, draw=1.0, longest_s=10.0)
-        self._ticket = self._scheduler.poller.after(pause_s, self._queue_again)
+        self._queue_after(delay_s(self._resubmits, draw=1.0, longest_s=10.0))
 
     # -------------------------------------------------------------------------------------- the result
 
@@ -435,12 +449,19 @@ class SampleJob:
         self._held.end_work()
         self._held.give_back_place()
 
+    def _late_error(self) -> Exception | None:
+        """Return the error of a deadline that comes now; None if a request under way watches the deadline."""
+        return self._deadline_error() if self._ticket is None and self._fetch is None else None
+
     def _deadline_error(self) -> Exception:
+        future, clock = self._future, self._line.runtime.clock
+        assert future is not None  # noqa: S101  # it is made before the sample waits
+        sent = future.timeline.sending is not None
         return DeadlineError(
-            "the sample was not accepted within the deadline",
+            f"the sample was not {'accepted' if sent else 'sent'} within the deadline",
             method="POST",
             path=PATH,
             attempts=self._attempt,
-            waited_s=self._scheduler.clock.now() - self._began_at,
+            waited_s=clock.now() - future.timeline.queued,
             last_words=self._last_words or "it waited for its turn",
         )

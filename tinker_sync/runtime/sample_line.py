@@ -157,7 +157,6 @@ class SampleLine:
             return job.put()
         job.limiters = self.runtime.spending.limiters
         future = job.make_future()
-        self.runtime.lifecycle.end_in_turn(future, deadline_at, "the sample")
         if not self.held.hold(job):
             job.start()
         return future

@@ -9,11 +9,11 @@ and takes the scheduler's lock for an append only.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -85,20 +85,21 @@ class SampleScheduler:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._queue: deque[SampleJob] = deque()  # guarded by _lock
+        self._queue: list[tuple[int, SampleJob]] = []  # guarded by _lock; a heap, by the order of the calls
         self._admitting = False  # guarded by _lock
         self._failure: Exception | None = None  # guarded by _lock; final
+        self._next_turn = itertools.count().__next__
         self.next_key = _unique_keys().__next__
         """Returns a key that no other submit has, so that the server recognises a repetition."""
 
-    def put(self, job: SampleJob, *, first: bool = False) -> None:
-        """Queue a sample: behind the others, or before them if `first` is true. After `close`, fail it."""
+    def put(self, job: SampleJob) -> None:
+        """Queue a sample by its turn, which it keeps when it is sent again. After `close`, fail it."""
         start = False
         try:
             with self._lock:
                 failure = self._failure
                 if failure is None:
-                    (self._queue.appendleft if first else self._queue.append)(job)
+                    self._enter_locked(job)
                     start = not self._admitting
                     self._admitting = True
             if start:
@@ -117,11 +118,11 @@ class SampleScheduler:
         """Fail the queued samples and all later ones. The samples under way fail when the poller closes."""
         with self._lock:
             self._failure = failure
-            doomed, self._queue = self._queue, deque()
+            doomed, self._queue = sorted(self._queue), []
         self.gate.close(failure)
         self.sending_bytes.close(failure)
         self.places.close(failure)
-        for job in doomed:
+        for _, job in doomed:
             job.fail(failure)
 
     def renew_after_fork(self) -> None:
@@ -146,9 +147,9 @@ class SampleScheduler:
             self._workers.run(self._admit)
         except RuntimeError as error:
             with self._lock:
-                refused, self._queue = self._queue, deque()
+                refused, self._queue = sorted(self._queue), []
                 self._admitting = False
-            for job in refused:
+            for _, job in refused:
                 job.fail(no_thread(error))
 
     def _admit_at_once(self) -> None:
@@ -163,7 +164,7 @@ class SampleScheduler:
             admitted = job.admit(may_wait=False)
             if admitted is None:
                 with self._lock:
-                    self._queue.appendleft(job)
+                    self._enter_locked(job)
                 self._admit_patiently()
                 return
             if admitted and self._is_quick(job):
@@ -180,6 +181,9 @@ class SampleScheduler:
         """
         while (job := self._next()) is not None:
             if not job.admit():
+                continue
+            if self._is_overtaken(job):
+                job.queue_again()
                 continue
             if self._leave():
                 self.poller.run_step(job.submit)
@@ -205,10 +209,21 @@ class SampleScheduler:
             self._admitting = bool(self._queue)
             return not self._admitting
 
+    def _enter_locked(self, job: SampleJob) -> None:
+        if job.turn is None:
+            job.turn = self._next_turn()
+        heapq.heappush(self._queue, (job.turn, job))
+
+    def _is_overtaken(self, job: SampleJob) -> bool:
+        """Return True if an earlier sample, which is sent again, came back while this one was admitted."""
+        assert job.turn is not None  # noqa: S101  # it was queued
+        with self._lock:
+            return bool(self._queue) and self._queue[0][0] < job.turn
+
     def _next(self) -> SampleJob | None:
         with self._lock:
             while self._queue:
-                job = self._queue.popleft()
+                job = heapq.heappop(self._queue)[1]
                 if not job.over:
                     return job
             self._admitting = False
