@@ -159,6 +159,30 @@ def test_dataclasses_take_the_same_arguments_in_the_same_order(name: str) -> Non
             assert (own.default is own.empty) == (other.default is other.empty), own.name
 
 
+@pytest.mark.parametrize("name", [*DATACLASSES, "LossHandle"])
+def test_dataclasses_have_the_same_fields(name: str) -> None:
+    cls, reference = (
+        (tinker_sync.LossHandle, tinker.LossHandle) if name == "LossHandle" else (ours(name), theirs(name))
+    )
+    mine = {each.name: described(each) for each in dataclasses.fields(cls)}
+    expected = {each.name: described(each) for each in dataclasses.fields(reference)}
+    if name == "TensorData":
+        # The values are the public parameter `data`, with which `replace` makes a tensor; it fails in the
+        # reference client, whose constructor has no parameter `_numpy`.
+        del mine["data"], expected["_numpy"]
+    if name == "SampledSequence":
+        del mine["sequence_id"], expected["sequence_id"]  # optional in this package
+    assert mine == expected
+
+
+def described(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    return field.default, field.default_factory, field.init, field.repr, field.compare, field.kw_only
+
+
+def test_no_other_class_is_a_dataclass() -> None:
+    assert [name for name in CLASSES if dataclasses.is_dataclass(ours(name))] == DATACLASSES
+
+
 MORE_DEFAULTS = {("SampledSequence", "sequence_id")}
 """Arguments that are optional in this package, because some servers send no such ids."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.custom_loss import CustomLossInput
 from tinker_sync.types.datum import Datum
@@ -24,7 +25,7 @@ and scalar metrics named ``custom/<name>:sum`` or ``custom/<name>:mean``."""
 
 
 @frozen
-class LossHandle:
+class LossHandle(AsDataclass):
     """A loss created by `ServiceClient.create_custom_loss`, for use in the same session. Immutable.
 
     Pass it as the loss to `forward_backward_custom`, `forward_backward` or `forward_custom` of a training

@@ -25,6 +25,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._checks import in_range
+from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
@@ -79,7 +80,7 @@ def _refuse_no_id(span: object, _: object, sequence_id: str) -> None:
 
 
 @model
-class _Span(Model):
+class _Span(AsDataclass, Model):
     sequence_id: str = attrs.field(validator=_refuse_no_id)
     offset: int = attrs.field(default=0, validator=in_range(ge=0))
     length: int = attrs.field(validator=in_range(ge=0))
@@ -169,7 +170,7 @@ def _spans(given: Any) -> ProvenanceSpans | None:
 
 
 @model(kw_only=False)
-class Datum(Model):
+class Datum(AsDataclass, Model):
     """One training example: the model's input and the inputs of the loss.
 
     Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`. An array that already has the

@@ -13,6 +13,7 @@ from tinker_sync._numpy import AnyArray, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ArrayHead, ByValue
 from tinker_sync.types._convert import SCALARS, converter_for
+from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import refuse, refuse_all
 from tinker_sync.types.model_input import ModelInput
@@ -100,7 +101,7 @@ def _array(value: Any) -> AnyArray:
 
 
 @model(kw_only=False)
-class TopkLogprobs(Model):
+class TopkLogprobs(AsDataclass, Model):
     """The k likeliest tokens at each position, as a matrix of token ids and one of log-probabilities.
     An empty cell has the token 0 and the log-probability -99999.0.
 
@@ -141,7 +142,7 @@ def _drop_empty_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, 
 
 
 @model(kw_only=False)
-class PromptAltTokens(Model):
+class PromptAltTokens(AsDataclass, Model):
     """Tokens that the model draws in place of each prompt token after the first, with log-probabilities.
     Row i has the draws for prompt token i + 1. They may repeat a token, or give the prompt's own token.
 
@@ -207,7 +208,7 @@ class Decodes(Protocol):
 
 
 @model(kw_only=False)
-class SampledSequence(Model):
+class SampledSequence(AsDataclass, Model):
     """One sampled continuation of a prompt: its tokens, their log-probabilities and the reason of its end.
 
     Lists are made on first access. So are the arrays of tokens and log-probabilities of a protobuf response.
@@ -302,7 +303,7 @@ _OF_SEQUENCES = {
 
 
 @model(kw_only=False)
-class SampleResponse(Model):
+class SampleResponse(AsDataclass, Model):
     """The result of a sample request: the sampled sequences, and the requested scores of the prompt.
 
     >>> response = SampleResponse([], np.array([np.nan, -0.5], dtype=np.float32))

@@ -17,6 +17,7 @@ from tinker_sync.types._arrays import (
 )
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._csr import check_indices, compress, expand
+from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, advising
 from tinker_sync.types._structured import refuse
 from tinker_sync.types.scalars import TensorDtype as TensorDtype
@@ -31,7 +32,7 @@ __all__ = ["TensorData"]
 _DTYPES = ("int64", "float32")
 
 
-class _Unlocked(Model):
+class _Unlocked(AsDataclass, Model):
     """A `TensorData` under construction, whose fields can still be assigned."""
 
     __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
@@ -195,6 +196,13 @@ class TensorData(_Unlocked):
         """
         indices = 0 if self._crow is None or self._col is None else self._crow.nbytes + self._col.nbytes
         return self._numpy.nbytes + indices
+
+    @classmethod
+    def _dataclass_fields(cls) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        yield "data", "list[int] | list[float]", {"default": None}
+        yield "dtype", "TensorDtype", {}
+        for name in ("shape", "sparse_crow_indices", "sparse_col_indices"):
+            yield name, "list[int] | None", {"default": None}
 
     def _fields_out(self) -> dict[str, Any]:
         return {

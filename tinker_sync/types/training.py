@@ -12,6 +12,7 @@ import attrs
 from tinker_sync._spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
+from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.datum import Datum, LossFnOutput, are_surely_valid
@@ -99,7 +100,7 @@ def _setting(name: str, value: Any) -> float | str:
 
 
 @model(kw_only=False)
-class ForwardBackwardInput(Model):
+class ForwardBackwardInput(AsDataclass, Model):
     """The input of a training pass: the examples, the loss, and the settings of the loss.
 
     >>> from tinker_sync.types import ModelInput
@@ -159,7 +160,7 @@ def _missing(name: str, path: str, loss_fn: str, datum: Datum) -> str:
 
 
 @model(kw_only=False)
-class ForwardBackwardRequest(Model):
+class ForwardBackwardRequest(AsDataclass, Model):
     """A request for one forward and backward pass of a model. `seq_id` is the sequence number of the call."""
 
     forward_backward_input: ForwardBackwardInput
@@ -168,7 +169,7 @@ class ForwardBackwardRequest(Model):
 
 
 @model(kw_only=False)
-class ForwardRequest(Model):
+class ForwardRequest(AsDataclass, Model):
     """A request for one forward pass of a model, for servers that do not know the field `forward_only`."""
 
     forward_input: ForwardBackwardInput
@@ -194,7 +195,7 @@ def _outputs(given: Any) -> list[LossFnOutput]:
 
 
 @model(kw_only=False)
-class ForwardBackwardOutput(Model):
+class ForwardBackwardOutput(AsDataclass, Model):
     """The result of a training pass: named tensors for each datum, and metrics named ``name:reduction``.
 
     >>> ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5}).metrics["loss:sum"]
