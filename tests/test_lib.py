@@ -15,13 +15,14 @@ import tinker_sync
 import tinker_sync.lib
 import tinker_sync.lib.public_interfaces
 import tinker_sync.types
+from tinker_sync.lib.wrapped_future import AwaitableConcurrentFuture
 
 PACKAGES = [tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]
 PATHS = {
     f"{package.__name__}.{path}": package for package in PACKAGES for path in package._OTHER_PATHS.split()
 }
 ALIASES = {
-    "AwaitableConcurrentFuture": tinker_sync.APIFuture,
+    "AwaitableConcurrentFuture": AwaitableConcurrentFuture,
     "BackcompatSamplingClientFuture": tinker_sync.SamplingClient,
     "BackcompatTrainingClientFuture": tinker_sync.TrainingClient,
 }

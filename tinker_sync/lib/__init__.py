@@ -1,4 +1,4 @@
-"""Module paths from which scripts written for the reference client import. No class or function lives here.
+"""Module paths from which scripts written for the reference client import, and what only such scripts need.
 
 Each such path is another name of this package or of `public_interfaces`, so every public name can be imported
 from it.
@@ -12,10 +12,11 @@ _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
     "tinker_sync.clients.retry_config": "is_retryable_status_code",
     "tinker_sync.lib.other_names": """
-        AwaitableConcurrentFuture api_key_console_url checkpoint_console_url checkpoint_playground_url
-        new_api_key_console_url session_console_url sessions_console_url training_run_console_url
+        api_key_console_url checkpoint_console_url checkpoint_playground_url new_api_key_console_url
+        session_console_url sessions_console_url training_run_console_url
     """,
     "tinker_sync.lib.public_interfaces": "",
+    "tinker_sync.lib.wrapped_future": "AwaitableConcurrentFuture",
 }
 
 _OTHER_PATHS = "api_future_impl console_urls experimental retry_handler"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tinker_sync.clients.sampling import SamplingClient as BackcompatSamplingClientFuture
 from tinker_sync.clients.training import TrainingClient as BackcompatTrainingClientFuture
-from tinker_sync.runtime.futures import APIFuture as AwaitableConcurrentFuture
 from tinker_sync.types._console import api_key_url as api_key_console_url
 from tinker_sync.types._console import checkpoint_url as checkpoint_console_url
 from tinker_sync.types._console import new_api_key_url as new_api_key_console_url
@@ -14,7 +13,6 @@ from tinker_sync.types._console import sessions_url as sessions_console_url
 from tinker_sync.types._console import training_run_url as training_run_console_url
 
 __all__ = [
-    "AwaitableConcurrentFuture",
     "BackcompatSamplingClientFuture",
     "BackcompatTrainingClientFuture",
     "api_key_console_url",

@@ -10,8 +10,9 @@ _HOMES = {
         ServiceClient TrainingClient
     """,
     "tinker_sync.lib.other_names": """
-        AwaitableConcurrentFuture BackcompatSamplingClientFuture BackcompatTrainingClientFuture
+        BackcompatSamplingClientFuture BackcompatTrainingClientFuture
     """,
+    "tinker_sync.lib.wrapped_future": "AwaitableConcurrentFuture",
 }
 
 _OTHER_PATHS = """
