@@ -168,7 +168,7 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     locks = [
         exits._open._lock,
         runtime.poller._lock,
-        runtime.pools.fetch._shutdown_lock,
+        runtime.pools.fetch._membership,
         runtime.server.ready().scheduler._lock,
     ]
     held = weakref.ref(runtime)

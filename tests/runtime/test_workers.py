@@ -8,13 +8,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
-from support.crowd import start, until
+from support.crowd import aside, start, until
 from support.raising import raising
+from support.steps import Steps
 
+import tinker_sync.runtime.workers
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.workers import Workers
 
@@ -179,7 +185,7 @@ class TestClose:
         until(lambda: "closed" in repr(pool))
         with pytest.raises(RuntimeError, match="the workers 'send' are closed"):
             pool.run(held)
-        with pytest.raises(RuntimeError, match="after shutdown"):
+        with pytest.raises(RuntimeError, match="the workers 'send' are closed"):
             pool.submit(held)
         held.go_on.set()
         assert closing.result(PATIENCE_S)
@@ -253,40 +259,142 @@ class TestCtrlC:
             assert seen == [1, 2]
             until(lambda: "1 threads" in repr(pool))
 
-    def test_before_a_thread_is_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("idle", [False, True], ids=["without a thread", "with an idle thread"])
+    def test_at_any_point(self, idle: bool) -> None:
+        """The interrupted job is done or was not queued, and the pool goes on, wherever Ctrl-C comes."""
+        for point in count():
+            seen: list[int] = []
+            with Workers("send", max_threads=1, idle_s=3600) as pool:
+                if idle:
+                    pool.submit(pow, 2, 3).result(PATIENCE_S)
+                    until(lambda: idle_threads(pool) == 1)
+                job = partial(seen.append, 1)
+                with suppress(KeyboardInterrupt), at_opcode(point, raising(KeyboardInterrupt)) as reached:
+                    pool.run(job)
+                pool.submit(seen.append, 2).result(PATIENCE_S)
+                assert seen in ([1, 2], [2])
+                assert repr(pool) == "<Workers 'send' 1 threads>"
+            if not reached:
+                return
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["without a thread", "with an idle thread"])
+def test_a_signal_handler_may_submit_at_any_point_of_a_submit(idle: bool) -> None:
+    for point in count():
         seen: list[int] = []
-        with Workers("send", max_threads=2) as pool:
-            with monkeypatch.context() as patch:
-                patch.setattr(pool, "_adjust_thread_count", raising(KeyboardInterrupt))
-                with pytest.raises(KeyboardInterrupt):
-                    pool.run(lambda: seen.append(1))
-            pool.submit(seen.append, 2).result(PATIENCE_S)
-            assert seen == [1, 2]
+        with Workers("send", max_threads=1, idle_s=3600) as pool:
+            if idle:
+                pool.submit(pow, 2, 3).result(PATIENCE_S)
+                until(lambda: idle_threads(pool) == 1)
+
+            def handle(pool: Workers = pool, seen: list[int] = seen) -> None:
+                pool.submit(seen.append, 1).result(PATIENCE_S)
+
+            with at_opcode(point, handle) as reached:
+                interrupted = pool.submit(seen.append, 2)
+            interrupted.result(PATIENCE_S)
+            assert sorted(seen) == [1, 2][1 - len(reached) :]
+        if not reached:
+            return
 
 
-def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job_and_no_mark_stays() -> None:
+@contextmanager
+def at_opcode(number: int, handler: Callable[[], object]) -> Iterator[list[int]]:
+    """Call `handler`, as a signal would, before the opcode with this number that `workers` runs in the block.
+
+    The list has an item if there is such an opcode.
+    """
+    counted, reached = count(), []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != tinker_sync.runtime.workers.__file__:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and next(counted) == number:
+            reached.append(number)
+            sys.settrace(None)
+            handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield reached
+    finally:
+        sys.settrace(before)
+
+
+def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Workers("send", max_threads=1)
+    real_lock, jobs = threading.Lock, [lambda: None]
 
     class Ready:
         """A lock whose wait runs out just before another thread releases it."""
 
-        released = False
+        def __init__(self) -> None:
+            self.lock = real_lock()
 
         def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-            if timeout >= 0:
-                pool.run(lambda: None)
+            if timeout >= 0 and jobs:
+                pool.run(jobs.pop())
                 return False
-            taken, self.released = self.released, False
-            return taken
+            return self.lock.acquire(blocking, timeout)
 
         def release(self) -> None:
-            self.released = True
+            self.lock.release()
 
-    ready: Any = Ready()
-    assert pool._next_entry(ready) is not None
-    assert not ready.released
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Lock", Ready)
+        assert pool._next_entry() is not None
     assert pool._idle == []
     pool.close()
+
+
+def test_a_job_that_comes_while_the_last_thread_leaves_is_done() -> None:
+    """A thread that leaves looks for jobs once more, because a caller may still have counted on it."""
+
+    late: list[concurrent.futures.Future[int]] = []
+
+    class Leaving(Workers):
+        def _leave(self) -> bool:
+            if not late:
+                late.append(self.submit(pow, 2, 3))  # finds the pool full
+            return super()._leave()
+
+    pool = Leaving("send", max_threads=1, idle_s=0)
+    pool.submit(pow, 2, 2).result(PATIENCE_S)
+    until(lambda: late)
+    assert late[0].result(PATIENCE_S) == 8
+    assert pool.close(PATIENCE_S)
+
+
+def test_close_does_a_job_whose_thread_has_yet_to_start() -> None:
+    steps = Steps("queued", "closed", "started")
+
+    class Late(Workers):
+        def _start_thread(self) -> threading.Thread:
+            if threading.current_thread() is not threading.main_thread():
+                with steps("queued"):
+                    pass
+                with steps("started"):
+                    return super()._start_thread()
+            return super()._start_thread()
+
+    pool, seen = Late("send", max_threads=1), []
+    with aside(lambda: pool.run(lambda: seen.append(1))):
+        with steps("closed"):
+            assert pool.close(PATIENCE_S)
+        assert seen == [1]
+
+
+def test_nothing_private_of_the_executor_is_overridden() -> None:
+    with ThreadPoolExecutor(1) as theirs, Workers("send", max_threads=1) as ours:
+        private = {name for name in {*dir(theirs), *vars(theirs)} if name.startswith("_")}
+        own = vars(Workers).keys() | (vars(ours).keys() - vars(theirs).keys())
+        shared = {name for name in private & own if not name.startswith("__")}
+        assert not shared
+        changed = {name for name, value in vars(theirs).items() if type(vars(ours)[name]) is not type(value)}
+        assert not changed
 
 
 def test_a_call_on_a_closed_pool_is_one_on_a_closed_client() -> None:
@@ -302,7 +410,6 @@ class TestSystemWithoutThreads:
         monkeypatch.setattr(threading.Thread, "start", _no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             pool.run(lambda: pytest.fail("it was refused"))
-        assert not pool._work_queue
         monkeypatch.undo()
         assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the thread that did not start is not counted
         pool.close()
@@ -369,13 +476,13 @@ def test_a_forked_child_starts_clean() -> None:
         "    go_on.wait()\n"
         "mine = [pool.submit(job) for _ in range(4)]\n"
         "begun.acquire(), begun.acquire()\n"
-        "pool._shutdown_lock.acquire()  # as if another thread were just submitting\n"
+        "pool._membership.acquire()  # as if a thread were just entering\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    ok = repr(pool) == \"<Workers 'send' 0 threads>\"\n"
         "    ok = ok and pool.submit(pow, 2, 3).result(120) == 8\n"
         "    os._exit(0 if ok and pool.close(10) else 1)\n"
-        "pool._shutdown_lock.release()\n"
+        "pool._membership.release()\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "go_on.set()\n"
         "for future in mine:\n"

@@ -1,7 +1,8 @@
 """`Workers`: a `ThreadPoolExecutor` that does not delay the end of the program.
 
 The interpreter joins the threads of a plain executor when it ends. So a program could not end before the
-server answers, or before a callback of the user returns. `Workers` makes these changes:
+server answers, or before a callback of the user returns. `Workers` overrides the public `submit` and
+`shutdown`, and has threads and a queue of its own:
 
 - The threads are daemons, and the interpreter does not join them.
 - The thread that became idle last gets the next job, and idle threads end after `idle_s`. The executor's own
@@ -11,25 +12,31 @@ server answers, or before a callback of the user returns. `Workers` makes these 
 - `close` can wait for a bounded time.
 - `reserve` starts a thread ahead of the first job. The last thread stays while `needed()` is true.
 
-Ctrl-C may interrupt the main thread at any point of `run`. If the job is already queued, the next free thread
-does it. Any thread may call any method, also a thread of the pool.
+`submit` and `run` take no lock, so a signal handler may call them although it has interrupted a `submit` of
+the same thread. They append the job to the queue, and then wake an idle thread or start another one. A thread
+misses no job, because it looks at the queue once more after it has become idle, and after it has left the
+pool. Ctrl-C may interrupt the main thread at any point of `run`. If the job is already queued, the next free
+thread does it. Any thread may call any method, also a thread of the pool.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from operator import methodcaller
+from typing import Any, Final, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork
+
+T = TypeVar("T")
 
 Job = Callable[[], object]
 
@@ -58,41 +65,34 @@ _CREATE_THREADS: Final = 32
 
 
 class _Entry:
-    """A job in the executor's queue, in place of a work item with a future."""
+    """A job in the queue of a pool, with the future that it ends, if it has one."""
 
-    __slots__ = ("_job", "_pool")
+    __slots__ = ("_future", "_job", "_pool")
 
-    def __init__(self, job: Job, pool: str) -> None:
-        self._job: Job | None = job
+    def __init__(self, job: Job, pool: str, future: Future[Any] | None = None) -> None:
+        self._job = job
         self._pool = pool
+        self._future = future
 
     def run(self) -> None:
-        job, self._job = self._job, None
-        if job is None:
+        future = self._future
+        if future is not None and not future.set_running_or_notify_cancel():
             return
         try:
-            job()
-        except BaseException:  # noqa: BLE001  # even SystemExit in a job must not end the thread
-            _log.exception("a job of the workers %r failed", self._pool)
-
-    @property
-    def future(self) -> _Entry:
-        return self
+            result = self._job()
+        except BaseException as failure:  # noqa: BLE001  # even SystemExit in a job must not end the thread
+            if future is None:
+                _log.exception("a job of the workers %r failed", self._pool)
+            else:
+                future.set_exception(failure)
+                del self, future  # the failure's traceback holds this frame, and the future holds the failure
+        else:
+            if future is not None:
+                future.set_result(result)
 
     def cancel(self) -> None:
-        self._job = None
-
-
-class _Entries(deque[Any]):
-    """A replacement of the executor's queue, in which no thread waits. Guarded by the executor's lock."""
-
-    put = deque.append
-
-    def get_nowait(self) -> Any:
-        """Remove and return the first entry. `shutdown` calls this to cancel the remaining jobs."""
-        if not self:
-            raise queue.Empty
-        return self.popleft()
+        if self._future is not None and self._future.cancel():
+            self._future.set_running_or_notify_cancel()  # wakes those who wait for this future among others
 
 
 class WorkersClosedError(RuntimeError):
@@ -123,12 +123,6 @@ class Workers(ThreadPoolExecutor):
         clock: measures the timeout of `close`.
     """
 
-    # Private attributes of the executor, which have no published types.
-    _work_queue: _Entries  # type: ignore[assignment]  # the part of a queue that the executor uses
-    _shutdown_lock: threading.Lock
-    _threads: set[threading.Thread]  # replaced, never changed: `shutdown` iterates over it without the lock
-    _shutdown: bool
-
     def __init__(
         self,
         name: str,
@@ -140,13 +134,39 @@ class Workers(ThreadPoolExecutor):
     ) -> None:
         super().__init__(max_threads)
         self._name = name
+        self._most = max_threads
         self._idle_s = idle_s
         self._needed = needed
         self._clock = clock
-        self._started = 0  # guarded by _shutdown_lock
-        self._work_queue = _Entries()
-        self._idle: list[threading.Lock] = []  # guarded by _shutdown_lock; released to wake a thread
+        self._closed = False  # final
+        self._begin()
         _fork.renew_in_child(self)
+
+    def _begin(self) -> None:
+        # Operations on these are atomic, so they need no lock.
+        self._jobs: deque[_Entry] = deque()
+        self._idle: list[threading.Lock] = []  # one for each idle thread, which wakes when it is released
+        # `next` pops the last one and releases it in one step of the interpreter, which Ctrl-C cannot divide.
+        self._waking = map(methodcaller("release"), iter(self._idle.pop, None))
+        # Only threads of the pool take this lock, so that none blocks `submit`.
+        self._membership = threading.Lock()
+        self._members: frozenset[threading.Thread] = frozenset()  # written under _membership
+        self._entered = 0  # guarded by _membership; the number of the thread that entered last
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run `fn(*args, **kwargs)` on a thread of the pool. Return the future of its result.
+
+        Raises:
+            WorkersClosedError: the pool is closed.
+            RuntimeError: the pool has no thread, and the system starts none.
+
+        >>> with Workers("demo", max_threads=1) as workers:
+        ...     workers.submit(pow, 2, 10).result()
+        1024
+        """
+        future: Future[T] = Future()
+        self._add(_Entry(partial(fn, *args, **kwargs), self._name, future))
+        return future
 
     def run(self, job: Job) -> None:
         """Run `job()` on a thread of the pool. Drop its result and log its exception.
@@ -159,11 +179,7 @@ class Workers(ThreadPoolExecutor):
         ...     workers.run(lambda: print("done"))
         done
         """
-        with self._shutdown_lock:
-            if self._shutdown:
-                raise WorkersClosedError(f"the workers {self._name!r} are closed")
-            self._work_queue.put(_Entry(job, self._name))
-            self._adjust_thread_count()
+        self._add(_Entry(job, self._name))
 
     def run_call(self, job: Job) -> None:
         """Run `job()`, which carries out a call of the user, on a thread of the pool.
@@ -186,13 +202,9 @@ class Workers(ThreadPoolExecutor):
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.reserve()
-        ...     print(workers)
-        <Workers 'demo' 1 threads>
         """
-        if self._threads:
-            return
-        with self._shutdown_lock, suppress(RuntimeError):
-            if not self._threads and not self._shutdown:
+        if not self._members and not self._closed:
+            with suppress(RuntimeError):
                 self._start_thread()
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
@@ -208,13 +220,10 @@ class Workers(ThreadPoolExecutor):
         True
         """
         self.shutdown(wait=False)
-        threads = self._threads - {threading.current_thread()}
         deadline_s = math.inf if timeout is None else self._clock.now() + timeout
-        for thread in threads:
-            thread.join(min(max(deadline_s - self._clock.now(), 0.0), threading.TIMEOUT_MAX))
-        ended = not any(thread.is_alive() for thread in threads)
+        ended = self._await_end(deadline_s)
         if not ended and drop:
-            self.shutdown(wait=False, cancel_futures=True)
+            self._drop_jobs()
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -224,86 +233,138 @@ class Workers(ThreadPoolExecutor):
 
         >>> Workers("demo", max_threads=1).shutdown()
         """
-        super().shutdown(wait=False, cancel_futures=cancel_futures)
-        with self._shutdown_lock:
-            idle, self._idle = self._idle, []
-        for ready in idle:
-            ready.release()
+        self._closed = True
+        if cancel_futures:
+            self._drop_jobs()
+        with suppress(IndexError):  # until none is idle
+            while True:
+                next(self._waking)
         if wait:
-            for thread in self._threads:
-                thread.join()
+            self._await_end(math.inf)
 
     def renew_after_fork(self) -> None:
         """Drop the parent's threads and jobs in a forked child, and replace the lock that they may hold."""
-        self._shutdown_lock = threading.Lock()
-        self._work_queue, self._idle, self._threads = _Entries(), [], set()
+        self._begin()
 
     def __repr__(self) -> str:
-        closed = ", closed" if self._shutdown else ""
-        return f"<Workers {self._name!r} {len(self._threads)} threads{closed}>"
+        closed = ", closed" if self._closed else ""
+        return f"<Workers {self._name!r} {len(self._members)} threads{closed}>"
 
-    # ---------------------------------------------------- of the executor; `_shutdown_lock` is held
+    # ---------------------------------------------------- on any thread
 
-    def _adjust_thread_count(self) -> None:
-        """Wake an idle thread for the job that was queued last, or start a thread unless there are enough."""
-        if self._idle:
-            self._idle.pop().release()
-            return
-        if len(self._threads) >= self._max_workers:
-            return
+    def _add(self, entry: _Entry) -> None:
+        """Queue a job, and give it a thread."""
         try:
-            self._start_thread()
+            self._jobs.append(entry)
+            self._wake_or_start()
         except RuntimeError:
             # The system gives no more threads, or the interpreter is ending. One thread is enough.
-            if not self._threads:
-                self._work_queue.pop()
+            if not self._members and self._withdraw(entry):
                 raise
-
-    def _start_thread(self) -> None:
-        self._started += 1
-        thread = threading.Thread(target=self._work, name=f"tinker-{self._name}-{self._started}", daemon=True)
-        self._threads = {*self._threads, thread}
-        try:
-            thread.start()
-        except BaseException:
-            if thread.ident is None:
-                self._threads = self._threads - {thread}
+        except KeyboardInterrupt:  # the job is probably queued
+            self._wake_or_start()
             raise
+        # Looked at last, because a thread that has seen the end of the pool takes no more jobs than it finds.
+        if self._closed and self._withdraw(entry):
+            raise WorkersClosedError(f"the workers {self._name!r} are closed")
+
+    def _wake_or_start(self) -> None:
+        """Wake an idle thread, or start one unless there are enough."""
+        try:
+            next(self._waking)
+        except IndexError:
+            if len(self._members) < self._most and not self._closed:
+                self._start_thread()
+
+    def _start_thread(self) -> threading.Thread:
+        """Start a thread, which enters the pool by itself, because Ctrl-C may interrupt the caller."""
+        thread = threading.Thread(target=self._work, name=f"tinker-{self._name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _withdraw(self, entry: _Entry) -> bool:
+        """Remove a job from the queue. Return False if a thread has taken it."""
+        try:
+            self._jobs.remove(entry)
+        except ValueError:
+            return False
+        return True
+
+    def _drop_jobs(self) -> None:
+        with suppress(IndexError):  # until the queue is empty
+            while True:
+                self._jobs.popleft().cancel()
+
+    def _await_end(self, deadline_s: float) -> bool:
+        """Wait until all jobs are done and only this thread may be left. Return False at the deadline."""
+        me = threading.current_thread()
+        while True:
+            left = bool(self._jobs)  # looked at first, because a thread enters before it takes a job
+            others: frozenset[threading.Thread] = self._members - {me}
+            if not others:
+                if not left or me in self._members:
+                    return True
+                # Another thread has queued a job just before the end, and has not yet started a thread.
+                try:
+                    others = frozenset({self._start_thread()})
+                except RuntimeError:
+                    return False
+            for thread in others:
+                thread.join(min(max(deadline_s - self._clock.now(), 0.0), threading.TIMEOUT_MAX))
+            if any(thread.is_alive() for thread in others):
+                return False
 
     # ---------------------------------------------------- on a thread of the pool
 
     def _work(self) -> None:
-        ready = threading.Lock()
-        ready.acquire()
-        while (entry := self._next_entry(ready)) is not None:
-            entry.run()
-            del entry  # keep nothing of the last job alive while the thread is idle
+        while self._enter():
+            while (entry := self._next_entry()) is not None:
+                entry.run()
+                del entry  # keep nothing of the last job alive while the thread is idle
+            if not self._jobs:  # none came from a thread that still counted on this one
+                return
 
-    def _next_entry(self, ready: threading.Lock) -> Any:
-        """Wait for the next entry and return it, or return None when the thread has left the pool."""
+    def _enter(self) -> bool:
+        """Make this thread a member of the pool. Return False if there are enough."""
+        thread = threading.current_thread()
+        with self._membership:
+            if len(self._members) >= self._most:
+                return False
+            self._entered += 1
+            thread.name = f"tinker-{self._name}-{self._entered}"
+            self._members = self._members | {thread}
+            return True
+
+    def _leave(self) -> bool:
+        """Make this thread leave the pool. Return False if it must stay."""
+        with self._membership:
+            if not self._closed and len(self._members) == 1 and self._needed():
+                return False
+            self._members = self._members - {threading.current_thread()}
+            return True
+
+    def _next_entry(self) -> _Entry | None:
+        """Wait for the next job and return it, or return None when the thread has left the pool."""
         while True:
-            with self._shutdown_lock:
-                while self._work_queue:
-                    entry = self._work_queue.popleft()
-                    if entry is not None:  # None is the executor's mark for the end
-                        return entry
-                if self._shutdown:
-                    return self._leave()
-                self._idle.append(ready)
-            if ready.acquire(timeout=self._idle_s):
+            closed = self._closed
+            try:
+                return self._jobs.popleft()
+            except IndexError:
+                if closed:
+                    self._leave()
+                    return None
+            ready = threading.Lock()
+            ready.acquire()
+            self._idle.append(ready)
+            due = bool(self._jobs) or self._closed  # came before this thread was seen to be idle
+            if not due and ready.acquire(timeout=self._idle_s):
                 continue
-            with self._shutdown_lock:
-                if ready not in self._idle:
-                    # Another thread woke this one just after the timeout: consume the wake-up and look again.
-                    ready.acquire(blocking=False)
-                    continue
+            try:
                 self._idle.remove(ready)
-                kept = len(self._threads) == 1 and self._needed()
-                if not self._work_queue and not kept:
-                    return self._leave()
-
-    def _leave(self) -> None:
-        self._threads = self._threads - {threading.current_thread()}
+            except ValueError:  # another thread has just woken this one
+                continue
+            if not due and self._leave():
+                return None
 
 
 class WorkerPools:
