@@ -6,10 +6,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,56 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(
         assert "--show-key" in errors
         assert not place.exists()
     assert (tmp_path / "data" / "state.sqlite").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
+def test_bodies_of_senders_without_a_key_take_no_memory(tmp_path: Path) -> None:
+    with served("--data-dir", tmp_path / "data") as (process, url), ExitStack() as lines:
+
+        def peak_bytes() -> int:
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+        before, size = peak_bytes(), 32 << 20
+        for path in (
+            "/api/v1/forward_backward",
+            "/api/v1/files/upload/a/file/b?signature=c",
+            "/api/v1/healthz",
+        ):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
+            line.settimeout(PATIENCE_S)
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: h\r\nX-API-Key: tml-wrong\r\nContent-Length: {size}\r\n\r\n"
+            )
+            for _ in range(2):  # the connection stays usable
+                line.sendall(head.encode() + b"x" * size)
+                answer = b""
+                while b'"}' not in answer:
+                    answer += line.recv(1000)
+                assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 403", b"HTTP/1.1 405"))
+        assert peak_bytes() - before < size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the limits of another process")
+def test_a_server_without_free_files_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    import resource
+
+    with served("--data-dir", tmp_path / "data") as (process, url):
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        limit = len(list(Path(f"/proc/{process.pid}/fd").iterdir())) + 5
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        lines = [socket.create_connection(place) for _ in range(20)]
+        while "no connection can be accepted: Too many open files" not in process.stderr.readline():
+            assert process.poll() is None
+        for line in lines:
+            line.close()
+        with socket.create_connection(place) as line:
+            line.settimeout(PATIENCE_S)
+            line.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert line.recv(1000).startswith(b"HTTP/1.1 200")
+        code, _, errors = ended(process, signal.SIGTERM)
+        assert code == 0
+        assert len(errors.splitlines()) < 5
 
 
 def test_the_key_of_a_key_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tinker_sync.local.server import http1
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.serving import ServerThread, serve
+from tinker_sync.wire.http1.server import RequestParser
 
 PATIENCE_S = 120.0
 PIECES = 512  # 32 MB: more than any system keeps for a connection
@@ -129,6 +130,31 @@ def test_a_body_in_chunks() -> None:
     with serving() as (thread, _):
         answer = talk(thread, head + b"3;x=y\r\nab", b"c\r\n2\r\nde\r\n0\r\nTrailer: t\r\n\r\n", until=b">")
     assert answer.endswith(b"<abcde>")
+
+
+@pytest.mark.parametrize(
+    ("head", "pieces"),
+    [
+        (b"Content-Length: 1000003\r\n", [b"abc", b"x" * 1_000_000]),
+        (b"Transfer-Encoding: chunked\r\n", [b"3\r\nabc\r\nf4240\r\n", b"x" * 1_000_000, b"\r\n0\r\n\r\n"]),
+    ],
+)
+def test_the_application_chooses_by_the_head_whose_body_is_dropped(head: bytes, pieces: list[bytes]) -> None:
+    parser = RequestParser(
+        max_head_bytes=1000, max_body_bytes=10_000_000, keeps_body=lambda head: head.target != b"/no"
+    )
+    for target, kept in ((b"/no", 0), (b"/yes", 1_000_003), (b"/no", 0)):
+        parser.feed(b"POST " + target + b" HTTP/1.1\r\n" + head + b"\r\n")
+        for piece in pieces[:-1]:
+            assert parser.take() is None
+            parser.feed(piece)
+            assert parser.take() is None
+            assert kept or parser.buffered == 0
+        parser.feed(pieces[-1])
+        taken = parser.take()
+        assert taken is not None
+        assert (taken[0].target, len(taken[1])) == (target, kept)
+        assert parser.buffered == 0
 
 
 def test_an_interim_answer_asks_for_the_body() -> None:

@@ -35,7 +35,7 @@ from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.ordered import ORDERED, count_as_used
 from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import SHUTTING_DOWN, Service
-from tinker_sync.local.server.serving import BODY_LIMIT
+from tinker_sync.local.server.serving import BODY_LIMIT, KEEPS_BODY
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, find
@@ -108,6 +108,7 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             scope.get("state", {})[BODY_LIMIT] = self.service.flags.max_body_bytes
+            scope.get("state", {})[KEEPS_BODY] = self._keeps_body
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             answer = await self._answer(scope, receive)
@@ -142,15 +143,15 @@ class App:
             return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=headers)
 
     async def _handled(self, scope: Message, receive: Receive) -> Answer:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        path = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
+        headers, path = _headers_of(scope), _path_of(scope)
         if path.startswith(files.PREFIX) and scope["method"] == "PUT":
             return await uploads.put(self.service, path, scope["query_string"], await _Watch(receive).body())
         if path.startswith(files.PREFIX):
             return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
         found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
-        if found is None or found[0].name not in self._offered:
+        if found is None or found[0].name != "healthz":
             self._check_key(headers)
+        if found is None or found[0].name not in self._offered:
             if self._has_other_method(path):
                 raise Refused(405, "Method Not Allowed")
             raise Refused(404, "Not Found")
@@ -158,8 +159,6 @@ class App:
         watch = _Watch(receive)
         raw = await watch.body()
         try:
-            if endpoint.name != "healthz":
-                self._check_key(headers)
             ask = Ask(
                 endpoint=endpoint,
                 ids=ids,
@@ -189,6 +188,17 @@ class App:
             self.service.note_ignored(ask.ignored)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
 
+    def _keeps_body(self, scope: Message) -> bool:
+        """Return False if the sender of a request has neither a key nor a signed address."""
+        try:
+            if _path_of(scope).startswith(files.PREFIX):
+                files.check_address(self.service, _path_of(scope), scope["query_string"])
+            else:
+                self._check_key(_headers_of(scope))
+        except Refused:
+            return False
+        return True
+
     def _check_key(self, headers: Mapping[str, str]) -> None:
         """Raise `Refused` unless the request has a valid key or token."""
         credential = headers.get("x-api-key", "")
@@ -204,8 +214,7 @@ class App:
             body = _unpacked(raw, headers, max(len(raw), self.service.flags.max_body_bytes))
         except Refused:
             body = _start_of(raw, headers)
-        known = self.service.signer.knows(headers.get("x-api-key", ""))
-        count_as_used(self.service.models, headers, body, known_key=known)
+        count_as_used(self.service.models, headers, body)
 
     def _has_other_method(self, path: str) -> bool:
         """Return True if a call that the server offers has this path and another method.
@@ -214,6 +223,15 @@ class App:
         """
         hits = [find(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
+
+
+def _headers_of(scope: Message) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _path_of(scope: Message) -> str:
+    path: str = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
+    return path
 
 
 class _Watch:

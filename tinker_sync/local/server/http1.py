@@ -3,6 +3,7 @@
 A connection is a protocol object of a few hundred bytes and, during a request, one task. A held poll has no
 thread and no buffer, so thousands of them cost little. The application gets a request when it is complete.
 The server refuses a request that is too large as soon as it knows the size: at once if the head has it.
+The bodies of requests whose head the application refuses are dropped as they come.
 
 One event is not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests
 use it as a fault.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -42,6 +44,14 @@ IDLE_S = 120.0
 STALL_S = 60.0
 """The longest silence in the middle of a request; after that the connection is cut."""
 
+WAITING_CONNECTIONS = 4096
+"""The connections that the system holds until they are accepted; thousands of clients may connect at once."""
+ACCEPTED_AT_ONCE = 1
+"""The connections that the event loop accepts in one step. While no file is free, asyncio reports each one
+as an error and goes on to the next."""
+
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NOTE_EVERY_S = 60.0
 _CLOSING_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
@@ -56,7 +66,9 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set when it is made
-        self._parser = RequestParser(max_head_bytes=HEAD_LIMIT_BYTES, max_body_bytes=server.max_body_bytes)
+        self._parser = RequestParser(
+            max_head_bytes=HEAD_LIMIT_BYTES, max_body_bytes=server.max_body_bytes, keeps_body=self._keeps_body
+        )
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -119,6 +131,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._parser.wants_continue:
             self._parser.wants_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _keeps_body(self, head: RequestHead) -> bool:
+        return self._server.keeps_body(self._server.scope_of(head, self._transport))
 
     def _start(self, head: RequestHead, body: bytes) -> None:
         self._limit(None)
@@ -269,16 +284,21 @@ def _status_line(status: int) -> bytes:
 class HttpServer:
     """A server that accepts connections and passes requests to one application.
 
-    It belongs to the event loop on which `start` is called. It refuses bodies over `max_body_bytes`.
+    It belongs to the event loop on which `start` is called. It refuses bodies over `max_body_bytes`. It
+    drops the body of a request if `keeps_body` returns False for its scope; the application gets none.
     """
 
-    def __init__(self, app: Asgi, *, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: Asgi, *, max_body_bytes: int, keeps_body: Callable[[Message], bool] = lambda _: True
+    ) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
+        self.keeps_body = keeps_body
         self.connections: set[ClientConnection] = set()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._next_note_s = 0.0  # when the loop may log again that it cannot accept connections
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> int:
         """Start to listen, and return the port.
@@ -292,11 +312,30 @@ class HttpServer:
             OSError: the address cannot be used.
         """
         self.loop = asyncio.get_running_loop()
-        # Thousands of clients may connect at once.
+        self.loop.set_exception_handler(self._note_exception)
         where = {"host": host, "port": port} if listening is None else {"sock": listening}
-        self._listening = await self.loop.create_server(lambda: ClientConnection(self), backlog=4096, **where)
+        self._listening = await self.loop.create_server(
+            lambda: ClientConnection(self), backlog=ACCEPTED_AT_ONCE, **where
+        )
+        for sock in self._listening.sockets:
+            with sock.dup() as same:
+                same.listen(WAITING_CONNECTIONS)
         address = self._listening.sockets[0].getsockname()
         return int(address[1])
+
+    def _note_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an exception of the event loop; one line a minute while it cannot accept connections."""
+        problem = context.get("exception")
+        if not isinstance(problem, OSError) or problem.errno not in _NO_ROOM:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_note_s:
+            self._next_note_s = loop.time() + _NOTE_EVERY_S
+            logger.error(
+                "no connection can be accepted: %s; %d are open, and new ones wait until some of them end "
+                "(`ulimit -n` sets the number of open files)",
+                problem.strerror,
+                len(self.connections),
+            )
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Stop listening, wait at most `grace_s` for the answers under way, and close all connections."""

@@ -8,8 +8,8 @@ call. Both work:
   meanwhile. It then carries out this call in order of arrival.
 - If only the model of a refused call can be read, the lane (the queue) of the model counts a missing number,
   and skips the next gap that is no larger than this count.
-- If not even the model can be read, every lane counts a missing number, provided that the call had a valid
-  key.
+- If not even the model can be read, every lane counts a missing number.
+- A call without a valid key counts nothing: the server drops its body unread.
 
 A status of 500 and more is no refusal: it asks the client to send the same call again, and the lane waits for
 it as for any number that has not arrived.
@@ -44,23 +44,20 @@ _MODEL: Final = re.compile(rb'"model_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _NUMBER: Final = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,15})\b')
 
 
-def count_as_used(
-    models: Mapping[str, LiveModel], headers: Mapping[str, str], body: bytes, *, known_key: bool
-) -> None:
-    """Count the number of a refused ordered call as used.
+def count_as_used(models: Mapping[str, LiveModel], headers: Mapping[str, str], body: bytes) -> None:
+    """Count the number of a refused ordered call, which had a valid key, as used.
 
     Args:
         models: the models in memory.
         headers: the headers of the call; their names are in lower case.
         body: the body of the call, decompressed as far as possible.
-        known_key: True if the call had a valid key.
     """
     model_id, number = _place_of(headers, body)
     if model_id is not None:
         model = models.get(model_id)
         if model is not None:
             model.lane.refuse(number)
-    elif known_key:
+    else:
         for model in list(models.values()):
             model.lane.refuse(None)
 

@@ -23,6 +23,9 @@ START_S = 60.0
 STOP_S = 30.0
 BODY_LIMIT = "max_body_bytes"
 """Key of the lifespan's state under which an application puts the limit that it sets for bodies."""
+KEEPS_BODY = "keeps_body"
+"""Key of the lifespan's state under which an application puts a function of a request's scope. If it returns
+False, the application answers without the body, and the server drops it."""
 _SPARE_BYTES = 256 * 1024 * 1024
 """The most bytes by which the bodies that the server receives exceed the application's limit. The application
 refuses these bodies, and reads the numbers of the refused calls in them."""
@@ -97,7 +100,11 @@ async def serve(
     """
     lifespan = _Lifespan(app)
     await lifespan.startup()
-    server = HttpServer(app, max_body_bytes=lifespan.state.get(BODY_LIMIT, 0) + _SPARE_BYTES)
+    server = HttpServer(
+        app,
+        max_body_bytes=lifespan.state.get(BODY_LIMIT, 0) + _SPARE_BYTES,
+        keeps_body=lifespan.state.get(KEEPS_BODY, lambda _: True),
+    )
     try:
         actual = await server.start(host, port, listening)
         if ready is not None:

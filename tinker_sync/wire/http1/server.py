@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tinker_sync.wire.http1.framing import TARGET, TOKEN, ChunkedBody, MalformedMessage, MessageTooLarge
@@ -41,6 +42,8 @@ class RequestParser:
     Args:
         max_head_bytes: the limit for a head.
         max_body_bytes: the limit for a body.
+        keeps_body: called with each head; for False the body is read and dropped, and `take` returns an
+            empty one, so that the request takes no memory.
 
     >>> parser = RequestParser(max_head_bytes=1000, max_body_bytes=100)
     >>> parser.feed(b"POST /a HTTP/1.1\\r\\nContent-Length: 3\\r\\n\\r\\nabcGET /")
@@ -49,12 +52,20 @@ class RequestParser:
     ('POST', b'/a', b'abc', None, 5)
     """
 
-    def __init__(self, *, max_head_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_head_bytes: int,
+        max_body_bytes: int,
+        keeps_body: Callable[[RequestHead], bool] | None = None,
+    ) -> None:
+        self._keeps_body = keeps_body
         self._max_head_bytes = max_head_bytes
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()
         self._head: RequestHead | None = None
-        self._length = 0
+        self._length = 0  # of the body, without the bytes that were dropped
+        self._dropping = False
         self._chunks: ChunkedBody | None = None
         self.wants_continue = False
         """True if the client waits for an interim answer before it sends the body."""
@@ -99,13 +110,20 @@ class RequestParser:
             self._chunks = ChunkedBody(self._max_body_bytes)
         self.wants_continue = b"100-continue" in head.values(b"expect") and not self._buffer
         self._head = head
+        self._dropping = self._keeps_body is not None and not self._keeps_body(head)
         return True
 
     def _take_body(self) -> bytes | None:
         if self._chunks is not None:
             used = self._chunks.feed(bytes(self._buffer), 0)
             del self._buffer[:used]
+            if self._dropping:
+                self._chunks.pieces.clear()
             return b"".join(self._chunks.pieces) if self._chunks.done else None
+        if self._dropping:
+            dropped = min(len(self._buffer), self._length)
+            del self._buffer[:dropped]
+            self._length -= dropped
         if len(self._buffer) < self._length:
             return None
         body = bytes(memoryview(self._buffer)[: self._length]) if self._length else b""
