@@ -198,6 +198,46 @@ def test_bodies_are_bounded() -> None:
             http.close()
 
 
+def test_the_kind_of_a_call_limits_its_answer_unless_the_user_does() -> None:
+    raw = answer(gzip.compress(b"x" * 2000), headers={"Content-Encoding": "gzip"})
+    with AnsweringServer(lambda seen: raw) as server:
+        with http_for(server) as http:
+            assert len(http.send(get()).body) == 2000
+            failed = fails(http, get(answer_bytes=1999))
+            assert failed.final
+            assert "1999 bytes (max_body_bytes)" in str(failed)
+        with http_for(server, max_body_bytes=2000) as http:
+            assert len(http.send(get(answer_bytes=1999)).body) == 2000
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 1000])
+def test_the_body_of_an_error_is_cut(limit: int) -> None:
+    """The status counts. The rest of the body would cost time, and stays unread with its connection."""
+    size = 3_000_000
+    unfolding = {"Content-Encoding": "gzip"}
+    lines = {"Transfer-Encoding": "chunked"}
+    one_chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"x" * size)
+    chunks = b"2710\r\n%b\r\n" % (b"x" * 10_000) * (size // 10_000) + b"0\r\n\r\n"
+    for raw, read_to_the_end in (
+        (answer(b"x" * size, status=403), False),
+        (answer(b"x" * size, status=403, length=None), False),
+        (answer(one_chunk, status=403, headers=lines, length=None), False),
+        (answer(chunks, status=403, headers=lines, length=None), False),
+        (answer(gzip.compress(b"x" * size)[:900], status=403, headers=unfolding), True),
+        (answer(gzip.compress(b"x")[:-1], status=403, headers=unfolding), True),
+    ):
+        with (
+            ScriptedServer(
+                lambda peer, raw=raw: (peer.read_request(), peer.send(raw), peer.close())[0]
+            ) as server,
+            http_for(server, max_body_bytes=limit) as http,
+        ):
+            reply = http.send(post(repeatable=False))
+            assert reply.status == 403
+            assert len(reply.body) <= min(limit, 256 * 1024)
+            assert http.has_idle_connection() is read_to_the_end
+
+
 # ----------------------------------------------------------------------------------------- failures
 
 

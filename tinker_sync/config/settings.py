@@ -86,8 +86,8 @@ class DefaultInt(int):
 
 # The protocol version that this package implements. Hosted servers enable features by the declared version.
 SDK_VERSION: Final = "0.38.0"
-# Results of one chunk are far smaller. The limit keeps a broken or hostile server from filling the memory.
-MAX_BODY_BYTES: Final = 1 << 30
+# No answer is larger. Each kind of call has a lower limit (`transport.call`), unless the user sets one.
+MAX_BODY_BYTES: Final = DefaultInt(1 << 30)
 MAX_RETRIES: Final = DefaultInt(10)
 COMMAND_TIME_LIMIT_S: Final = 30.0
 
@@ -262,7 +262,9 @@ class Settings:
             session: a `requests.Session` whose headers, proxies, certificates, `auth` and cookies are used.
             timeout: seconds to wait for a response, or another form that `Timeout.of` takes.
             max_retries: how often a request is repeated; by default for five minutes, if that may help.
-            max_body_bytes: a larger response is an error.
+            max_body_bytes: a larger response is an error. The default depends on the call: 1 MiB where the
+                answer is a promise, in proportion to the request where it is a result, 8 MiB for most
+                others, and never more than 1 GiB.
             sdk_version: the protocol version to declare.
             dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
             deadline_s: the limit for a call with all its retries; None: minutes or hours, by kind of call.

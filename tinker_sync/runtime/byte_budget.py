@@ -1,4 +1,5 @@
-"""`ByteBudget`: a limit on the bytes under way. Also the sizes of requests, and the split into chunks.
+"""`ByteBudget`: a limit on the bytes under way. Also the sizes of requests and results, and the split into
+chunks.
 
 Sizes are the estimates to which the server's limits on chunks refer. They are computed from the contents of a
 datum or a prompt, without encoding it. Field names, provenance spans and framing do not count.
@@ -28,6 +29,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.transport.call import ANSWER_BYTES
 from tinker_sync.types.model_input import (
     DmelChunk,
     EncodedTextChunk,
@@ -38,10 +40,19 @@ from tinker_sync.types.model_input import (
 
 if TYPE_CHECKING:
     from tinker_sync.types.datum import Datum
+    from tinker_sync.types.sampling import SampleRequest
 
 # A token is an int32 in training requests, and decimal text in sampling requests.
 _TRAINING_TOKEN_BYTES: Final = 4
 _SAMPLING_TOKEN_BYTES: Final = 10
+
+
+# A token or a log-probability takes some 30 bytes as JSON.
+_RESULT_TOKEN_BYTES: Final = 100
+# A pass gives a few numbers for each token. In a request the token takes 12 bytes and more.
+_RESULT_FACTOR: Final = 64
+# The length of a sample to which the request sets no limit.
+_LONGEST_SAMPLE: Final = 1_000_000
 
 
 class DataChunk(NamedTuple):
@@ -115,6 +126,33 @@ def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[Data
         size_bytes += datum_bytes
     chunks.append(DataChunk(data[begin:], size_bytes))
     return chunks
+
+
+def most_sample_bytes(request: SampleRequest, prompt_bytes: int) -> int:
+    """Return a size that no result of a sampling request exceeds.
+
+    >>> from tinker_sync.types import SampleRequest, SamplingParams
+    >>> prompt, settings = ModelInput.from_ints([1]), SamplingParams(max_tokens=5)
+    >>> most_sample_bytes(SampleRequest(prompt=prompt, sampling_params=settings), 10) // 2**20
+    8
+    """
+    longest = request.sampling_params.max_tokens
+    sampled = request.num_samples * (_LONGEST_SAMPLE if longest is None else longest)
+    most_bytes = ANSWER_BYTES + sampled * _RESULT_TOKEN_BYTES * (1 + request.topk_sample_logprobs)
+    scores = 1 + request.topk_prompt_logprobs + request.prompt_alt_tokens_k
+    most_bytes += prompt_bytes // _SAMPLING_TOKEN_BYTES * _RESULT_TOKEN_BYTES * scores
+    if request.target_prompt_logprobs is not None:
+        most_bytes += request.target_prompt_logprobs.nbytes * _RESULT_FACTOR
+    return most_bytes
+
+
+def most_pass_bytes(chunk_bytes: int) -> int:
+    """Return a size that no result of a chunk exceeds; of other training calls, `chunk_bytes` is 0.
+
+    >>> most_pass_bytes(0) // 2**20
+    8
+    """
+    return ANSWER_BYTES + chunk_bytes * _RESULT_FACTOR
 
 
 class _PlaceInLine:

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
+from tinker_sync.config.settings import MAX_BODY_BYTES
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.naming import current
 from tinker_sync.transport.body import PiecedBody
-from tinker_sync.transport.call import NO_HEADERS, Call, Reply
+from tinker_sync.transport.call import ANSWER_BYTES, NO_HEADERS, PROMISE_BYTES, Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
@@ -85,6 +86,7 @@ def make_call(
         needed=row.needed,
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,
+        answer_bytes=PROMISE_BYTES if row.promises else MAX_BODY_BYTES if row.large else ANSWER_BYTES,
     )
 
 

@@ -37,7 +37,7 @@ from tinker_sync.runtime.retrieval import (
     TakeBytes,
     Wait,
 )
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import ANSWER_BYTES, Call, Reply, SendFailed
 from tinker_sync.transport.caller import QUIET_S, Trouble
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Promise:
     """The size of the result, if a poll for all samples (`session_poll`) has announced it, else None."""
     sdk_method: str = field(factory=current)
     """The public method of the user that the polls name in a header."""
+    result_bytes: int = ANSWER_BYTES
+    """The largest result that the request can have."""
 
 
 class Fetcher:
@@ -235,6 +237,7 @@ class Fetch(Generic[T]):
                 read_s=self._fetcher.read_timeout_s,
                 deadline_s=None if math.isinf(left_s) else left_s,
                 max_retries=0,
+                answer_bytes=self._promise.result_bytes,
             )
             self._ticket = self._fetcher.poller.start(call, self._on_outcome)
 

@@ -26,14 +26,14 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
-from tinker_sync.runtime.byte_budget import estimate_prompt_bytes
+from tinker_sync.runtime.byte_budget import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import read_promise
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, current, find_call_site, named
 from tinker_sync.runtime.sample_scheduler import Holdings, Refused, Throttled
 from tinker_sync.runtime.spending import CostEstimate, Limiter, length_of
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import (
@@ -307,6 +307,7 @@ class SampleJob:
             attempt=self._attempt,
             deadline_s=self._left_s(),
             max_retries=0,
+            answer_bytes=PROMISE_BYTES,
         )
         self._ticket = self._scheduler.poller.start(call, self._on_outcome)
 
@@ -379,6 +380,7 @@ class SampleJob:
                 wants_proto=True,
                 roundtrip_s=scheduler.clock.now() - self._began_at,
                 sdk_method=self._sdk_method,
+                result_bytes=most_sample_bytes(self._request, self.estimate_bytes),
             ),
             future,
             self._decode,

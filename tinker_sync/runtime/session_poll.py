@@ -393,6 +393,7 @@ class _Waiter:
             self.promise.roundtrip_s,
             size,
             self.promise.sdk_method,
+            self.promise.result_bytes,
         )
         self._fetch = self._owner._fetcher.fetch(
             announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._on_gone_promise

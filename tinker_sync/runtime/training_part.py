@@ -28,6 +28,7 @@ from tinker_sync.errors import (
     TinkerError,
 )
 from tinker_sync.runtime.billing import PAUSE_S
+from tinker_sync.runtime.byte_budget import most_pass_bytes
 from tinker_sync.runtime.calls import make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
@@ -198,6 +199,7 @@ class PartSender:
                 wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
                 roundtrip_s=self.clock.now() - part.made_at,
                 sdk_method=part.sdk_method,
+                result_bytes=most_pass_bytes(part.size),
             ),
             part.future,
             part.decode,

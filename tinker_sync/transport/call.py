@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["NO_HEADERS", "Call", "Reply", "SendFailed"]
 
 NO_HEADERS: Final = HeaderMap()
+_MIB: Final = 1024 * 1024
+# Without low limits, a few hundred compressed bytes cost seconds of parsing, in which no other thread runs. A
+# promise usually has a kilobyte, other answers have some.
+PROMISE_BYTES: Final = 1 * _MIB
+ANSWER_BYTES: Final = 8 * _MIB
 
 
 class _CallFields(TypedDict, total=False):
@@ -43,6 +48,7 @@ class _CallFields(TypedDict, total=False):
     idempotency_key: str | None
     attempt: int
     fresh: bool
+    answer_bytes: int
 
 
 class Call:
@@ -97,6 +103,8 @@ class Call:
     """The number of the try, from 1; set by the retry loop."""
     fresh: bool = False
     """True to use a new connection; set by the retry loop if an old one is suspect."""
+    answer_bytes: int = ANSWER_BYTES
+    """The largest answer of this kind of call. A `max_body_bytes` that the user sets replaces it."""
 
     def __init__(self, **given: Unpack[_CallFields]) -> None:
         fields = self.__dict__

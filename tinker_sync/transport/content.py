@@ -130,6 +130,6 @@ def _undo_zstd(zstandard: Any, body: bytes, limit: int) -> bytes:
 
 def _check(room: int, limit: int, *, ended: bool) -> None:
     if room < 0:
-        raise MessageTooLarge(f"the answer unfolds to more than the limit of {limit} bytes")
+        raise MessageTooLarge(f"the answer unfolds to more than the limit of {limit} bytes (max_body_bytes)")
     if not ended:
         raise MalformedMessage("the compressed answer ends too early")

@@ -358,10 +358,12 @@ class Exchange:
             _, encoding = fields["content-encoding"]
         try:
             if encoding:
-                body = content.decode(body, encoding, limit=self._limits.max_body_bytes)
+                body = content.decode(body, encoding, limit=raw.max_body_bytes)
         except (MalformedMessage, MessageTooLarge) as error:
-            final = isinstance(error, MessageTooLarge)
-            raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
+            if raw.status < 400:
+                final = isinstance(error, MessageTooLarge)
+                raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
+            body = f"(the body cannot be read: {error})".encode()  # the status is known all the same
         # The decoder detects an incomplete compressed body.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)

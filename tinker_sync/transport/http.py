@@ -17,6 +17,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._embedded import hold_server
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
+from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import APIConnectionError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange, Launcher
@@ -78,6 +79,7 @@ class Http:
             self._heads, self._rules, self._pools, clock, journal or Journal(), self.start_server
         )
         self._renewed = None if keys is None else keys.renewed
+        self._kind_limits_answer = isinstance(settings.max_body_bytes, DefaultInt)
         # Set by any thread once the server has answered or its port was probed for TLS; never reset.
         self._heard = False
 
@@ -239,10 +241,13 @@ class Http:
         timeout = call.timeout or self._settings.timeout
         read_s = call.read_s or timeout.read
         left_s = math.inf if call.deadline_s is None else call.deadline_s
+        most_bytes = self._settings.max_body_bytes
+        if self._kind_limits_answer:
+            most_bytes = min(most_bytes, call.answer_bytes)
         return Limits(
             connect_s=timeout.connect,
             read_s=read_s,
             idle_s=timeout.idle or read_s,
             give_up_s=self._clock.now() + left_s,
-            max_body_bytes=self._settings.max_body_bytes,
+            max_body_bytes=most_bytes,
         )

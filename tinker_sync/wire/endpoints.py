@@ -65,6 +65,8 @@ class Endpoint(NamedTuple):
     """
     legacy: bool = False
     """True if only older servers offer the call."""
+    large: bool = False
+    """True if the answer may be large: it lists everything there is."""
 
     def path_for(self, **ids: object) -> str:
         """Return the path with the ids filled in. Raise the errors of `PathTemplate.fill`."""
@@ -248,13 +250,13 @@ _REST: Final = (
     _row(
         "assign_session_project", "PUT", "/sessions/{session}/project", body="json", reason=_SETS_THE_SAME,
     ),
-    _row("export_session_trace", "GET", "/sessions/{session}/trace_export"),
-    _row("get_billing_usage", "GET", "/billing/usage/events", reply="BillingUsageResponse"),
+    _row("export_session_trace", "GET", "/sessions/{session}/trace_export", large=True),
+    _row("get_billing_usage", "GET", "/billing/usage/events", reply="BillingUsageResponse", large=True),
     _row(
         "get_checkpoint_storage_usage", "GET", "/billing/usage/checkpoints/current",
-        reply="CurrentCheckpointStorageUsageResponse",
+        reply="CurrentCheckpointStorageUsageResponse", large=True,
     ),
-    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse"),
+    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse", large=True),
     _row("get_api_key", "GET", "/auth/apikey/me", timeout_s=30, patient=False),
     _row(
         "revoke_api_key", "DELETE", "/auth/apikey/me",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 from tinker_sync._secret import HeaderMap, header_pair
 from tinker_sync.errors import InvalidInputError
@@ -28,6 +28,9 @@ _MAX_RECEIVE_BYTES: Final = 1024 * 1024
 # sends, so the block begins with this many bytes at most, and doubles.
 _LARGE_BYTES: Final = 256 * 1024
 _FIRST_BLOCK_BYTES: Final = 16 * 1024 * 1024
+# Errors quote and keep the beginning of a body. The search for secrets in 20 MB takes seconds.
+_MAX_ERROR_BYTES: Final = 256 * 1024
+_FIRST_ERROR: Final = 400
 
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 _FOLD: Final = re.compile(r"\r?\n[ \t]+")
@@ -107,6 +110,8 @@ class _State(Enum):
 class ReplyParser:
     """A parser for one answer, which may arrive in pieces of any size. For one thread at a time.
 
+    The body of an error status (400 and above) is cut at 256 KiB.
+
     Args:
         method: the method of the request; an answer to HEAD has no body.
         max_body_bytes: the limit for a body.
@@ -133,8 +138,9 @@ class ReplyParser:
         """
         self.started = False
         """True once a byte of the answer has arrived."""
+        self.max_body_bytes = max_body_bytes
+        """The limit for the body, lower for an error status."""
         self._method = method
-        self._max_body_bytes = max_body_bytes
         self.done = False
         """True once the answer is whole."""
         self._state = _State.HEAD
@@ -270,6 +276,8 @@ class ReplyParser:
             head = _FOLD.sub(" ", head)
         first, *lines = head.split("\n")
         old, self.status = _read_status(first)
+        if self.status >= _FIRST_ERROR:
+            self.max_body_bytes = min(self.max_body_bytes, _MAX_ERROR_BYTES)
         if 100 <= self.status < 200:
             self._skip_interim()
             return
@@ -310,7 +318,7 @@ class ReplyParser:
                     raise MalformedMessage(problem)
                 if lengths:
                     self.keep_alive = False  # two lengths: a proxy in between may have used the other one
-                self._chunks = ChunkedBody(self._max_body_bytes)
+                self._chunks = ChunkedBody(self.max_body_bytes)
                 return _State.CHUNKS
         if lengths:
             return self._known_length(lengths.pop() if len(lengths) == 1 else "")
@@ -322,12 +330,17 @@ class ReplyParser:
         if not _DIGITS.fullmatch(length):
             raise MalformedMessage("the answer has no sensible Content-Length")
         self._remaining = int(length)
-        if self._remaining > self._max_body_bytes:
-            self._refuse_size()
+        if self._remaining > self.max_body_bytes:
+            self._cut_or_refuse()
+            self._remaining = self.max_body_bytes
         return _State.LENGTH if self._remaining else _State.DONE
 
-    def _refuse_size(self) -> NoReturn:
-        raise MessageTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
+    def _cut_or_refuse(self) -> None:
+        """Give up the connection after an error status, whose body is cut; refuse any other answer."""
+        if self.status < _FIRST_ERROR:
+            limit = f"the limit of {self.max_body_bytes} bytes (max_body_bytes)"
+            raise MessageTooLarge(f"the answer is over {limit}")
+        self.keep_alive = False
 
     def _take_counted(self, data: bytes, at: int) -> int:
         piece = data[at : at + self._remaining]  # no copy if it is the whole
@@ -340,16 +353,23 @@ class ReplyParser:
         return at + size
 
     def _take_all(self, data: bytes, at: int) -> int:
-        self._size += len(data) - at
-        if self._size > self._max_body_bytes:
-            self._refuse_size()
-        self._pieces.append(data[at:])
+        piece = data[at : at + self.max_body_bytes - self._size]
+        self._size += len(piece)
+        self._pieces.append(piece)
+        if at + len(piece) < len(data):
+            self._cut_or_refuse()
+            self._enter(_State.DONE)
         return len(data)
 
     def _take_chunks(self, data: bytes, at: int) -> int:
         chunks = self._chunks
         assert chunks is not None  # noqa: S101  # made with the state
-        end = chunks.feed(data, at)
+        try:
+            end = chunks.feed(data, at)
+        except MessageTooLarge:
+            self._cut_or_refuse()
+            end = len(data)
+            self._enter(_State.DONE)
         if chunks.done:
             self._enter(_State.DONE)
         return end

@@ -33,6 +33,8 @@ WIRE_NAMES = {
 
 _LONGEST_VALUE = 100
 _LONGEST_NAME = 60
+# No secret is longer.
+_SURROUNDINGS = 8 * 1024
 # Fields with addresses that servers sign. Such an address alone gives access to a file.
 _SIGNED = frozenset({"url", "urls"})
 _NAME = re.compile(r"\"([\w\-]+)\"?\s*:")
@@ -172,8 +174,10 @@ def wire_error(problems: list[Found]) -> WireError:
 
 
 def excerpt(text: str, position: int) -> str:
-    """Return a part of a text around a position, or only the length of a text that may contain a secret."""
-    if any(is_secret_name(name) for name in _NAME.findall(text)) or mask_text(text) != text:
+    """Return a part of a text around a position, or only its length if there may be a secret near by."""
+    # Only the surroundings are searched, because a search of megabytes would hold up all threads for seconds.
+    near = text[max(0, position - _SURROUNDINGS) : position + _SURROUNDINGS]
+    if any(is_secret_name(name) for name in _NAME.findall(near)) or mask_text(near) != near:
         return f"{len(text)} characters, not shown because a credential may be among them"
     start = max(0, position - 20)
     around = text[start : position + 40]
