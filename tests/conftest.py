@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -54,3 +54,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Registered as a plugin, because fixtures of this file would not apply to the doctests in the package.
     config.pluginmanager.register(isolation, "tinker_sync-isolation")
+
+
+@pytest.fixture
+def without_zstd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Python and its packages have no zstd."""
+    from tinker_sync.wire import zstd
+
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    zstd._module.cache_clear()
+    monkeypatch.setattr(zstd, "find_spec", lambda _: None)
+    yield
+    zstd._module.cache_clear()

@@ -583,9 +583,9 @@ def _proto_input(entry: bytes) -> tuple[str, dict[str, Any]]:
 def _plain_body(asked: Asked) -> bytes:
     coding = asked.headers.get("content-encoding", "")
     if coding == "zstd":
-        import zstandard
+        from tinker_sync.wire import zstd
 
-        return zstandard.ZstdDecompressor().decompress(asked.body)
+        return zstd.decompress(asked.body, limit=1 << 30)
     return zlib.decompress(asked.body, 31) if coding == "gzip" else asked.body
 
 

@@ -12,14 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_sync.transport.content import accepted_encodings, decode
+from tinker_sync.wire import zstd
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
-try:
-    import zstandard
-except ImportError:
-    zstandard = None  # type: ignore[assignment]  # an optional dependency
-
-needs_zstandard = pytest.mark.skipif(zstandard is None, reason="zstandard is not installed")
+needs_zstd = pytest.mark.skipif(not zstd.is_available(), reason="neither Python nor a package has zstd")
 MEGABYTE = 1024 * 1024
 
 
@@ -49,10 +45,10 @@ def test_deflate_without_its_wrapping(data: bytes) -> None:
     assert decode(raw_deflate(data), "deflate", limit=3000) == data
 
 
-@needs_zstandard
+@needs_zstd
 @given(st.binary(max_size=3000))
 def test_zstd(data: bytes) -> None:
-    packed = zstandard.ZstdCompressor().compress(data)
+    packed = zstd.compress([data], len(data))
     assert decode(packed, "zstd", limit=3000) == data
     assert decode(packed + packed, "zstd", limit=6000) == data + data
     assert "zstd" in accepted_encodings()
@@ -74,10 +70,10 @@ def test_an_unrequested_coding_is_refused(encoding: str) -> None:
         decode(gzip.compress(b"x"), encoding, limit=100)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstandard)])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstd)])
 def test_damage_and_truncation_are_seen(encoding: str) -> None:
     pack = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding)
-    packed = pack(b"hello" * 50) if pack else zstandard.ZstdCompressor().compress(b"hello" * 50)
+    packed = pack(b"hello" * 50) if pack else zstd.compress([b"hello"] * 50, 250)
     for cut in range(1, len(packed)):
         with pytest.raises(MalformedMessage):
             decode(packed[:cut], encoding, limit=1000)
@@ -90,11 +86,10 @@ def bomb(encoding: str, size: int) -> bytes:
         return gzip.compress(bytes(size))
     if encoding == "deflate":
         return zlib.compress(bytes(size))
-    packed: bytes = zstandard.ZstdCompressor().compress(bytes(size))
-    return packed
+    return zstd.compress([bytes(size)], size)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstandard)])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstd)])
 def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
     packed = bomb(encoding, 60 * MEGABYTE)
     tracemalloc.start()
@@ -126,8 +121,24 @@ def test_no_more_than_three_codings_are_undone() -> None:
         decode(gzip.compress(body), "gzip, gzip, gzip, gzip", limit=100)
 
 
-def test_zstd_is_only_asked_for_where_it_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)  # as if the package were not installed
+@needs_zstd
+def test_zstd_frames_of_others() -> None:
+    """Frames without their size, and with a checksum, are decompressed; a huge window is refused."""
+    plain = bytes.fromhex("28b52ffd04584100006162636465666768b734465b")
+    assert decode(plain, "zstd", limit=100) == b"abcdefgh"
+    with pytest.raises(MalformedMessage):
+        decode(bytes.fromhex("28b52ffd0088410000") + b"abcdefgh", "zstd", limit=100)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="needs zstd in Python itself")
+@pytest.mark.usefixtures("without_zstd")
+def test_python_itself_has_zstd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "compression.zstd")
+    assert decode(zstd.compress([b"abc"], 3), "zstd", limit=3) == b"abc"
+
+
+@pytest.mark.usefixtures("without_zstd")
+def test_zstd_is_only_asked_for_where_it_can_be_undone() -> None:
     assert accepted_encodings() == "gzip, deflate"
     with pytest.raises(MalformedMessage):
         decode(b"x", "zstd", limit=10)

@@ -11,6 +11,7 @@ import platform
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Final, Literal
@@ -39,7 +40,8 @@ _CONNECT_S: Final = 5.0
 _REACH_S: Final = 10.0
 _NEEDED: Final = ("requests", "urllib3", "attrs", "cattrs", "tokenizers", "numpy")
 _OPTIONAL: Final = {
-    "speed": ("orjson", "zstandard"),
+    # Python itself has zstd from 3.14 on.
+    "speed": ("orjson", "zstandard") if sys.version_info < (3, 14) else ("orjson",),
     "cli": ("click", "rich"),
     "chat": ("jinja2",),
     "torch": ("torch",),

@@ -40,6 +40,7 @@ from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest, ForwardRequest
 from tinker_sync.wire import json as wire_json
+from tinker_sync.wire import zstd
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
 from tinker_sync.wire.proto._fields import varint
 from tinker_sync.wire.proto._writer import Buffers
@@ -378,9 +379,9 @@ def encode_pass(
         buffers = requests.encode_forward_backward_request(
             ForwardBackwardRequest(given, model_id), forward_only=forward_only
         )
-        compress = zstd_compressor() if dialect.zstd else None
-        headers = {} if compress is None else {"Content-Encoding": "zstd"}
-        return EncodedPass("forward_backward", PROTOBUF, headers, partial(number_proto, buffers, compress))
+        compressed = dialect.zstd and zstd.is_available()
+        headers = {"Content-Encoding": "zstd"} if compressed else {}
+        return EncodedPass("forward_backward", PROTOBUF, headers, partial(number_proto, buffers, compressed))
     kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
     body = wire_json.encode(kind(given, model_id))
     return EncodedPass(
@@ -397,31 +398,13 @@ def leave_unnumbered(body: bytes, _number: int) -> bytes:
     return body
 
 
-def number_proto(
-    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
-) -> bytes | PiecedBody:
+def number_proto(buffers: Buffers, compressed: bool, number: int) -> bytes | PiecedBody:
     """Return a protobuf body with its number.
 
     A small body becomes one piece, so that it is sent in one packet with the HTTP head.
     """
     pieces = [*buffers.pieces, _SEQ_ID_TAG, varint(number)]
-    if compress is not None:
-        return compress(PiecedBody(pieces))
+    if compressed:
+        body = PiecedBody(pieces)
+        return zstd.compress(body, len(body))
     return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
-
-
-def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
-    """Return a function that compresses a body, or None if `zstandard` is not installed.
-
-    With None, bodies are sent uncompressed.
-    """
-    try:
-        import zstandard
-    except ImportError:
-        return None
-
-    def compress(body: PiecedBody) -> bytes:
-        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
-        return b"".join([*map(stream.compress, body), stream.flush()])
-
-    return compress

@@ -7,19 +7,13 @@ limit on its output.
 from __future__ import annotations
 
 import zlib
-from functools import lru_cache
-from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
+from tinker_sync.wire import zstd
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # Legitimate answers stack no more than two encodings.
 _MAX_CODINGS: Final = 3
-# The window that RFC 9659 allows for a zstd body in HTTP. A larger one would make the client allocate more
-# memory at the server's wish.
-_ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
-# zstandard takes no output limit: 4 bytes of input may give 128 KiB, so one step gives at most 16 MiB.
-_ZSTD_STEP_BYTES: Final = 512
 # Each member of a gzip body costs a copy of the bytes that follow it.
 _MAX_MEMBERS: Final = 100
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -28,23 +22,13 @@ _ZLIB: Final = 15
 _RAW_DEFLATE: Final = -15
 
 
-@lru_cache(maxsize=1)
-def _zstandard() -> Any | None:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard
-
-
 def accepted_encodings() -> str:
     """Return the value of `Accept-Encoding`: the encodings that `decode` can undo in this installation.
 
     >>> accepted_encodings().startswith("gzip, deflate")
     True
     """
-    # This does not import zstandard: most answers are small and come without an encoding.
-    return "gzip, deflate, zstd" if find_spec("zstandard") else "gzip, deflate"
+    return "gzip, deflate, zstd" if zstd.is_available() else "gzip, deflate"
 
 
 def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
@@ -79,9 +63,8 @@ def _undo(body: bytes, coding: str, limit: int) -> bytes:
     if coding == "deflate":
         # The name stands for zlib's wrapping, but some servers send the bare stream.
         return _undo_zlib(body, _ZLIB if _has_zlib_header(body) else _RAW_DEFLATE, limit)
-    zstandard = _zstandard()
-    if coding == "zstd" and zstandard:
-        return _undo_zstd(zstandard, body, limit)
+    if coding == "zstd" and zstd.is_available():
+        return zstd.decompress(body, limit=limit)
     raise MalformedMessage(f"content encoding {coding[:20]!r} was not asked for")
 
 
@@ -105,27 +88,6 @@ def _undo_zlib(body: bytes, window_bits: int, limit: int) -> bytes:
     except zlib.error as error:
         raise MalformedMessage(f"the compressed answer is damaged: {error}") from error
     raise MalformedMessage(f"the compressed answer has over {_MAX_MEMBERS} members")
-
-
-def _undo_zstd(zstandard: Any, body: bytes, limit: int) -> bytes:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    frame = decompressor.decompressobj()
-    pieces: list[bytes] = []
-    room = limit
-    at = 0
-    try:
-        while at < len(body):
-            if frame.eof:
-                frame = decompressor.decompressobj()
-            step = body[at : at + _ZSTD_STEP_BYTES]
-            pieces.append(frame.decompress(step))
-            at += len(step) - (len(frame.unused_data) if frame.eof else 0)
-            room -= len(pieces[-1])
-            _check(room, limit, ended=True)
-    except zstandard.ZstdError as error:
-        raise MalformedMessage(f"the compressed answer is damaged: {error}") from error
-    _check(room, limit, ended=frame.eof)
-    return b"".join(pieces)
 
 
 def _check(room: int, limit: int, *, ended: bool) -> None:

@@ -37,8 +37,10 @@ from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import SHUTTING_DOWN, Service
 from tinker_sync.local.server.serving import BODY_LIMIT, KEEPS_BODY
 from tinker_sync.wire import json as json_codec
+from tinker_sync.wire import zstd
 from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, find
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 if TYPE_CHECKING:
     from tinker_sync.local.host.host import Host
@@ -88,8 +90,8 @@ def build(
     if not key:
         raise ConfigurationError("a server needs a key")
     flags = flags or Flags()
-    if flags.client.proto_compress_fwdbwd and _zstd() is None:
-        raise ConfigurationError("proto_compress_fwdbwd needs the package zstandard")
+    if flags.client.proto_compress_fwdbwd and not zstd.is_available():
+        raise ConfigurationError("proto_compress_fwdbwd needs Python 3.14 or the package zstandard")
     return App(Service(store, host, flags=flags, key=key, clock=clock))
 
 
@@ -299,8 +301,8 @@ def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
     """Return the beginning of a body that is too large or damaged, as far as it can be decompressed."""
     coding, start = headers.get("content-encoding", "").strip().lower(), b""
     with contextlib.suppress(Exception):  # the packages have errors of their own
-        if coding == "zstd" and (zstd := _zstd()) is not None:
-            unpack = zstd.ZstdDecompressor().decompressobj().decompress
+        if coding == "zstd" and zstd.is_available():
+            unpack = zstd.decompressor().decompress
         else:
             unpack = zlib.decompressobj(wbits=47).decompress
         for at in range(0, len(body), _PIECE_BYTES):
@@ -311,26 +313,17 @@ def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
-    zstd = _zstd()
-    if zstd is None:
-        raise Refused(415, "content-encoding 'zstd' needs the package zstandard on the server")
+    if not zstd.is_available():
+        raise Refused(415, "content-encoding 'zstd' needs Python 3.14 or the package zstandard on the server")
     try:
-        with zstd.ZstdDecompressor().stream_reader(body) as reader:
-            out: bytes = reader.read(limit + 1)
-    except zstd.ZstdError as problem:
-        raise Refused(400, f"the body is damaged: {problem}") from None
-    return _bounded(out, limit)
+        return zstd.decompress(body, limit=limit)
+    except MalformedMessage as problem:
+        raise Refused(400, str(problem)) from None
+    except MessageTooLarge:
+        raise Refused(413, f"at most {limit} bytes are taken") from None
 
 
 def _bounded(out: bytes, limit: int) -> bytes:
     if len(out) > limit:
         raise Refused(413, f"at most {limit} bytes are taken")
     return out
-
-
-def _zstd() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard
