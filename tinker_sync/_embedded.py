@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LOCAL: Final = "local"
 """The base URL that stands for the embedded server."""
 
+_LOOPBACK: Final = ("http://127.", "http://localhost:", "http://[::1]:")
+
 _lock = threading.Lock()
 _current: EmbeddedServer | None = None  # guarded by _lock
 
@@ -93,7 +95,7 @@ def find_key(base_url: str) -> Secret | None:
     server = current_server()
     if server is not None and server.base_url == base_url and server.in_use:
         return server.key
-    if not base_url.startswith("http://127.0.0.1:"):
+    if not base_url.startswith(_LOOPBACK):
         return None
     from tinker_sync.local.process import key_files
 

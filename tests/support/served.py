@@ -34,8 +34,10 @@ def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.
             assert process.stderr is not None
             first = process.stderr.readline()
             assert first.startswith("Serving on http://"), first + process.stderr.read()
-            yield process, first.split()[2]
-            process.terminate()
+            try:
+                yield process, first.split()[2]
+            finally:
+                process.terminate()
     finally:
         watchdog.cancel()
         process.kill()

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.local import serve
 from tinker_sync.local.process import command, key_files
+from tinker_sync.local.process.server import EmbeddedServer
 
 
 def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
@@ -57,6 +58,61 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(
         assert "--show-key" in errors
         assert not place.exists()
     assert (tmp_path / "data" / "state.sqlite").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="cannot hand open files to children")
+@pytest.mark.parametrize("base_url", ["a server that a user has started", "local"])
+def test_the_key_of_a_killed_server_is_not_for_the_next_program_at_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base_url: str
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-another-server")
+    with ExitStack() as programs:
+        if base_url == "local":
+            server = EmbeddedServer()
+            programs.callback(server.stop)
+            server.start()
+            pid, url = server.pid, server.base_url
+        else:
+            process, url = programs.enter_context(served("--data-dir", tmp_path / "data"))
+            pid = process.pid
+        assert Settings.resolve(base_url=url).api_key_source == "local"
+        os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        settings = Settings.resolve(base_url=url)
+        assert settings.api_key_source == "environment"
+        assert settings.api_key == Secret("tml-of-another-server")
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.2"])
+def test_clients_find_the_key_of_every_loopback_address(tmp_path: Path, host: str) -> None:
+    with in_thread(host=host, data_dir=tmp_path / "data") as (url, key):
+        assert Settings.resolve(base_url=url).api_key == key
+        port = url.rpartition(":")[2]
+        # Another program may listen there.
+        assert _embedded.find_key(f"http://127.0.0.1:{port}") is None
+        with ServiceClient(base_url=url) as client:
+            assert client.get_server_capabilities().supported_models
+    assert _embedded.find_key(url) is None
+
+
+def test_all_addresses_of_a_name_have_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = socket.getaddrinfo
+
+    def find_two(host: str, port: int, *more: Any, **named: Any) -> list[Any]:
+        hosts = ("127.0.0.1", "127.0.0.2") if host == "localhost" else (host,)
+        return [address for each in hosts for address in find(each, port, *more, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_two)
+    with in_thread(host="localhost", data_dir=tmp_path / "data") as (url, _):
+        for host in ("127.0.0.1", "127.0.0.2"):
+            socket.create_connection((host, int(url.rpartition(":")[2]))).close()
+
+
+def test_a_key_that_other_machines_can_guess_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"key: .*at least 16 characters"):
+        serve(host="0.0.0.0", allow_remote=True, key="k", data_dir=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")

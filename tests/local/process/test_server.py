@@ -251,12 +251,15 @@ def test_an_open_key_directory_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server = EmbeddedServer()
-    dead = server.record._replace(owner=2**22 + 1, base_url="http://127.0.0.1:1")  # no such process
-    place = key_files.publish(dead)
-    assert _embedded.find_key("http://127.0.0.1:1") == dead.key
-    other = key_files.publish(server.record)
-    assert not place.exists()
-    assert other.exists()
+    first = server.record._replace(base_url="http://127.0.0.1:1")
+    place, alive = key_files.publish(first)
+    assert _embedded.find_key("http://127.0.0.1:1") == first.key
+    alive.close()  # as the system does when the server is killed
+    assert _embedded.find_key("http://127.0.0.1:1") is None
+    other, alive = key_files.publish(server.record)
+    with alive:
+        assert not place.exists()
+        assert other.exists()
     server.stop()
 
 

@@ -220,7 +220,7 @@ class EmbeddedServer:
 
         listening, self._socket = self._socket or bind_port(self._port), None
         try:
-            place = key_files.publish(self.record)
+            place, alive = key_files.publish(self.record)
         except BaseException:
             listening.close()
             raise
@@ -230,7 +230,8 @@ class EmbeddedServer:
             "data_dir": self.record.data_dir,
             "models": [BUILT_IN_MODEL, *([self.record.model] if self.record.model else [])],
         }
-        return ServerProcess.start(place, listening, orders)
+        with alive:  # the child inherits the file, and its lock
+            return ServerProcess.start(place, listening, orders, inherited=[alive.fileno()])
 
     # -------------------------------------------------------------------------------------- other processes
 

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -65,7 +66,13 @@ class ServerProcess:
 
     @classmethod
     def start(
-        cls, place: Path, listening: socket.socket, orders: dict[str, Any], limit_s: float = START_LIMIT_S
+        cls,
+        place: Path,
+        listening: socket.socket,
+        orders: dict[str, Any],
+        limit_s: float = START_LIMIT_S,
+        *,
+        inherited: Sequence[int] = (),
     ) -> ServerProcess:
         """Start a child process and return when it listens.
 
@@ -75,6 +82,7 @@ class ServerProcess:
             listening: the bound socket that the child takes over. This method closes it.
             orders: the arguments of `tinker_sync.local.process.child.main`, without "place" and "fd".
             limit_s: the longest time for the start.
+            inherited: descriptors that the child keeps open, except on Windows.
 
         Raises:
             MissingExtraError: a package that the server needs is not installed.
@@ -84,7 +92,7 @@ class ServerProcess:
         # Close the socket here: otherwise connections would still be accepted after the end of the child.
         with listening:
             try:
-                child = cls(_spawn(place, listening), place)
+                child = cls(_spawn(place, listening, inherited), place)
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
@@ -179,7 +187,7 @@ class ServerProcess:
         return f". The end of its log:\n{text[-_TAIL_CHARACTERS:]}" if text else ""
 
 
-def _spawn(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(place: Path, listening: socket.socket, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
         with (place / LOG_FILE).open("wb") as log:
             return subprocess.Popen(  # noqa: S603  # this interpreter, with code of this package
@@ -189,7 +197,7 @@ def _spawn(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
                 stderr=log,
                 bufsize=0,
                 cwd=place,  # other users cannot put modules there
-                pass_fds=() if os.name == "nt" else (listening.fileno(),),
+                pass_fds=() if os.name == "nt" else (listening.fileno(), *inherited),
                 # So that Ctrl-C in a terminal reaches only the program, whose clients need the server to end
                 # their sessions.
                 start_new_session=True,

@@ -1,13 +1,12 @@
 """`serve`: an embedded server that a user starts, in this process, until a signal or another thread ends it.
 
-`serve` blocks the thread that calls it. On the loopback address it publishes its key in a file, from which
+`serve` blocks the thread that calls it. On a loopback address it publishes its key in a file, from which
 clients of the same user read it.
 """
 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from tinker_sync.local.process.running import Stop
 
 DEFAULT_DATA_DIR: Final = "~/.tinker/local"
-LOOPBACK: Final = "127.0.0.1"
+LOOPBACK: Final = key_files.HOST
+SHORTEST_REMOTE_KEY: Final = 16
+"""The fewest characters of a key that other machines can try."""
 
 
 def serve(
@@ -41,8 +42,8 @@ def serve(
 ) -> None:
     """Run an embedded server until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
 
-    Signals end the server only if the main thread calls this function. With the default `host`, processes of
-    the same user on this machine find the key by the address, so that they need only
+    Signals end the server only if the main thread calls this function. With a `host` of this machine alone,
+    processes of the same user find the key by the address, so that they need only
     `ServiceClient(base_url="http://127.0.0.1:PORT")`.
 
     Args:
@@ -53,19 +54,19 @@ def serve(
         key: the key that clients send; None or empty: a random one.
         json_only: behave like an older server: accept and send JSON only, and lack the newer calls.
         host: the address to listen on.
-        allow_remote: allow a `host` that other machines can reach.
+        allow_remote: allow a `host` that other machines can reach. A `key` then needs 16 characters.
         ready: called with the address and the key once the server accepts requests.
         begun: called before the server listens, with a function that any thread may call to stop the server.
 
     Raises:
-        ConfigurationError: the directory, the model, the host or the port cannot be used.
+        ConfigurationError: the directory, the model, the host, the port or the key cannot be used.
 
     >>> serve(host="0.0.0.0")
     Traceback (most recent call last):
     tinker_sync.errors.ConfigurationError: '0.0.0.0' can be reached from other machines...
     """
     secret = key if isinstance(key, Secret) else Secret(key or f"tml-local-{os.urandom(24).hex()}")
-    _check_host(host, allow_remote)
+    _check_host(host, allow_remote, secret)
     from tinker_sync.local.process.assembly import assemble
     from tinker_sync.local.process.running import run
 
@@ -76,7 +77,8 @@ def serve(
 
         def announce(actual: int) -> None:
             url = f"http://{f'[{host}]' if ':' in host else host}:{actual}"
-            _publish_key(url, secret, cleanup)
+            if key_files.is_loopback(host):
+                _publish_key(url, secret, cleanup)
             if ready is not None:
                 ready(url, secret)
 
@@ -85,24 +87,25 @@ def serve(
 
 
 def _publish_key(url: str, key: Secret, cleanup: ExitStack) -> None:
-    """Write the key file of a server on the loopback address, and remove it at the cleanup.
+    """Write the key file of a server on a loopback address, and remove it at the cleanup.
 
     Without the file, users must pass the key to their clients.
     """
-    if url.startswith(f"http://{LOOPBACK}:"):
-        with suppress(ConfigurationError):
-            place = key_files.publish(ServerRecord(url, key, os.getpid()))
-            cleanup.callback(shutil.rmtree, place, ignore_errors=True)
+    with suppress(ConfigurationError):
+        place, alive = key_files.publish(ServerRecord(url, key, os.getpid()))
+        cleanup.callback(alive.close)
+        cleanup.callback(shutil.rmtree, place, ignore_errors=True)
 
 
-def _check_host(host: str, allow_remote: bool) -> None:
-    if allow_remote or host == "localhost":
+def _check_host(host: str, allow_remote: bool, key: Secret) -> None:
+    if key_files.is_loopback(host):
         return
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if allow_remote and len(key.reveal()) < SHORTEST_REMOTE_KEY:
+        raise ConfigurationError(
+            f"key: other machines can reach {host!r} and try keys, so a key needs at least "
+            f"{SHORTEST_REMOTE_KEY} characters; leave it out for a random one"
+        )
+    if not allow_remote:
         raise ConfigurationError(
             f"{host!r} can be reached from other machines, where anyone with the key can use the server; "
             "if you want that, set allow_remote=True (--allow-remote)"

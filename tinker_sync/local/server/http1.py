@@ -19,6 +19,7 @@ import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -314,14 +315,16 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._note_exception)
         where = {"host": host, "port": port} if listening is None else {"sock": listening}
-        self._listening = await self.loop.create_server(
-            lambda: ClientConnection(self), backlog=ACCEPTED_AT_ONCE, **where
-        )
+        make = partial(self.loop.create_server, lambda: ClientConnection(self), backlog=ACCEPTED_AT_ONCE)
+        self._listening = await make(**where)
+        ports = [sock.getsockname()[1] for sock in self._listening.sockets]
+        if len({*ports}) > 1:  # "localhost" may be several addresses, each of which has got a port of its own
+            self._listening.close()
+            self._listening = await make(host=host, port=ports[0])
         for sock in self._listening.sockets:
             with sock.dup() as same:
                 same.listen(WAITING_CONNECTIONS)
-        address = self._listening.sockets[0].getsockname()
-        return int(address[1])
+        return int(ports[0])
 
     def _note_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log an exception of the event loop; one line a minute while it cannot accept connections."""

@@ -6,12 +6,12 @@ The operating system releases the lock when the process ends or is killed.
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.local.locks import try_lock
 from tinker_sync.local.store.database import Database
 from tinker_sync.local.store.errors import StoreError, translate_errors
 from tinker_sync.local.store.folders import FolderStore
@@ -40,7 +40,7 @@ class DirectoryLock:
         path = directory / "lock"
         with translate_errors(f"{directory} cannot be used"):
             self._file = path.open("a+b")
-        if not _try_lock(self._file):
+        if not try_lock(self._file):
             holder = _holder(self._file)
             self._file.close()
             raise StoreError(
@@ -63,29 +63,6 @@ def _holder(file: BinaryIO) -> str:
         file.seek(0)
         return f" (process {int(file.read(20))})"
     return ""
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: BinaryIO) -> bool:
-        # Lock a byte far beyond the end, so that other processes can read the process id.
-        file.seek(1 << 30)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(file: BinaryIO) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
 
 
 class Store(Sessions, Runs, Ledger):
