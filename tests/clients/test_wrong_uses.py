@@ -11,12 +11,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tinker_sync
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.testing import LocalServer
-from tinker_sync.types import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+)
 
 WRONG_USES: Mapping[str, str] = {
     # -------------------------------------------------------------------------------- the service client
@@ -59,6 +68,15 @@ WRONG_USES: Mapping[str, str] = {
     'service.create_training_client_from_state("tinker://run-1")': r"tinker://run-1",
     'service.create_training_client_from_state_with_optimizer("tinker://run-1//a")': r"tinker://run-1//a",
     'service.create_training_client_from_state("")': r"path",
+    "service.create_training_client_from_state(future)": (
+        r"^create_training_client_from_state: path: .*APIFuture; .*save_state\(name\)\.result\(\)\.path"
+    ),
+    "service.create_training_client_from_state_with_optimizer(future)": r"optimizer: path.*result\(\)\.path",
+    "service.create_training_client_from_state(saved)": r"path.*SaveWeightsResponse; give its \.path",
+    "service.create_sampling_client(future)": r"path.*result\(\)\.path",
+    "service.create_sampling_client(saved)": r"give its \.path",
+    "service.create_rest_client().delete_checkpoint_from_tinker_path(saved)": r"give its \.path",
+    "service.create_rest_client().download_checkpoint(future, 'a')": r"result\(\)\.path",
     'service.budget(usd="5")': r"budget: usd must be a number, 0 or more, got '5'",
     "service.budget(tokens=[5])": r"budget: tokens must be a number, 0 or more, got \[5\]",
     'service.create_lora_training_client("m", deadline="60")': r"deadline.*number of seconds.*'60'",
@@ -79,6 +97,15 @@ WRONG_USES: Mapping[str, str] = {
     'ModelInput.from_chat([{"from": "human", "value": "Hi"}], tokenizer)': (
         r"messages\[0\]: has no 'role'; rename 'from' to 'role', 'value' to 'content', and 'human' to 'user'"
     ),
+    'ModelInput.from_chat([{"role": "user", "content": None}], tokenizer)': (
+        r"messages\[0\]\['content'\]: is None; give text"
+    ),
+    'ModelInput.from_chat([{"role": "user"}], tokenizer)': r"messages\[0\]\['content'\]: is missing",
+    'ModelInput.from_chat([{"role": "user", "content": 7}], tokenizer)': r"'content'.*expected text, got 7",
+    'data.from_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}], tokenizer)': (
+        r"messages\[1\]\['content'\]: is None; give text"
+    ),
+    'tokenizer.encode(b"x")': r"text: expected a str, got bytes; give text\.decode\(\)",
     'ModelInput.from_chat("Hi", tokenizer)': r"expected a list of dictionaries with role",
     'data.from_chat([{"role": "user", "content": "Hi"}], tokenizer)': (
         r"no message of the assistant.*add the answer, or use ModelInput\.from_chat"
@@ -86,6 +113,9 @@ WRONG_USES: Mapping[str, str] = {
     # -------------------------------------------------------------------------------- sampling
     'sampling.sample("2 + 3 =", 1, params)': r"prompt.*ModelInput\.from_text",
     "sampling.sample([1, 2], 1, params)": r"prompt.*ModelInput\.from_ints",
+    "sampling.sample(ModelInput.empty(), 1, params)": r"^prompt: is empty; give at least one token",
+    'sampling.sample(ModelInput.from_text("", tokenizer), 1, params)': r"^prompt: is empty",
+    "sampling.compute_logprobs(ModelInput.from_ints([]))": r"^prompt: is empty",
     "sampling.sample(prompt, params, 1)": r"num_samples.*SamplingParams",
     "sampling.sample(prompt, 1, params, deadline=float('nan'))": r"deadline.*number of seconds.*nan",
     "sampling.sample(prompt, 1, 64)": r"sampling_params.*SamplingParams",
@@ -101,6 +131,8 @@ WRONG_USES: Mapping[str, str] = {
     "SamplingParams(temperature=-1)": r"temperature: expected 0 or more, got -1",
     "SamplingParams(top_p=1.5)": r"top_p: expected more than 0 and at most 1, got 1\.5",
     "SamplingParams(stop=5)": r"stop: expected text, a list of texts or a list of token ids",
+    "passed.metrics['loss']": r"no metric 'loss'; there are loss:sum, loss:mean",
+    "ForwardBackwardOutput('ArrayRecord', []).metrics['loss']": r"'loss'; the server sent none",
     "response.tokens": r"response\.sequences\[0\]\.tokens",
     "response.text": r"response\.sequences\[0\]\.text\(tokenizer\)",
     "response[0]": r"response\.sequences\[0\]",
@@ -119,6 +151,11 @@ WRONG_USES: Mapping[str, str] = {
     "training.forward_backward_custom([prompt], print)": r"^data\[0\]: expected a Datum, got ModelInput$",
     'training.forward_backward([], "cross_entropy")': r"data: is empty; give at least one Datum",
     'training.forward_backward([{"input": [1]}], "cross_entropy")': r"data\[0\].*Datum.*dict",
+    'training.forward_backward([datum], "crossentropy")': r"loss_fn.*did you mean 'cross_entropy'\?",
+    'training.forward([datum], "Cross-Entropy")': r"loss_fn.*did you mean 'cross_entropy'\?",
+    'training.forward_backward([datum], "importance_samplng")': r"did you mean 'importance_sampling'\?",
+    'training.forward_backward([datum], "PPO")': r"did you mean 'ppo'\?",
+    'training.forward_backward([datum], "")': r"loss_fn: ''.*such as 'cross_entropy'",
     "training.forward_backward([datum], len)": r"loss_fn.*forward_backward_custom",
     'training.forward_backward_custom([datum], "cross_entropy")': r"loss_fn.*(function|forward_backward)",
     'training.forward_backward([Datum(prompt, {})], "cross_entropy")': (
@@ -141,6 +178,15 @@ WRONG_USES: Mapping[str, str] = {
     ),
     "Datum([1, 2], {})": r"model_input.*ModelInput\.from_ints",
     "training.optim_step(1e-4)": r"optim_step: expected AdamParams.*AdamParams\(learning_rate=0\.0001\)",
+    "training.optim_step(np.float32(0.5))": r"write AdamParams\(learning_rate=0\.5\)",
+    "tinker_sync.AdamParams(1e-4)": r"by name; write AdamParams\(learning_rate=\.\.\.\)",
+    "tinker_sync.AdamParams(1e-4, 0.9)": r"AdamParams\(learning_rate=\.\.\., beta1=\.\.\.\)",
+    "training.optim_step(tinker_sync.AdamParams(learning_rate=float('nan')))": (
+        r"^optim_step: learning_rate: expected a finite number, got nan"
+    ),
+    "training.optim_step(tinker_sync.AdamParams(grad_clip_norm=float('inf')))": (
+        r"^optim_step: grad_clip_norm: .*got inf; 0 turns clipping off"
+    ),
     "training.optim_step()": r"optim_step: expected AdamParams",
     "training.optim_step(tinker_sync.AdamParams(learning_rate=-1e-4))": r"learning_rate.*0 or more.*-0\.0001",
     "tinker_sync.AdamParams(lr=1e-4)": r"no parameter 'lr'; did you mean 'learning_rate'",
@@ -174,10 +220,12 @@ class World(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__(
-            copy=copy, pickle=pickle, tinker_sync=tinker_sync, data=tinker_sync.data,
+            copy=copy, pickle=pickle, tinker_sync=tinker_sync, data=tinker_sync.data, np=np,
             ServiceClient=tinker_sync.ServiceClient, ModelInput=ModelInput, Datum=Datum,
             SamplingParams=SamplingParams, params=SamplingParams(max_tokens=2),
             prompt=ModelInput.from_ints([1, 2]), response=SampleResponse([SampledSequence("stop")]),
+            ForwardBackwardOutput=ForwardBackwardOutput, saved=SaveWeightsResponse(path="tinker://run/weights/a"),
+            passed=ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0, "loss:mean": 1.5}),
         )  # fmt: skip
         self.server: LocalServer | None = None
 
@@ -227,7 +275,7 @@ def world() -> Iterator[World]:
 
 @pytest.mark.parametrize("code", WRONG_USES)
 def test_a_wrong_use_is_answered_at_the_call(world: World, code: str) -> None:
-    expected = (tinker_sync.TinkerError, TypeError, ValueError, AttributeError, AssertionError)
+    expected = (tinker_sync.TinkerError, TypeError, ValueError, AttributeError, KeyError, AssertionError)
     with pytest.raises(expected) as caught:
         eval(code, {}, world)  # the code is in the table above
     assert re.search(WRONG_USES[code], str(caught.value), re.DOTALL), str(caught.value)

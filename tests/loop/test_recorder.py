@@ -48,6 +48,13 @@ def test_a_line_has_metrics_timings_and_usage_of_its_step(tmp_path: Path) -> Non
     assert "call_s" not in second
 
 
+@pytest.mark.parametrize("step", [3, np.int64(3), np.uint8(3)])
+def test_a_step_is_a_whole_number_of_any_library(tmp_path: Path, step: Any) -> None:
+    with recorder(tmp_path) as made:
+        assert made.log(step)["step"] == 3
+    assert lines(made.path)[0]["step"] == 3
+
+
 def test_a_run_goes_on_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
     with recorder(tmp_path) as made:
         made.log(0, {"loss": 1.0})

@@ -122,6 +122,12 @@ def test_equivalent_values_are_kept_as_ids(tokens: Any, kept: Any) -> None:
     assert {type(token) for token in found} == {int}
 
 
+@pytest.mark.parametrize("ids", [[1, 2, 3], range(100)], ids=len)
+def test_an_array_is_shown_as_the_ids_that_it_holds(ids: Any) -> None:
+    listed, held = ModelInput.from_ints(list(ids)), ModelInput.from_ints(np.array(ids))
+    assert repr(held) == repr(listed)
+
+
 def test_an_array_is_shared_without_lists() -> None:
     ids = np.arange(1_000_000, dtype=np.int32)
     tracemalloc.start()
@@ -139,7 +145,7 @@ def test_an_array_is_shared_without_lists() -> None:
     assert made == []
     assert np.shares_memory(chunk.as_int32(), ids)
     assert (message, length, same) == (
-        "ModelInput(chunks=[EncodedTextChunk(tokens=array([1000000], int32), type='encoded_text')])",
+        "ModelInput(chunks=[EncodedTextChunk(tokens=[0, 1, 2, … 1000000 items], type='encoded_text')])",
         1_000_000,
         True,
     )

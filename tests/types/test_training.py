@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import pickle
 from decimal import Decimal
 from typing import Any, cast
@@ -18,6 +20,7 @@ from tinker_sync.types import (
     ForwardBackwardRequest,
     ForwardRequest,
     ModelInput,
+    OptimStepResponse,
     TensorData,
 )
 
@@ -224,3 +227,18 @@ def test_outputs_convert_their_tensors() -> None:
 
 def test_reprs_stay_short() -> None:
     assert len(repr(ForwardBackwardInput([GOOD] * 10_000, "ppo"))) < 2000
+
+
+def test_metrics_are_a_dictionary_that_lists_its_names_in_an_error() -> None:
+    given = {"loss:sum": 6.0}
+    passed = ForwardBackwardOutput("ArrayRecord", [], given)
+    assert passed.metrics == given
+    assert passed.metrics.get("loss") is None
+    for again in (pickle.loads(pickle.dumps(passed)), copy.deepcopy(passed), passed.model_copy(update={})):
+        assert again == passed
+        with pytest.raises(KeyError, match="no metric 'loss'; there are loss:sum"):
+            again.metrics["loss"]
+    assert json.loads(json.dumps(passed.metrics)) == given
+    stepped = OptimStepResponse(metrics={"grad_norm": 1})
+    with pytest.raises(KeyError, match="no metric 'gradnorm'; there are grad_norm"):
+        stepped.metrics["gradnorm"]

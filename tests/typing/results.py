@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tinker_sync
 from tinker_sync import (
@@ -34,6 +34,7 @@ def results_of_training(training: TrainingClient, data: list[Datum], handle: Los
     assert_type(training.forward_custom(data, losses.DPO()).result(), ForwardBackwardOutput)
     assert_type(training.forward_backward_custom(data, losses.DPO()).result(), ForwardBackwardOutput)
     assert_type(training.optim_step(tinker_sync.AdamParams()).result(), OptimStepResponse)
+    assert_type(training.optim_step(tinker_sync.AdamParams()).result().metrics["grad_norm"], float | Any)
     assert_type(training.save_state("a").result(), types.SaveWeightsResponse)
     assert_type(training.save_weights_for_sampler("a").result().path, str)
     assert_type(training.save_weights_and_get_sampling_client().result(), SamplingClient)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from tinker_sync._secret import mask_url
 from tinker_sync._spelling import find_closest
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.sampling import SamplingParams
+from tinker_sync.types.scalars import LossFnType
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
@@ -116,7 +118,7 @@ def check_path(path: Any, call: str, settings: Settings) -> None:
     Raises:
         InvalidInputError: the path cannot name a checkpoint.
     """
-    _check_text(path, call)
+    check_is_path(path, call)
     if path.startswith("tinker://"):
         # Nothing else is checked, because some servers use other folders for checkpoints, or no folder.
         parts = path.removeprefix("tinker://").split("/")
@@ -126,9 +128,22 @@ def check_path(path: Any, call: str, settings: Settings) -> None:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
-def _check_text(path: Any, call: str) -> None:
-    if not isinstance(path, str) or not path:
-        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+def check_is_path(path: Any, call: str = "") -> None:
+    """Check that the path of a checkpoint is text, and not the future or the result that has it.
+
+    Raises:
+        InvalidInputError: the path is empty or is not a string.
+    """
+    if isinstance(path, str) and path:
+        return
+    got = repr(path) if path is None or isinstance(path, (str, int, float)) else f"a {type(path).__name__}"
+    hint = ""
+    if isinstance(getattr(path, "path", None), str):
+        hint = "; give its .path"
+    elif isinstance(path, Future):
+        hint = "; give the path of a save: save_state(name).result().path"
+    where = f"{call}: path" if call else "path"
+    raise InvalidInputError(f"{where}: the path of a checkpoint is text, got {got}{hint}")
 
 
 def check_sampler_path(path: Any, settings: Settings) -> None:
@@ -157,7 +172,7 @@ def check_state_path(path: Any, call: str) -> None:
         InvalidInputError: the path names weights for sampling, is only the name of a checkpoint, or is not a
             text.
     """
-    _check_text(path, call)
+    check_is_path(path, call)
     if _folder_of(path) == "sampler_weights":
         raise InvalidInputError(
             f"{call}: {path!r} has weights for sampling only; "
@@ -178,7 +193,7 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
     """Check the arguments of `sample` for common mistakes. The message suggests the argument that fits.
 
     Raises:
-        InvalidInputError: an argument has a wrong class, or `max_tokens` is 0.
+        InvalidInputError: an argument has a wrong class, the prompt is empty, or `max_tokens` is 0.
     """
     if not isinstance(prompt, (ModelInput, Mapping)):
         if isinstance(prompt, str):
@@ -189,6 +204,10 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
             remedy = "ModelInput.from_ints(token_ids)"
         raise InvalidInputError(
             f"prompt: expected a ModelInput, got {type(prompt).__name__}; {remedy} makes one"
+        )
+    if isinstance(prompt, ModelInput) and prompt.known_length() == 0:
+        raise InvalidInputError(
+            "prompt: is empty; give at least one token, such as the tokenizer's bos_token_id"
         )
     if isinstance(num_samples, SamplingParams):
         raise InvalidInputError(
@@ -223,12 +242,41 @@ def refuse_loss(loss_fn: Any) -> NoReturn:
     )
 
 
+_PLAIN_LOSSES: Final = {name.replace("_", ""): name for name in get_args(LossFnType)}
+
+
+def check_loss(loss_fn: str) -> None:
+    """Check that the name of a loss is not a misspelt name of the protocol's.
+
+    Other names pass, because a server may have losses of its own.
+
+    Raises:
+        InvalidInputError: the name differs from a known one by its spelling alone.
+    """
+    if loss_fn in _PLAIN_LOSSES.values():
+        return
+    plain = "".join(filter(str.isalnum, loss_fn.lower()))
+    meant = _PLAIN_LOSSES.get(plain)
+    if meant is None:
+        # A short name that is close to another may be that of a server's own loss, as grpo is close to gspo.
+        long = [each for each in _PLAIN_LOSSES if len(each) > 8 and each not in plain]
+        meant = _PLAIN_LOSSES.get(find_closest(plain, long, cutoff=0.85, loosely=False) or "")
+    if meant is not None or not plain:
+        hint = f"did you mean {meant!r}?" if plain else "give one such as 'cross_entropy'"
+        raise InvalidInputError(f"loss_fn: {loss_fn!r} is no name of a loss; {hint}")
+
+
 def check_step(params: AdamParams) -> None:
     """Check those settings of a step that ruin the model if they are wrong.
 
     Raises:
-        InvalidInputError: the learning rate is negative, or a beta is not from 0 to below 1.
+        InvalidInputError: a setting is not finite, the learning rate is negative, or a beta is not from 0 to
+            below 1.
     """
+    for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"):
+        if not math.isfinite(value := getattr(params, name)):
+            hint = "; 0 turns clipping off" if name == "grad_clip_norm" else ""
+            raise InvalidInputError(f"optim_step: {name}: expected a finite number, got {value}{hint}")
     if params.learning_rate < 0:
         raise InvalidInputError(
             f"optim_step: learning_rate: expected 0 or more, got {params.learning_rate}; "

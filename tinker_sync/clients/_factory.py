@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinker_sync import types
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._async import async_result
 from tinker_sync.clients._shared import BaseClient
 from tinker_sync.clients.sampling import SamplingClient
@@ -112,6 +113,7 @@ class ClientFactory(BaseClient):
         ...     again.get_info().lora_rank
         4
         """
+        check_is_path(path, "create_training_client_from_state")
         weights_access_token = self._runtime.connection.mask(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,
@@ -151,6 +153,7 @@ class ClientFactory(BaseClient):
         ...     resumed.get_info().lora_rank
         4
         """
+        check_is_path(path, "create_training_client_from_state_with_optimizer")
         weights_access_token = self._runtime.connection.mask(weights_access_token)
         load = types.LoadWeightsRequest(
             path=path,

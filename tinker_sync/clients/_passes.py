@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_step, refuse_loss
+from tinker_sync.clients._arguments import check_loss, check_step, refuse_loss
 from tinker_sync.clients._async import async_future
 from tinker_sync.clients._creation import ClientFuture
 from tinker_sync.runtime.futures import APIFuture
@@ -214,6 +215,7 @@ class PassCalls(ClientFuture[Client]):
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at))
+        check_loss(loss_fn)
         name = "forward" if forward_only else "forward_backward"
         whole = ForwardBackwardInput(listed_data(data, with_reference=loss_fn == "custom"), loss_fn, config)
         return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
@@ -235,8 +237,8 @@ class PassCalls(ClientFuture[Client]):
         Raises:
             ValueError: both are given.
             TypeError: neither is given, or the object has another class.
-            InvalidInputError: the learning rate of `AdamParams` is negative, or a beta is not from 0 to
-                below 1.
+            InvalidInputError: a setting of `AdamParams` is not finite, its learning rate is negative, or a
+                beta is not from 0 to below 1.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -251,7 +253,8 @@ class PassCalls(ClientFuture[Client]):
             raise ValueError("optim_step: give optim_params or adam_params, not both")
         params: Any = optim_params if optim_params is not None else adam_params
         if not isinstance(params, (AdamParams, OptimParamsBase)):
-            hint = f"; write AdamParams(learning_rate={params!r})" if isinstance(params, float) else ""
+            number = isinstance(params, numbers.Real)
+            hint = f"; write AdamParams(learning_rate={float(params)!r})" if number else ""
             raise TypeError(
                 f"optim_step: expected AdamParams or other optimizer settings, got {params!r}{hint}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -80,7 +81,8 @@ class StepRecorder:
         """
         if self._file.closed:
             raise InvalidInputError("log: the recorder is closed; make another one for the same directory")
-        if type(step) is not int or step < 0:
+        number = _whole(step)
+        if number is None or number < 0:
             raise InvalidInputError(f"log: step: expected a whole number from 0 on, got {step!r}")
         if taken := _OURS & values.keys():
             raise InvalidInputError(f"log: {min(taken)!r} is written by the recorder; use another name")
@@ -90,7 +92,7 @@ class StepRecorder:
             metrics.update(_metrics_of(result, index))
         now_s, counted = self._clock.now(), self._count()
         line = {
-            "step": step,
+            "step": number,
             "time": round(self._clock.time(), 3),
             **{
                 name: _plain(name, value)
@@ -132,6 +134,14 @@ def append_line(file: io.FileIO, line: Mapping[str, Any]) -> None:
         file.write(b"\n")
     if (written := file.write(octets)) != len(octets):
         raise OSError(f"{file.name!s}: wrote {written} bytes of {len(octets)}; the disk may be full")
+
+
+def _whole(step: Any) -> int | None:
+    """Return a whole number of any library as an int, and None for any other value."""
+    try:
+        return None if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        return None
 
 
 def _took_s(future: Any) -> float:

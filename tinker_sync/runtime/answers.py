@@ -42,7 +42,7 @@ from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import WireError
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
-from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput, Metrics
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
     metrics = output.metrics
     if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
         return output
-    return output._with(metrics={**metrics, "loss:mean": metrics["loss:sum"] / trained})
+    return output._with(metrics=Metrics({**metrics, "loss:mean": metrics["loss:sum"] / trained}))
 
 
 def add_loss(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
@@ -127,7 +127,9 @@ class Tokenizer(SpecialTokens):
         Raises:
             InvalidInputError: an argument is invalid, a text cannot be cut or padded, or a pair is too long.
         """
-        single = isinstance(text, str)
+        single, given = isinstance(text, str), cast("Any", text)
+        if isinstance(given, (bytes, bytearray)):
+            raise InvalidInputError(f"text: expected a str, got {type(given).__name__}; give text.decode()")
         if not isinstance(text, Iterable):
             raise InvalidInputError(f"text: expected a str or a list of them, got {type(text).__name__}")
         texts = [text] if isinstance(text, str) else list(text)

@@ -51,6 +51,12 @@ def _problems(index: int, message: Any) -> Iterator[str]:
         yield f"messages[{index}]['role']: expected text, got {message['role']!r}"
     elif "content" not in message and "value" in message:
         yield f"messages[{index}]: has no 'content'{_advice(message)}"
+    elif all(value is None for name, value in message.items() if name not in ("role", "name")):
+        found = "is None" if "content" in message else "is missing"
+        yield f"messages[{index}]['content']: {found}; give text, or leave the message out"
+    elif isinstance(message.get("content"), (int, float, bytes)):
+        given = message["content"]
+        yield f"messages[{index}]['content']: expected text, got {given!r} ({type(given).__name__})"
 
 
 def _advice(message: Mapping[str, Any]) -> str:

@@ -404,15 +404,17 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
             construct(*args, **given)
         except TypeError as error:
             unknown = [name for name in given if name not in parameters]
-            made_by = getattr(type(args[0]), "__made_by__", "")
-            by_place = made_by and len(args) > max(code.co_argcount, 1)
+            by_place = code.co_kwonlyargcount > 0 and len(args) > max(code.co_argcount, 1)
             # An error from the constructor's own code comes from an inner frame.
             if not (unknown or by_place) or error.__traceback__ is None or error.__traceback__.tb_next:
                 raise
             if unknown:
                 reason = describe_unknown_parameter(type(args[0]).__name__, unknown[0], parameters)
             else:
-                reason = f"{type(args[0]).__name__} takes its parameters by name; {made_by} makes one"
+                made_by = getattr(type(args[0]), "__made_by__", "")
+                names = ", ".join(f"{name}=..." for name in parameters[: len(args) - 1])
+                advice = f"{made_by} makes one" if made_by else f"write {type(args[0]).__name__}({names})"
+                reason = f"{type(args[0]).__name__} takes its parameters by name; {advice}"
         else:
             return
         # Raised outside of the handler, so that the error has no context.

@@ -12,7 +12,7 @@ import attrs
 from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
-from tinker_sync.types._arrays import least_of, quick_hash, same_values
+from tinker_sync.types._arrays import ArrayHead, least_of, quick_hash, same_values
 from tinker_sync.types._media import inspect_image, read_container_shape
 from tinker_sync.types._model import Model, model
 from tinker_sync.types._structured import refuse
@@ -112,6 +112,11 @@ class EncodedTextChunk(Model):
         if type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.flags.c_contiguous:
             return cast("Int32Array", tokens)
         return tokens_as_int32(self.tokens, _TOKENS)
+
+    def _repr_items(self) -> Iterable[tuple[str, Any]]:
+        held: Any = self.tokens
+        yield "tokens", ArrayHead(held) if hasattr(held, "flat") else held
+        yield "type", self.type
 
     def _has_negative(self) -> bool:
         if self._packed is not None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 
 from tinker_sync.types._checks import finite, in_range
+from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.scalars import ModelID
+from tinker_sync.types.training import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -217,9 +219,14 @@ class OptimStepRequest(Model):
         return {**fields, name: params}
 
 
+def _step_metrics(given: Any) -> Metrics | None:
+    convert = converter_for(dict[str, float], "OptimStepResponse.metrics")
+    return None if given is None else Metrics(convert(given))
+
+
 @model
 class OptimStepResponse(Model):
-    """The result of an optimizer step, with the server's metrics if it sends any.
+    """The result of an optimizer step, with the server's metrics; None if it sends none.
 
     >>> OptimStepResponse(metrics={"grad_norm": 0.5}).metrics
     {'grad_norm': 0.5}
@@ -227,4 +234,7 @@ class OptimStepResponse(Model):
 
     __response__ = True
 
-    metrics: dict[str, float] | None = None
+    if TYPE_CHECKING:  # nearly every server sends them, so that programs need not check for None
+        metrics: dict[str, float] | Any = None
+    else:
+        metrics: dict[str, float] | None = attrs.field(default=None, converter=_step_metrics)

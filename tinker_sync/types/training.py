@@ -194,6 +194,20 @@ def _outputs(given: Any) -> list[LossFnOutput]:
     return outputs
 
 
+class Metrics(dict[str, float]):
+    """The metrics of a result by name. An error for a name that is not there lists those that are.
+
+    >>> Metrics({"loss:sum": 6.0, "loss:mean": 1.5})["loss"]
+    Traceback (most recent call last):
+        ...
+    KeyError: "there is no metric 'loss'; there are loss:sum, loss:mean"
+    """
+
+    def __missing__(self, name: str) -> float:
+        found = f"there are {', '.join(map(str, self))}" if self else "the server sent none"
+        raise KeyError(f"there is no metric {name!r}; {found}")
+
+
 @model(kw_only=False)
 class ForwardBackwardOutput(AsDataclass, Model):
     """The result of a training pass: named tensors for each datum, and metrics named ``name:reduction``.
@@ -206,4 +220,4 @@ class ForwardBackwardOutput(AsDataclass, Model):
 
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput] = attrs.field(converter=_outputs)
-    metrics: dict[str, float] = attrs.field(factory=dict, converter=dict)
+    metrics: dict[str, float] = attrs.field(factory=Metrics, converter=Metrics)

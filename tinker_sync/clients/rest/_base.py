@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._shared import BaseClient, SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
@@ -155,6 +156,7 @@ def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTi
     >>> parse_checkpoint_path("tinker://run-1/final", bare=True).checkpoint_id
     'sampler_weights/final'
     """
+    check_is_path(tinker_path)
     found = _BARE_PATH.fullmatch(tinker_path) if bare else None
     if found is None or {".", ".."} & set(found.groups()):
         return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
