@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
 from support.servers import (
     AnsweringServer,
     Peer,
@@ -28,6 +28,7 @@ from support.wires import KEY, Keys, Notebook, get, http_for, post
 from tinker_sync._secret import Secret
 from tinker_sync.config import Timeout
 from tinker_sync.errors import CredentialError, InvalidInputError
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.http import Call, Http, SendFailed
 from tinker_sync.transport.journal import Journal
 
@@ -466,6 +467,56 @@ def test_a_connection_lost_in_the_race_is_an_error_for_calls_that_may_not() -> N
         assert (failed.maybe_received, failed.stale) == (True, True)
         http.close()
     assert len(server.seen) == 2
+
+
+FIRST, SECOND = b'{"call": 1}', b'{"call": 2}'
+DOUBLED = {
+    "small": answer(FIRST),
+    "chunked": chunked(FIRST[:4], FIRST[4:]),
+    "large": answer(FIRST + b" " * 1_000_000),
+    "without a body": answer(b"", status=204, length=None),
+}
+
+
+def answers_second(peer: Peer) -> None:
+    peer.read_request()
+    peer.send(answer(SECOND))
+
+
+@pytest.mark.parametrize("raw", DOUBLED.values(), ids=DOUBLED)
+@pytest.mark.parametrize("together", [True, False])
+def test_an_answer_that_came_twice_is_not_the_next_ones(raw: bytes, together: bool) -> None:
+    sent = threading.Event()
+
+    def doubles(peer: Peer) -> None:
+        peer.read_request()
+        if together:
+            peer.send(raw + raw)
+        else:
+            peer.send(raw, raw)
+        sent.set()
+        peer.wait_gone()
+
+    with ScriptedServer(doubles, answers_second) as server, http_for(server) as http:
+        assert http.send(post(repeatable=False)).body.strip() in (FIRST, b"")
+        assert sent.wait(PATIENCE_S)
+        assert http.send(post(repeatable=False)).body == SECOND
+    assert [seen.connection for seen in server.seen] == [0, 1]
+
+
+@pytest.mark.parametrize("body", [bytes(30_000_000), PiecedBody([b"x", memoryview(bytes(30_000_000))])])
+def test_an_answer_that_came_twice_is_not_that_of_a_request_on_its_way(body: Any) -> None:
+    def doubles(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(FIRST))
+        peer.read_head()  # the body does not fit into the buffers, so the client is still sending
+        peer.send(answer(FIRST))
+        peer.wait_gone()
+
+    with ScriptedServer(doubles, answers_second) as server, http_for(server) as http:
+        assert http.send(post(repeatable=False)).body == FIRST
+        assert http.send(post(body=body, repeatable=False)).body == SECOND
+    assert [seen.connection for seen in server.seen] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("status", "connections"), [(400, [0, 0]), (500, [0, 1]), (503, [0, 1])])

@@ -63,6 +63,28 @@ def test_a_private_authority(authority: Authority, session: requests.Session) ->
     assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
 
 
+def test_an_answer_that_came_twice_is_not_the_next_ones(
+    authority: Authority, session: requests.Session
+) -> None:
+    """The second one is in the buffer of TLS, where no system call sees it."""
+    session.verify = authority.ca_file
+    first = answer(b"1" * 1_000_000)
+
+    def doubles(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(first + answer(b"1"))  # the last record has the end of the one and the whole other
+        peer.wait_gone()
+
+    def answers(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"2"))
+
+    server = ScriptedServer(doubles, answers, tls=authority.server_context())
+    with server, http_for(server, session=session) as http:
+        assert len(http.send(post()).body) == 1_000_000
+        assert http.send(post()).body == b"2"
+
+
 def test_an_unknown_authority_is_final_and_sees_nothing(
     authority: Authority, session: requests.Session
 ) -> None:

@@ -155,8 +155,8 @@ class Connection:
     def is_quiet(self) -> bool:
         """Return True if nothing has arrived since the last answer, so reuse is possible."""
         try:
-            if type(self.sock) is not socket.socket:  # TLS cannot peek
-                return not _has_arrived(self.sock)
+            if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
+                return not self.sock.pending() and not _has_arrived(self.sock)  # type: ignore[attr-defined]
             never_block(self.sock)
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NamedTuple, NoReturn
 
 from tinker_sync._clock import Clock, slice_of
@@ -90,14 +92,13 @@ class SocketLine:
         """
         try:
             if isinstance(body, PiecedBody):
-                self._send_piece(head)
-                for block in body.to_send():
-                    self._send_piece(block)
+                self._send_pieces(chain((head,), body.to_send()))
             elif not body or len(body) <= _SEND_BYTES:
                 self._send_piece(head + body if body else head)  # a small body shares the packet of its head
             else:
-                self._send_piece(head)
-                self._send_block(body)
+                view = memoryview(body)
+                blocks = (view[at : at + _SEND_BYTES] for at in range(0, len(view), _SEND_BYTES))
+                self._send_pieces(chain((head,), blocks))
             self._sent = True
         except OSError as error:
             if not self._answered_early():
@@ -127,10 +128,25 @@ class SocketLine:
             sock.sendall(memoryview(piece)[at:])
             self._begin_silence(self._limits.read_s)
 
-    def _send_block(self, block: bytes) -> None:
-        view = memoryview(block)
-        for at in range(0, len(block), _SEND_BYTES):
-            self._send_piece(view[at : at + _SEND_BYTES])
+    def _send_pieces(self, pieces: Iterator[bytes | memoryview]) -> None:
+        """Send the pieces of a request. Keep the last one back if bytes have arrived on a used connection.
+
+        The server has not read the request by then, so the bytes belong to the answer of an earlier one, as
+        when a proxy sends an answer twice. Or they refuse this request; a new connection will show that.
+        """
+        last = next(pieces)
+        for piece in pieces:
+            self._send_piece(last)
+            last = piece
+        connection = self._connection
+        if connection.requests and not connection.is_quiet():
+            raise SendFailed(
+                "bytes came on the connection before the request was sent",
+                maybe_received=False,
+                stale=not self._pools.closed,
+                final=self._pools.closed,
+            )
+        self._send_piece(last)
 
     def step(self) -> ReplyParser | None:
         """Take the bytes that have arrived, without blocking. Return the answer if it is whole, else None.
