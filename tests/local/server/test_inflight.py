@@ -89,6 +89,33 @@ def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> Non
     assert [each in adapters for each in samplers] == [False, False, True]
 
 
+def test_a_save_looks_at_all_samplers_a_few_times_only(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may make a sampler at each step, and the event loop serves all calls meanwhile."""
+    looks = 0
+
+    class Counting(dict[str, Any]):
+        def values(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    run = Run(server)
+    monkeypatch.setattr(server.app.service, "samplers", Counting())
+    for count in (2, 20):
+        for _ in range(count):
+            run.save("inflight")
+        looks = 0
+        run.save("inflight")
+        assert 0 < looks <= 3
+    looks = 0
+    server.app.service.loop.call_soon_threadsafe(server.app.service.release, run.session)
+    server.session()
+    assert 0 < looks <= 3
+    assert not server.app.service.samplers
+
+
 def test_a_sample_ends_while_the_target_moves(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample that waits for its weights while an inflight save replaces them uses the new weights."""
     run = Run(server)

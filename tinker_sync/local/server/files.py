@@ -152,10 +152,26 @@ async def _content(service: Service, path: str) -> Download:
     checkpoint: Any = kind.removeprefix("archive-")
     files = await service.on_disk(service.store.checkpoint_files, owner, checkpoint, name)
     if kind.startswith("archive-"):
-        return await service.on_disk(lambda: Download.of(_archive(files)))
+        return await _archived(service, files)
     if file not in files:
         raise Refused(404, "there is no such file")
     return await service.on_disk(_remembered, service, files[file])
+
+
+async def _archived(service: Service, files: dict[str, Path]) -> Download:
+    """Return the archive of a checkpoint's files, which never change.
+
+    The newest archives stay for a while, because a client asks for the head and then for many parts.
+    """
+    key = tuple(sorted(files.items()))
+    made: asyncio.Future[Download] | None = service.archives.pop(key, None)
+    if made is None or (made.done() and made.exception() is not None):
+        made = asyncio.ensure_future(service.on_disk(lambda: Download.of(_archive(files))))
+        service.later(_ARCHIVE_KEPT_S, lambda: service.archives.pop(key, None))
+    service.archives[key] = made  # as the newest one
+    for oldest in list(service.archives)[:-_ARCHIVES]:
+        del service.archives[oldest]
+    return await asyncio.shield(made)
 
 
 def _remembered(service: Service, path: Path) -> Download:
@@ -169,6 +185,8 @@ def _remembered(service: Service, path: Path) -> Download:
 
 
 _REMEMBERED: Final = 10_000
+_ARCHIVES: Final = 2
+_ARCHIVE_KEPT_S: Final = 600.0
 
 
 def _trace(service: Service, session_id: str) -> bytes:
@@ -178,10 +196,13 @@ def _trace(service: Service, session_id: str) -> bytes:
 
 
 def _archive(files: dict[str, Path]) -> bytes:
-    """Pack files into an archive. Equal files give equal bytes, so that a client can resume a download."""
+    """Pack files into an archive. Equal files give equal bytes, so that a client can resume a download.
+
+    The numbers of a model hardly get smaller, so the quickest compression will do.
+    """
     packed = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name in sorted(files):

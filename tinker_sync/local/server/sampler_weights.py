@@ -133,6 +133,8 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
 def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
     """Set the weights of `newest` in all samplers that inflight saves of the model have made."""
     newest.follows = run_id
-    for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
-        older, sampler.adapter = sampler.adapter, newest.adapter
-        service.drop_unused(older)
+    followers = [each for each in service.samplers.values() if each.follows == run_id]
+    older = {each.adapter for each in followers}
+    for sampler in followers:
+        sampler.adapter = newest.adapter
+    service.drop_unused(*older)

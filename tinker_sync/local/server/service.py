@@ -132,6 +132,7 @@ class Service:
         self.sessions: dict[str, LiveSession] = {}
         self.losses: dict[str, Any] = {}
         self.downloads: dict[Any, Any] = {}
+        self.archives: dict[Any, Any] = {}
         self.uploads: dict[str, Any] = {}
         self.numbered = Seen()
         self.ignored: set[str] = set()
@@ -396,9 +397,10 @@ class Service:
         for model in [each for each in self.models.values() if each.session_id == session_id]:
             del self.models[model.run_id]
             self.spawn(self._unload(model))
-        for sampler in [each for each in self.samplers.values() if each.session_id == session_id]:
+        ended = [each for each in self.samplers.values() if each.session_id == session_id]
+        for sampler in ended:
             del self.samplers[sampler.sampler_id]
-            self.drop_unused(sampler.adapter)
+        self.drop_unused(*(sampler.adapter for sampler in ended))
         for loss in [each for each in self.losses.values() if each.session_id == session_id]:
             del self.losses[loss.loss_id]
         for promise in self.promises.drop_session(session_id):
@@ -407,9 +409,11 @@ class Service:
     def _drop_later(self, promise: Promise) -> None:
         self.later(RELEASE_S, lambda: self.promises.drop(promise))
 
-    def drop_unused(self, key: str | None) -> None:
-        """Drop the adapter with this key unless a sampler uses it. For None, do nothing."""
-        if key is not None and all(sampler.adapter != key for sampler in self.samplers.values()):
+    def drop_unused(self, *keys: str | None) -> None:
+        """Drop those of the adapters with these keys that no sampler uses. None is no key."""
+        used = {None, *(sampler.adapter for sampler in self.samplers.values())}
+        for key in {*keys} - used:
+            assert key is not None  # noqa: S101  # it is in `used`
             self.adapters.drop(key)
 
     def drop_model(self, model: LiveModel) -> Future[bool]:
