@@ -19,6 +19,7 @@ from tinker_sync._policy import (
     Rule,
     Stage,
     delay_s,
+    proves_refusal,
     rule_for,
 )
 
@@ -60,6 +61,13 @@ def test_what_a_status_means_at_each_stage(status: int, expected: str) -> None:
 def test_a_call_that_is_not_offered_is_never_tried_again() -> None:
     for status in NO_SUCH_CALL:
         assert not rule_for(status, Stage.CALL).passes
+
+
+@pytest.mark.parametrize("body", [{"detail": "no"}, {}, "<h1>no</h1>", None])
+def test_only_a_json_error_of_the_server_proves_that_nothing_was_done(body: object) -> None:
+    named = isinstance(body, dict) and bool(body)
+    proven = {status for status in range(300, 600) if proves_refusal(status, body)}
+    assert proven == ({400, 401, 402, 403, 404, 405, 409, 410, 413, 415, 422} if named else {413})
 
 
 def test_delays_grow_and_have_an_end() -> None:

@@ -28,7 +28,7 @@ class Meaning(Enum):
 
     FINAL = "another try would end the same way"
     RETRY = "it may pass; the server may have begun the work"
-    UNTOUCHED = "it may pass; the server has not begun the work"
+    UNTOUCHED = "it may pass; the server has probably not begun the work"
     THROTTLED = "the server asks for less; every request of this kind pauses"
     BLOCKED = "the account is blocked; it is waited for as long as the server allows"
     NO_NEWS = "a long poll has ended without news"
@@ -115,7 +115,7 @@ def rule_for(status: int, stage: Stage) -> Rule:
     """Return the rule for a status at a stage.
 
     >>> rule_for(503, Stage.CALL).meaning, rule_for(404, Stage.FILE).meaning
-    (<Meaning.UNTOUCHED: 'it may pass; the server has not begun the work'>, \
+    (<Meaning.UNTOUCHED: 'it may pass; the server has probably not begun the work'>, \
 <Meaning.MOVED: 'the address is no longer valid; a new one may be'>)
     >>> rule_for(503, Stage.CALL).passes, rule_for(501, Stage.CALL).passes
     (True, False)
@@ -126,6 +126,28 @@ def rule_for(status: int, stage: Stage) -> Rule:
     """
     row = TABLE.get(status) or TABLE.get(status // 100) or _ANY_OTHER
     return row[_STAGES.index(stage)]
+
+
+# Gateways send the others too, and a gateway may have passed the request on before.
+_REFUSALS: Final = frozenset({400, 401, 402, 403, 404, 405, 409, 410, 415, 422})
+_TOO_LARGE: Final = 413
+
+
+def proves_refusal(status: int, body: object) -> bool:
+    """Return True if an answer proves that the server has not carried out the request that it answers.
+
+    The server's own code refuses a request with a JSON error. Whoever answers 413 has passed nothing on.
+
+    >>> proves_refusal(422, {"detail": "no such loss"}), proves_refusal(403, "<h1>Forbidden</h1>")
+    (True, False)
+    >>> proves_refusal(503, {"detail": "upstream reset"})
+    False
+
+    Args:
+        status: the status of the answer.
+        body: the body of the answer: parsed JSON, else text, else None.
+    """
+    return status == _TOO_LARGE or (status in _REFUSALS and isinstance(body, dict) and bool(body))
 
 
 UNREADABLE_ANSWERS: Final = 3

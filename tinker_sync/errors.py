@@ -371,16 +371,22 @@ class VerificationError(TinkerError):
 
 
 class EarlierCallFailedError(TinkerError):
-    """The call was not sent, because it is unknown if the server has received an earlier training call.
+    """The call was not sent, because the server has not answered an earlier training call.
 
-    The server executes the calls of a training client in the order of their sequence numbers. If it is
-    unknown whether a number is used, the next number is unknown too. `TrainingClient.recover` makes a new
-    training client from the last state that the old client saved or started from; repeat the later steps.
+    The server executes the calls of a training client in the order of their sequence numbers, so nothing is
+    sent while it is unknown whether it has an earlier one. Each later call first sends that one again, with
+    the same bytes and the same number, and goes on once it is answered: the earlier call then counts as done
+    once, though its future has failed. So do not repeat the earlier call; you may repeat this one.
+
+    If the error is `final`, that does not help: the server has lost the model, say. `TrainingClient.recover`
+    makes a new training client from the last state that the old client saved or started from; repeat the
+    later steps.
 
     Attributes:
         call: the name of the earlier call.
         number: its sequence number; None if the calls of the parent process were under way at a fork.
         cause: the cause as text; `__cause__` has the exception itself.
+        final: False if a later call of the same training client may succeed.
 
     >>> print(EarlierCallFailedError("optim_step", 7, "the key was refused").call)
     optim_step
@@ -389,19 +395,29 @@ class EarlierCallFailedError(TinkerError):
     call: str
     number: int | None
     cause: str
+    final: bool
 
-    def __init__(self, call: str, number: int | None, cause: str) -> None:
+    def __init__(self, call: str, number: int | None, cause: str, *, final: bool = True) -> None:
         super().__init__(call, number, cause)
         self.call = call
         self.number = number
         self.cause = cause
+        self.final = final
 
     def __str__(self) -> str:
         which = self.call if self.number is None else f"{self.call} (sequence number {self.number})"
-        return (
-            f"not sent, because an earlier call of this training client failed: {which}: {self.cause}. "
-            "Continue with a new training client from the last checkpoint: training.recover(), or "
+        new_client = (
+            "a new training client from the last checkpoint: training.recover(), or "
             "create_training_client_from_state_with_optimizer."
+        )
+        if self.final:
+            return (
+                f"not sent, because an earlier call of this training client failed: {which}: {self.cause}. "
+                f"Continue with {new_client}"
+            )
+        return (
+            f"not sent, because an earlier call of this training client is unanswered: {which}: {self.cause}."
+            f" The next call sends that one again first. If that does not help, continue with {new_client}"
         )
 
 

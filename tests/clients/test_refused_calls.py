@@ -1,7 +1,7 @@
 """A request that the server refuses does not end a run, on any kind of server.
 
-The next call takes the sequence number of the refused request. A request with an unknown outcome ends the
-training client instead.
+The next call takes the sequence number of the refused request. `test_calls_in_doubt` has the requests whose
+outcome is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
     APIStatusError,
     ConflictError,
-    EarlierCallFailedError,
     RequestFailedError,
     TinkerError,
 )
@@ -90,42 +89,6 @@ def test_on_open_servers(kind: type[OpenServer], status: int) -> None:
         numbers = [asked.json()["seq_id"] for asked in stub.asked("/optim_step")]
         assert numbers == [2, 3]
         train(trainer)
-
-
-@pytest.mark.parametrize(
-    ("answers", "goes_on"),
-    [
-        ([Answer(429)] * 60, True),
-        ([Answer(503)] * 60, True),
-        ([Answer(402)], True),
-        ([Answer(500)] * 60, False),
-        ([Answer(abort="after")] * 60, False),
-        # The answer to the first try is lost, so the server may have carried out the call that it then
-        # refuses.
-        ([Answer(abort="after"), Answer(401)], False),
-        ([Answer(500), Answer(422)], False),
-    ],
-    ids=["429", "503", "402", "500", "no answer", "401 after a lost answer", "422 after a 500"],
-)
-def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_on: bool) -> None:
-    with world({"billing_exception_max_pause_duration_sec": 0}) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model").result()
-        trainer.save_state("before").result(PATIENCE_S)
-        service.holder.connection.http.forget_idle()
-        stub.script("/optim_step", *answers)
-        first, second = trainer.optim_step(STEP), trainer.save_state("a")
-        assert first.exception(PATIENCE_S) is not None
-        if goes_on:
-            stub._scripts.clear()
-            second.result(PATIENCE_S)
-            return
-        with pytest.raises(EarlierCallFailedError, match=r"training\.recover\(\)"):
-            second.result(PATIENCE_S)
-        stub._scripts.clear()
-        recovered = trainer.recover()
-        train(recovered)
-        loaded = stub.asked("/load_weights")[-1].json()
-        assert (loaded["path"].rpartition("/")[2], loaded["optimizer"]) == ("before", True)
 
 
 def test_a_pass_whose_last_chunk_cannot_be_encoded_leaves_nothing_behind() -> None:

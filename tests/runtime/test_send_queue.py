@@ -10,9 +10,9 @@ import pytest
 from support.raising import raising
 from support.sends import FakePart, HandWorkers, at_once, enqueue, operation
 
-from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
+from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture, Job
-from tinker_sync.runtime.operation import NotTaken, Operation, stages
+from tinker_sync.runtime.operation import NotTaken, Operation, Unanswered, stages
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.send_queue import SendQueue, SendQueueState
 
@@ -620,6 +620,193 @@ class TestRefusedSend:
         assert bench.sent == "1:a 1:b"
 
 
+def unanswered() -> Unanswered:
+    return Unanswered(APIConnectionError("no answer"))
+
+
+class TestInDoubt:
+    """Tests of requests that the server may have: they are sent again before any later number."""
+
+    def test_the_next_one_sends_it_again_first(self, bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+        bench.failures["a"] = unanswered()
+        lost = bench.append("a")
+        bench.workers.do_all()
+        assert repr(bench.queue) == "<SendQueue in doubt, 0 queued, next number 2>"
+        failure = lost.future.exception(0)
+        assert isinstance(failure, APIConnectionError)
+        assert failure.ambiguous
+        assert "do not repeat it" in str(failure)
+        assert lost.parts[0].held == [1]
+        del bench.failures["a"]
+        after = bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:a 2:b"
+        assert not after.future.done()
+        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 3>"
+        assert "a (sequence number 1) was sent again" in caplog.text
+
+    def test_each_operation_that_has_waited_in_vain_fails_alone(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        made = {name: bench.append(name) for name in "abcd"}
+        while len(bench.wire) < 3:
+            bench.workers.do()
+        del bench.failures["a"]
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:a 1:a 1:a 2:d"
+        for name in "bc":
+            refusal = refusal_of(made[name])
+            assert (refusal.call, refusal.number, refusal.final) == ("a", 1, False)
+            assert "The next call sends that one again first" in str(refusal)
+        assert made["a"].parts[0].held == [1]
+
+    def test_the_one_that_waits_can_be_cancelled(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        bench.append("a")
+        waiting, next_one = bench.append("b"), bench.append("c")
+        bench.workers.do()
+        assert (waiting.future.cancel(), waiting.future.cancelled()) == (True, True)
+        bench.workers.do()
+        assert not next_one.future.done()  # it has not waited for the send that has just failed
+        del bench.failures["a"]
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:a 1:a 2:c"
+
+    def test_nothing_is_sent_while_nobody_waits(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        bench.append("a")
+        bench.workers.do_all()
+        place: Operation[FakePart] = Operation("late", (), APIFuture())
+        bench.queue.put(place)
+        bench.queue.take_in()
+        assert bench.workers.jobs == []
+        bench.queue.fill(place, operation("late").parts)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:a"
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    @pytest.mark.parametrize("lost", [1, 2, 3, 4])
+    def test_the_rest_of_the_operation_follows(self, bench: Bench, lost: int, parallel: bool) -> None:
+        name = f"fb.{lost}"
+        bench.failures[name] = unanswered()
+        made = bench.append("fb", 4, parallel=parallel)
+        bench.workers.do_all()
+        assert isinstance(made.future.exception(0), APIConnectionError)
+        ended = [part.future.done() for part in made.parts]
+        assert ended == [part.name not in bench.sent or part.name == name for part in made.parts]
+        del bench.failures[name]
+        bench.append("next")
+        bench.workers.do_all()
+        assert bench.wire[-1] == (5, "next")
+        numbers = [number for number, part in bench.wire if part.startswith("fb")]
+        assert sorted(numbers) == sorted([1, 2, 3, 4, lost])
+        if parallel:
+            assert numbers[-1] == 1
+        else:
+            assert numbers == sorted(numbers)
+
+    def test_chunks_that_had_not_begun_are_sent_once_the_lost_one_is_answered(self, bench: Bench) -> None:
+        bench.failures["fb.2"] = unanswered()
+        made = bench.append("fb", 4, parallel=True)
+        bench.workers.do()
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2"
+        assert [part.held for part in made.parts] == [[1], [2], [3], [4]]
+        del bench.failures["fb.2"]
+        bench.append("next")
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 2:fb.2 3:fb.3 4:fb.4 1:fb.1 5:next"
+
+    def test_a_second_send_that_was_not_taken_proves_nothing(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        bench.append("a")
+        bench.workers.do_all()
+        bench.failures["a"] = not_taken()
+        second = bench.append("b")
+        bench.workers.do_all()
+        assert not refusal_of(second).final
+        del bench.failures["a"]
+        bench.append("c")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:a 1:a 2:c"
+
+    def test_one_that_the_server_denies_breaks_the_queue(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        bench.append("a")
+        bench.workers.do_all()
+        bench.failures["a"] = REFUSED
+        made = [bench.append(name) for name in "bc"]
+        bench.workers.do_all()
+        assert [refusal_of(each).final for each in made] == [True, True]
+        assert "broken" in repr(bench.queue)
+
+    def test_one_that_cannot_be_kept_breaks_the_queue(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FakePart, "hold", raising(MemoryError()))
+        bench.failures["a"] = unanswered()
+        made = [bench.append(name) for name in "ab"]
+        bench.workers.do_all()
+        assert isinstance(made[0].future.exception(0), APIConnectionError)
+        assert refusal_of(made[1]).final
+
+    def test_a_refused_one_with_a_used_number_is_filled(self, bench: Bench) -> None:
+        bench.failures["a"] = NotTaken(REFUSED, used=True)
+        refused = bench.append("a")
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:nothing 2:b"
+        assert refused.future.exception(0) is REFUSED
+
+    def test_a_second_send_that_is_refused_for_good_is_filled(self, bench: Bench) -> None:
+        bench.failures["fb.2"] = unanswered()
+        bench.append("fb", 3)
+        bench.workers.do_all()
+        bench.failures["fb.2"] = NotTaken(REFUSED, used=True)
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:fb.1 2:fb.2 2:fb.2 2:nothing 3:b"
+
+    def test_a_number_that_could_not_be_filled_is_filled_later(self, bench: Bench) -> None:
+        bench.failures = {"fb.1": not_taken(), "nothing": unanswered()}
+        made = bench.append("fb", 2, parallel=True)
+        waiting = bench.append("b")
+        while len(bench.wire) < 4:
+            bench.workers.do_all()
+        assert made.future.exception(0) is not None
+        assert refusal_of(waiting).number == 1
+        del bench.failures["nothing"]
+        bench.append("c")
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 1:fb.1 1:nothing 1:nothing 1:nothing 3:c"
+
+    def test_a_number_that_another_request_has_is_filled(self, bench: Bench) -> None:
+        conflict = APIStatusError.from_reply(409, {}, b'{"detail": "number 1 was used"}')
+        bench.failures = {"a": NotTaken(REFUSED, used=True), "nothing": NotTaken(conflict)}
+        bench.append("a")
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:nothing 2:b"
+
+    def test_thousands_that_wait_in_vain_fail_one_after_the_other(self) -> None:
+        def send(part: FakePart, number: int, ended: Callable[[Any], object]) -> None:
+            ended(unanswered())
+
+        queue: SendQueue[FakePart] = SendQueue(send, lambda job: job())
+        made = [operation(str(number)) for number in range(3000)]
+        for each in made:
+            queue.put(each)
+        queue.take_in()
+        assert all(each.future.exception(0) is not None for each in made)
+
+    def test_a_forked_child_cannot_take_it_over(self, bench: Bench) -> None:
+        bench.failures["a"] = unanswered()
+        bench.append("a")
+        bench.workers.do_all()
+        bench.queue.renew_after_fork()
+        with pytest.raises(EarlierCallFailedError, match="forked while calls were under way"):
+            bench.queue.take_over()
+
+
 class TestMoves:
     @pytest.mark.parametrize(
         ("state", "to"),
@@ -628,6 +815,7 @@ class TestMoves:
             (SendQueueState.BROKEN, SendQueueState.SENDING),
             (SendQueueState.SENDING, SendQueueState.SENDING),
             (SendQueueState.IDLE, SendQueueState.IDLE),
+            (SendQueueState.IN_DOUBT, SendQueueState.IDLE),
         ],
     )
     def test_illegal_moves_are_refused(self, bench: Bench, state: SendQueueState, to: SendQueueState) -> None:

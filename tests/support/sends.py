@@ -17,9 +17,14 @@ class FakePart:
     def __init__(self, name: str) -> None:
         self.name = name
         self.future: APIFuture[Any] = APIFuture()
+        self.held: list[int] = []
+        """The numbers under which a copy of the body was kept, for a later send."""
 
     def bytes_for(self, number: int) -> bytes:
         return f"{self.name} as {number}".encode()
+
+    def hold(self, number: int) -> None:
+        self.held.append(number)
 
     def __repr__(self) -> str:
         return self.name

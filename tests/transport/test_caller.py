@@ -287,8 +287,8 @@ def test_a_conflict_is_tried_twice_more() -> None:
     [
         ([], False),
         ([REFUSED], False),
-        ([status(503)], False),
-        ([status(429)], False),
+        ([status(503)], True),
+        ([status(429)], True),
         ([RESET], True),
         ([SILENCE], True),
         ([status(502)], True),

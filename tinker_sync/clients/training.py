@@ -55,9 +55,12 @@ class TrainingClient(WeightCalls["TrainingClient"]):
     gradients of the accepted requests stay accumulated. The error counts these requests, and the next
     `optim_step` applies their gradients.
 
-    If a call gets no answer, even after retries, the client cannot know if the server received the call.
-    All later calls then fail, because a wrong order could change the training. `recover` makes a new client
-    from the last checkpoint.
+    If a call gets no answer, even after retries, the client cannot know if the server has received it. Its
+    error is then `ambiguous`, and the client keeps a copy of the request. The next call of the client, also
+    one that was already queued, first sends that request again, with the same bytes and the same number, and
+    is sent only when the server has answered. The failed call then counts as done exactly once, also if it
+    has several requests; only its result is lost, and the log says so. So do not repeat it. `recover` makes
+    a new client from the last checkpoint instead.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -228,8 +231,9 @@ class TrainingClient(WeightCalls["TrainingClient"]):
     def recover(self, *, deadline: float | None = None) -> TrainingClient:
         """Return at once a new training client for the last state that this client saved or started from.
 
-        Call it after an `EarlierCallFailedError`: the server may have an earlier call or not, so this client
-        cannot send later ones. Repeat the steps since that state. The model of this client does not change.
+        Call it after an `EarlierCallFailedError` that is `final`, because this client sends no more calls, or
+        to leave a failed call behind that the server may have. Repeat the steps since that state. The model
+        of this client does not change.
 
         With a journal, if the state was saved in a step, `steps` of the new client begins after that step. A
         restarted script then continues from the last checkpoint of the new client.

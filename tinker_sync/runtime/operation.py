@@ -27,6 +27,14 @@ class Part(Protocol):
     def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its sequence number. May be called once; retries send the same bytes."""
 
+    def hold(self, number: int) -> object:
+        """Keep a copy of the body, so that `bytes_for` can be called once more after the future has failed.
+
+        Raises:
+            TinkerError: the same bytes cannot be sent again.
+            MemoryError: there is no memory for the copy.
+        """
+
 
 PartT = TypeVar("PartT", bound=Part)
 
@@ -58,17 +66,33 @@ class Operation(Generic[PartT]):
             part.future.fail(copy_exception(failure))
         self.future.fail(copy_exception(failure))
 
-    def consequence_of(self, number: int, failure: BaseException) -> EarlierCallFailedError:
+    def consequence_of(
+        self, number: int, failure: BaseException, *, final: bool = True
+    ) -> EarlierCallFailedError:
         """Return the error for other requests that fail because the request with this number has failed.
 
         Args:
             number: the number of a request of this operation.
             failure: the failure of that request.
+            final: False if later calls send that request again first.
         """
         words = str(failure).rstrip(".") or type(failure).__name__
-        refusal = EarlierCallFailedError(self.name, number, words)
+        refusal = EarlierCallFailedError(self.name, number, words, final=final)
         refusal.__cause__ = failure
         return refusal
+
+    def failure_in_doubt(self, failure: BaseException) -> BaseException:
+        """Return `failure`, the failure of a request that the server may have, with words on what follows."""
+        if not isinstance(failure, TinkerError):
+            return failure
+        failure = copy_exception(failure)
+        failure.ambiguous = True
+        with_words(
+            failure,
+            f"the server may have this {self.name} or not: the next call of this training client sends the "
+            "same request again first and then counts it as done once, so do not repeat it",
+        )
+        return failure
 
     def failure_after(self, failure: BaseException, taken: int) -> BaseException:
         """Return `failure`, the failure of a refused request of this call.
@@ -108,8 +132,8 @@ class Sending(Generic[PartT]):
     """The operation in its send phase. The queue's lock guards all attributes that change."""
 
     __slots__ = (
-        *("beginning", "first_number", "operation", "refused", "repeated"),
-        *("stages", "taken", "under_way"),
+        *("beginning", "blocked", "doubtful", "failed", "first_number", "left", "operation", "refused"),
+        *("repeated", "stages", "taken", "under_way", "used"),
     )
 
     def __init__(
@@ -126,7 +150,18 @@ class Sending(Generic[PartT]):
         self.stages = deque(stages(len(operation.parts), parallel=operation.parallel and not reused))
         self.under_way: set[int] = set()
         self.taken: set[int] = set()
+        """The parts that the server has accepted, and those whose numbers were filled."""
         self.refused: dict[int, BaseException] = {}  # in the order of the refusals
+        self.used: set[int] = set()
+        """The refused parts whose numbers the server may count as used; no other call may get them."""
+        self.doubtful: dict[int, BaseException] = {}
+        """The parts that the server may have or not, with the reasons."""
+        self.left: set[int] = set()
+        """The parts that were not sent in their stage, because another one was refused or is doubtful."""
+        self.failed = False
+        """True once the futures of the operation have failed; what is left of it is sent all the same."""
+        self.blocked: Operation[PartT] | None = None
+        """The operation that waits while what is left of this one is sent again."""
         self.repeated = earlier is not None
         """True if an earlier run sent the operation in part: the same parts are repeated, no others."""
         if earlier is not None:
@@ -136,19 +171,57 @@ class Sending(Generic[PartT]):
 
     def next_stage(self) -> Sequence[int]:
         """Return the indices of the parts to send now; an empty sequence if all have been sent."""
-        stage = self.stages.popleft() if self.stages else ()
+        stage: Sequence[int] = sorted(self.doubtful) or sorted(self.left)
+        if not self.doubtful:
+            self.left = set()
+        if not stage and self.stages:
+            stage = self.stages.popleft()
         self.under_way = set(stage)
         return stage
 
+    def stays(self, index: int) -> bool:
+        """Return True if a part whose turn has come is not sent, because another part was not accepted."""
+        return bool(self.refused or self.doubtful) and index not in self.doubtful and not self.repeated
+
+    def unsent(self) -> list[int]:
+        """Return the indices of the parts that are still to be sent, again or for the first time."""
+        rest = () if self.refused else (*self.left, *(index for stage in self.stages for index in stage))
+        return sorted({*self.doubtful, *rest})
+
     def holes(self) -> list[int]:
-        """Return the indices of the parts that the server has not accepted, up to the last accepted part."""
-        return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
+        """Return the indices of the parts whose numbers have to be filled.
+
+        They are the parts that the server has not accepted, up to the last one whose number it has used.
+        """
+        return [index for index in range(self.numbers_used) if index not in self.taken]
+
+    @property
+    def numbers_used(self) -> int:
+        """How many numbers the operation has used."""
+        return max(self.taken | self.used, default=-1) + 1
 
 
 class NotTaken(Exception):
-    """A failure of a request that the server certainly has not accepted. `__cause__` is the reason."""
+    """A failure of a request that the server has not accepted, and will not. `__cause__` is the reason.
 
-    def __init__(self, cause: Exception | None = None) -> None:
+    With `used`, the server may count the number of the request as used. The number is then filled with a
+    request without effect, because no other call may get it.
+    """
+
+    def __init__(self, cause: Exception | None = None, *, used: bool = False) -> None:
+        """Store the reason."""
+        super().__init__()
+        self.__cause__ = cause
+        self.used = used
+
+
+class Unanswered(Exception):
+    """A failure of a request that the server may have or not. `__cause__` is the reason.
+
+    The same bytes may be sent again under the same number.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
         """Store the reason."""
         super().__init__()
         self.__cause__ = cause

@@ -18,16 +18,23 @@ Guarantees
 - A request that the server refuses uses no number: the next operation gets the number, and the queue goes on.
   The operation fails as a whole, and no more of it is sent. Its unused numbers before an accepted request are
   filled with requests without effect, so that no later operation runs in the middle of this one.
-- If it is unknown whether the server has accepted a request, no later number can be right. The future of the
-  request fails with the cause. All other futures of the operation, of the queue and of later calls fail at
-  once with an `EarlierCallFailedError` that names the request.
+- If a request stays unanswered, the server may have it or not, so no later number can be right yet. The
+  operation is in doubt: its future fails with the cause, and the queue keeps a copy of the bodies that are
+  left of it. The operation behind it, now or later, waits while the unanswered requests are sent again, with
+  the same bytes, numbers and idempotency keys, and then the requests of the operation that were not sent. So
+  the operation is done as a whole and once, though its future has failed, and the queue goes on in order.
+  If a request stays unanswered once more, only the operation that has waited for it fails, with an
+  `EarlierCallFailedError` that names the request; the next one tries again.
+- If the server denies such a request, for example because it has lost the model, the queue is broken. All
+  futures of the queue and of later calls fail at once with an `EarlierCallFailedError` that is `final`.
 
 Assumptions
 
 - `send(part, number, ended)` calls `ended(None)` when the server has accepted the request; other code then
-  waits for the result. It calls `ended` with `NotTaken` if the server certainly has not accepted the request,
-  and with another failure if that is not known, or raises it. It repeats a request itself, with the same
-  bytes. `ended` may be called on any thread; only its first call counts.
+  waits for the result. It calls `ended` with `NotTaken` if the server has not accepted the request and will
+  not, with `Unanswered` if that is not known, and with another failure, or raises it, if the request cannot
+  be sent again. It repeats a request itself, with the same bytes. `ended` may be called on any thread; only
+  its first call counts.
 - `submit(job)` runs a job on another thread or inline, or raises TinkerError, which counts as a refusal of
   the request. It runs every job that it accepts.
 
@@ -47,17 +54,27 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic
 
-from tinker_sync.errors import EarlierCallFailedError, TinkerError
+from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
-from tinker_sync.runtime.operation import Earlier, Ended, NotTaken, Operation, PartT, Sending
+from tinker_sync.runtime.operation import (
+    Earlier,
+    Ended,
+    NotTaken,
+    Operation,
+    PartT,
+    Sending,
+    Unanswered,
+)
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
     "under the same numbers. Call training.take_over() in this process if no other one uses it any more, or "
     "make a training client here"
 )
+
+_NO_MODEL: Final = (404, 410)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -68,22 +85,26 @@ class SendQueueState(Enum):
     IDLE -> SENDING      an operation leaves the queue
     SENDING -> IDLE      all its requests are accepted, one is refused, or it was cancelled before; an
                          operation that is `alone` has ended as well
-    SENDING -> BROKEN    the server may or may not have one of its requests
-    any -> BROKEN        in a forked child, if calls of the parent were under way
+    SENDING -> IN_DOUBT  the server may or may not have one of its requests
+    IN_DOUBT -> SENDING  another operation waits, so what is left of this one is sent again
+    SENDING -> BROKEN    the server may or may not have one of its requests, and it cannot be sent again
+    any -> BROKEN        in a forked child, if calls of the parent were under way or in doubt
 
     Illegal: BROKEN -> IDLE or SENDING, because a gap in the numbers cannot be repaired; SENDING -> SENDING,
-    because at most one operation is in its send phase.
+    because at most one operation is in its send phase; IN_DOUBT -> IDLE, because the next number is unknown.
     """
 
     IDLE = "idle"
     SENDING = "sending"
+    IN_DOUBT = "in doubt"
     BROKEN = "broken"
 
 
 # By value, because an enum hashes slowly.
 _MOVES = {
     "idle": (SendQueueState.SENDING,),
-    "sending": (SendQueueState.IDLE, SendQueueState.BROKEN),
+    "sending": (SendQueueState.IDLE, SendQueueState.IN_DOUBT, SendQueueState.BROKEN),
+    "in doubt": (SendQueueState.SENDING,),
     "broken": (),
 }
 
@@ -133,7 +154,8 @@ class SendQueue(Generic[PartT]):
         # Any thread appends without a lock; _lock guards the rest.
         self._put: deque[tuple[Operation[PartT], ...]] = deque()
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
-        self._sending: Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
+        # Guarded by _lock; with its numbers settled. It stays here while it is in doubt.
+        self._sending: Sending[PartT] | None = None
         self._next_number = 1  # guarded by _lock
         self._unused_number = 1  # guarded by _lock; the smallest number that was never used
         self._refusal: Exception | None = None  # guarded by _lock; the failure of new calls
@@ -197,7 +219,8 @@ class SendQueue(Generic[PartT]):
         """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
         changing, self._lock = self._lock.locked(), threading.Lock()
         if self._refusal is None:
-            # While another thread changes the queue, an operation may be in none of the attributes.
+            # A request in doubt stays with the parent, which may send it again. While another thread changes
+            # the queue, an operation may be in none of the attributes.
             if changing or self._state is not SendQueueState.IDLE or self._put or self._queue:
                 self._state = SendQueueState.BROKEN
             self._refusal, self._inherited = TinkerError(_INHERITED), True
@@ -240,22 +263,46 @@ class SendQueue(Generic[PartT]):
     def _advance(self) -> None:
         """Begin the next operation, unless one is being sent or the next one has no requests yet.
 
-        Go on with the one after it if that operation has ended meanwhile.
+        Go on with the one after it if that operation has ended meanwhile. If an operation is in doubt, first
+        send again what is left of it; the next one stays in the queue, so that it can be cancelled.
         """
-        while (operation := self._take_next()) is not None:
+        while (found := self._take_next()) is not None:
+            if isinstance(found, Sending):
+                self._resume(found)
             # `begin` takes the future's lock, so `_lock` is free here. The state keeps other threads out.
-            if operation.future.begin():
-                self._begin(operation)
+            elif found.future.begin():
+                self._begin(found)
             else:
                 with self._lock:  # it was cancelled, so it gets no number
                     self._move_locked(SendQueueState.IDLE)
 
-    def _take_next(self) -> Operation[PartT] | None:
+    def _take_next(self) -> Operation[PartT] | Sending[PartT] | None:
+        """Return the next operation, or the one in doubt if another one waits for it; else None."""
         with self._lock:
-            if self._state is not SendQueueState.IDLE or not self._queue or not self._queue[0].parts:
+            doubt = self._sending if self._state is SendQueueState.IN_DOUBT else None
+            while doubt and self._queue and self._queue[0].future.done():
+                self._queue.popleft()  # failed by the end of the client, for example
+            ready = self._state is SendQueueState.IDLE or doubt is not None
+            if not ready or not self._queue or not self._queue[0].parts:
                 return None
             self._move_locked(SendQueueState.SENDING)
-            return self._queue.popleft()
+            if doubt is None:
+                return self._queue.popleft()
+            doubt.blocked, doubt.beginning = self._queue[0], True
+            return doubt
+
+    def _resume(self, sending: Sending[PartT]) -> None:
+        """Send the unanswered requests of an operation again, and then what is left of it."""
+        with self._lock:
+            stage = sending.next_stage() if sending.doubtful else ()
+        try:
+            if stage:
+                self._launch(sending, stage)
+            else:  # only numbers are to be filled
+                self._end_stage(sending)
+        finally:
+            with self._lock:
+                sending.beginning = False
 
     def _begin(self, operation: Operation[PartT]) -> None:
         # Only this thread changes the number now: the state keeps others out.
@@ -291,7 +338,7 @@ class SendQueue(Generic[PartT]):
         with self._lock:
             # Another part failed before this part was sent.
             refusal = None if self._sending is sending else self._refusal
-            stays = bool(sending.refused) and not sending.repeated
+            stays = sending.stays(index)
         if refusal is not None:
             sending.operation.fail(refusal)
             return
@@ -306,31 +353,42 @@ class SendQueue(Generic[PartT]):
     def _end_send(
         self, sending: Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
     ) -> None:
-        """Record the end of one send; with `stays`, the part was not sent. After the last one, end the stage.
-        Break the queue if it is unknown whether the server has accepted the part.
+        """Record the end of one send. With `stays`, the part was not sent. After the last one, end the stage.
+
+        Break the queue if the server may have the part, and it cannot be sent again.
         """
-        if failure is not None and not isinstance(failure, NotTaken):
+        if failure is not None and not isinstance(failure, (NotTaken, Unanswered)):
             self._break(sending, index, failure)
             return
         with self._lock:
             if index not in sending.under_way:
                 return
             sending.under_way.discard(index)
-            if failure is not None:
-                sending.refused[index] = failure.__cause__ or failure
-            elif not stays:
-                sending.taken.add(index)
+            cause = None if failure is None else failure.__cause__ or failure
+            if cause is None:
+                sending.doubtful.pop(index, None)
+                (sending.left if stays else sending.taken).add(index)
+            elif isinstance(failure, NotTaken) and (failure.used or index not in sending.doubtful):
+                sending.doubtful.pop(index, None)
+                sending.refused[index] = cause
+                if failure.used:
+                    sending.used.add(index)
+            else:  # a request that was unanswered before stays so unless the server itself settles it
+                sending.doubtful[index] = cause
             over = self._sending is not sending
             last = not sending.under_way
-        if over and failure is not None:
-            sending.operation.parts[index].future.fail(failure.__cause__ or failure)
+        if over and cause is not None:
+            sending.operation.parts[index].future.fail(cause)
         elif last and not over:
             self._end_stage(sending)
 
     def _end_stage(self, sending: Sending[PartT]) -> None:
         with self._lock:
-            stage = () if sending.refused else sending.next_stage()
-        if sending.refused:
+            stage = () if sending.refused or sending.doubtful else sending.next_stage()
+        if sending.doubtful:
+            index, cause = next(iter(sending.doubtful.items()))
+            self._doubt(sending, index, cause)
+        elif sending.refused:
             self._take_back(sending)
         elif stage:
             self._launch(sending, stage)
@@ -346,56 +404,118 @@ class SendQueue(Generic[PartT]):
                 return
             self._sending = None
             if sending.refused:
-                self._next_number = sending.first_number + max(sending.taken, default=-1) + 1
+                self._next_number = sending.first_number + sending.numbers_used
             self._move_locked(SendQueueState.IDLE)
+            beginning = sending.beginning
+        if sending.failed and not sending.refused:
+            _log.warning(
+                "%s (sequence number %d) was sent again, and the server has it: it counts as done once, "
+                "though its future has failed",
+                sending.operation.name,
+                sending.first_number,
+            )
+        if not beginning:
+            self._advance()
+
+    def _doubt(self, sending: Sending[PartT], index: int, cause: BaseException) -> None:
+        """Keep an operation whose part `index` the server may have, until another operation waits for it.
+
+        The first time, its futures fail. Later, the operation fails that has waited for it meanwhile.
+        """
+        consequence = sending.operation.consequence_of(sending.first_number + index, cause, final=False)
+        if not sending.failed:
+            try:
+                self._hold(sending)
+            except (TinkerError, MemoryError) as unkept:
+                _log.debug("an unanswered request cannot be kept", exc_info=unkept)
+                self._break(sending, index, cause)
+                return
+            self._fail_in_doubt(sending, consequence)
+        with self._lock:
+            blocked, sending.blocked = sending.blocked, None
+            if blocked is not None and self._queue and blocked is self._queue[0]:
+                self._queue.popleft()
+            else:  # it was cancelled, or its deadline came; the next one has not waited as long
+                blocked = None
+        if blocked is not None:
+            blocked.fail(consequence)
+        with self._lock:
+            if self._sending is not sending:
+                return
+            self._move_locked(SendQueueState.IN_DOUBT)
             beginning = sending.beginning
         if not beginning:
             self._advance()
 
-    def _take_back(self, sending: Sending[PartT]) -> None:
-        """Fill the unused numbers of an operation of which a part was refused. Then fail the operation."""
-        index, failure = next(iter(sending.refused.items()))
-        failure = sending.operation.failure_after(failure, len(sending.taken))
-        self._fill(sending, index, failure, sending.holes(), None)
+    def _hold(self, sending: Sending[PartT]) -> None:
+        """Keep copies of the bodies that are still to be sent.
 
-    def _fill(
-        self,
-        sending: Sending[PartT],
-        index: int,
-        failure: BaseException,
-        holes: Sequence[int],
-        unfilled: BaseException | None,
-    ) -> None:
-        """Fill the unused numbers before an accepted request, one by one. Then begin the next operation.
-        Break the queue if a number cannot be filled.
+        Raises:
+            TinkerError: an unanswered request cannot be sent again as it was.
+            MemoryError: there is no memory for the copies.
+        """
+        for index in sending.unsent():
+            sending.operation.parts[index].hold(sending.first_number + index)
+
+    def _fail_in_doubt(self, sending: Sending[PartT], consequence: EarlierCallFailedError) -> None:
+        operation = sending.operation
+        # The cause comes first, because a combined future keeps the first failure that it gets.
+        for index, cause in {**sending.doubtful, **sending.refused}.items():
+            doubtful = index in sending.doubtful
+            operation.parts[index].future.fail(operation.failure_in_doubt(cause) if doubtful else cause)
+        for index, part in enumerate(operation.parts):
+            if index not in sending.taken:
+                part.future.fail(copy_exception(consequence))
+        sending.failed = True
+
+    def _take_back(self, sending: Sending[PartT]) -> None:
+        """Fail an operation of which a part was refused, and fill its unused numbers."""
+        operation, failed = sending.operation, sending.failed
+        index, failure = next(iter(sending.refused.items()))
+        if not failed:
+            failure = operation.failure_after(failure, len(sending.taken))
+            operation.parts[index].future.fail(failure)
+            for other, cause in sending.refused.items():
+                operation.parts[other].future.fail(copy_exception(cause))
+            consequence = operation.consequence_of(sending.first_number + index, failure)
+            for other, part in enumerate(operation.parts):
+                if other not in sending.taken:
+                    part.future.fail(copy_exception(consequence))
+            sending.failed = True
+        self._fill(sending, index, failure)
+
+    def _fill(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
+        """Fill the unused numbers before the last used one, one by one. Then begin the next operation.
 
         Args:
             index: the index of the part that was refused first.
-            holes: the indices of the parts whose numbers are still to be filled.
-            unfilled: the reason why the last number could not be filled; None if it was.
+            failure: the failure of that part.
         """
-        if unfilled is not None:
-            _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
-            self._break(sending, index, failure)
-        elif holes:
-            number = sending.first_number + holes[0]
-            _run(
-                partial(self._send_nothing, number),
-                partial(self._fill, sending, index, failure, holes[1:]),
-            )
-        else:
-            self._leave_numbers(sending, index, failure)
+        holes = sending.holes()
+        if not holes:
+            self._conclude(sending)
+            return
+        with self._lock:
+            sending.under_way = set(holes[:1])
 
-    def _leave_numbers(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
-        operation = sending.operation
-        operation.parts[index].future.fail(failure)
-        for other, cause in sending.refused.items():
-            operation.parts[other].future.fail(copy_exception(cause))
-        consequence = operation.consequence_of(sending.first_number + index, failure)
-        for other, part in enumerate(operation.parts):
-            if other not in sending.taken:
-                part.future.fail(copy_exception(consequence))
-        self._conclude(sending)
+        def end(unfilled: BaseException | None) -> None:
+            cause = unfilled.__cause__ if isinstance(unfilled, NotTaken) else None
+            status = cause.status_code if isinstance(cause, APIStatusError) else None
+            filled = unfilled is None or status == 409  # after a 409, another request has the number
+            with self._lock:
+                if not sending.under_way:
+                    return
+                sending.under_way = set()
+                sending.taken.update(holes[:1] if filled else ())
+            if filled:
+                self._fill(sending, index, failure)
+            elif isinstance(unfilled, (NotTaken, Unanswered)) and status not in _NO_MODEL:
+                self._doubt(sending, index, unfilled.__cause__ or unfilled)
+            else:
+                _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
+                self._break(sending, index, failure)
+
+        _run(partial(self._send_nothing, sending.first_number + holes[0]), end)
 
     def _break(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
         operation, number = sending.operation, sending.first_number + index

@@ -36,7 +36,7 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
-from tinker_sync.runtime.operation import Ended, NotTaken, Operation
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation, Unanswered
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
@@ -90,6 +90,8 @@ class TrainingLine:
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
+        self.fillers: dict[int, TrainingPart] = {}
+        """The requests without effect that the server may have, by their numbers; see `_send_nothing`."""
         self.passed = False
         """True once a pass was made that accumulates gradients."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
@@ -198,11 +200,22 @@ def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended
     if line is None or not line.runtime.server.ready().facts.dialect.keeps_numbers:
         ended(None)
         return
-    token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
-    whole = ForwardBackwardInput([token], "cross_entropy")
     deadline_at = line.runtime.clock.now() + _NOTHING_S
-    (forward,) = PassCall(line, "forward", whole, deadline_at, forward_only=True).prepare()
-    line._send(forward.parts[0], number, ended)
+    part = line.fillers.get(number)
+    if part is None:
+        token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
+        whole = ForwardBackwardInput([token], "cross_entropy")
+        (forward,) = PassCall(line, "forward", whole, deadline_at, forward_only=True).prepare()
+        part = line.fillers[number] = forward.parts[0]
+        part.future.cancel()  # nobody needs the result
+    part.deadline_at = deadline_at
+
+    def end(failure: BaseException | None) -> None:
+        if not isinstance(failure, Unanswered):
+            line.fillers.pop(number, None)
+        ended(failure)
+
+    line._send(part, number, end)
 
 
 class TrainingCall(ABC):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._clock import Clock
 from tinker_sync._lazy import LazyModule
-from tinker_sync._policy import Meaning, Stage, rule_for
+from tinker_sync._policy import proves_refusal
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
@@ -24,6 +24,7 @@ from tinker_sync.errors import (
     BillingError,
     ClientClosedError,
     DeadlineError,
+    InvalidInputError,
     JournalError,
     TinkerError,
 )
@@ -33,7 +34,7 @@ from tinker_sync.runtime.calls import make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
-from tinker_sync.runtime.operation import Ended, NotTaken, Operation
+from tinker_sync.runtime.operation import Ended, NotTaken, Operation, Unanswered
 from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
@@ -86,12 +87,14 @@ class TrainingPart:
         "endpoint",
         "future",
         "headers",
+        "key",
         "known",
         "made_at",
         "request_type",
         "sdk_method",
         "size",
         "step",
+        "unanswered",
     )
 
     def __init__(
@@ -119,6 +122,10 @@ class TrainingPart:
         self.deadline_at = deadline_at
         self.made_at = made_at
         self.sdk_method = current()
+        self.key: str | None = None
+        """The idempotency key; None before the first send."""
+        self.unanswered = False
+        """True if the server may have the request since an earlier send, which failed."""
         self.known: str | None = None
         """The request id of this request in a journal, if the server has accepted it in an earlier run."""
         self.step: int | None = None
@@ -135,6 +142,23 @@ class TrainingPart:
     def keep(self, body: bytes | PiecedBody) -> None:
         """Store a body that was inspected, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
+
+    def hold(self, number: int) -> None:
+        """Keep a copy of the body until the request is sent again, at any later time.
+
+        The arrays of the body belong to the user, who may change them once the future has failed.
+
+        Raises:
+            InvalidInputError: an array has changed since the first send.
+            MemoryError: there is no memory for the copy.
+        """
+        body = self.bytes_for(number)
+        self.keep(body if isinstance(body, bytes) else b"".join(body.to_send()))
+        self.deadline_at = math.inf
+
+    def forget_body(self) -> None:
+        """Drop the body, because the server has it. The part itself may live until its result is there."""
+        self._encoded = None
 
 
 class PartSender:
@@ -156,8 +180,9 @@ class PartSender:
         This runs on a worker or, for a small part, on the poller's thread. It may wait until the limit of
         bytes allows the part.
 
-        After the failure `NotTaken`, the server certainly does not have the part; after another one it may
-        have it. A part that the server accepted in an earlier run is not sent again; its result is fetched.
+        After the failure `NotTaken`, the server does not have the part; after `Unanswered` it may have it,
+        and the part can be sent again; after another one it may have it, and will not take it again. A part
+        that the server accepted in an earlier run is not sent again; its result is fetched.
         """
         if part.known is not None:
             self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
@@ -215,7 +240,10 @@ class Submission:
     Its steps follow one another, so one thread at a time runs a step.
     """
 
-    __slots__ = ("_budget", "_call", "_ended", "_give_up_at", "_part", "_sender", "_taken_bytes", "_tries")
+    __slots__ = (
+        *("_budget", "_call", "_ended", "_give_up_at", "_keeps_numbers", "_part", "_sender"),
+        *("_taken_bytes", "_tries"),
+    )
 
     _budget: ByteBudget
     _call: Call
@@ -226,6 +254,7 @@ class Submission:
         self._part = part
         self._ended = ended
         self._taken_bytes = 0
+        self._keeps_numbers = True
 
     def begin(self, number: int) -> None:
         """Wait until the limit of bytes allows the part, and send it for the first time."""
@@ -245,15 +274,20 @@ class Submission:
         if left_s <= 0:
             raise _too_late(part, sender.clock)
         self._take_bytes(machinery, left_s)
+        self._keeps_numbers = machinery.facts.dialect.keeps_numbers
+        body = part.bytes_for(number)
+        if part.unanswered:
+            part.keep(body)  # whatever becomes of this send, the next one needs it
+        part.key = part.key or sender.server.connection.caller.next_key()
         self._call = make_call(
             part.endpoint,
             sender.server.connection.settings,
-            body=part.bytes_for(number),
+            body=body,
             headers=part.headers,
             content_type=part.content_type,
             deadline_s=None if math.isinf(left_s) else left_s,
             dialect=machinery.facts.dialect,
-            idempotency_key=sender.server.connection.caller.next_key(),
+            idempotency_key=part.key,
             sdk_method=part.sdk_method,
         )
         limit_s = sender.server.connection.settings.deadline_s
@@ -286,9 +320,13 @@ class Submission:
             raise self._tries.explained(cause)
         try:
             found = self._tries.after(outcome)
-        except BillingError:
+        except BillingError as error:
             if not server.may_wait_out_billing(self._give_up_at):
                 raise
+            if error.ambiguous:  # the new tries know nothing of the old ones
+                self._part.unanswered = True
+                assert self._call.body is not None  # noqa: S101
+                self._part.keep(self._call.body)
             # The pause counts as time of the call.
             left_s = self._give_up_at - self._sender.clock.now() - PAUSE_S * server.connection.settings.pace
             self._call = self._call.but(deadline_s=None if math.isinf(left_s) else left_s)
@@ -301,6 +339,7 @@ class Submission:
         except APIResponseValidationError as error:
             return self._tries.after_unreadable(error)
         self._give_back_bytes()
+        part.forget_body()
         self._sender.await_result(part, request_id)
         return None
 
@@ -308,9 +347,34 @@ class Submission:
         self._give_back_bytes()
         if isinstance(failure, APIConnectionError):
             failure = self._sender.server.closed_or(failure)
-        if isinstance(failure, TinkerError) and not _may_be_taken(failure):
-            failure = NotTaken(failure)
-        self._ended(failure)
+        self._ended(self._fate(failure) if isinstance(failure, TinkerError) else failure)
+
+    def _fate(self, error: TinkerError) -> BaseException:
+        """Return what a failure says about the request: `NotTaken`, `Unanswered`, or the failure itself if
+        the server may have the request, but will not take it again.
+        """
+        part = self._part
+        status = error.status_code if isinstance(error, APIStatusError) else None
+        refused = isinstance(error, APIStatusError) and proves_refusal(error.status_code, error.body)
+        lost = part.unanswered or error.ambiguous
+        if not lost and (refused or _was_not_sent(error)):
+            return NotTaken(error)
+        if isinstance(error, ClientClosedError):
+            return error
+        error.ambiguous = True
+        if not self._keeps_numbers:
+            return NotTaken(error)  # no number depends on it
+        # The server has answered, so only the number is left to settle: a request without effect gets it.
+        harmless = part.request_type in _HARMLESS and status in (409, 500)
+        if harmless or (refused and status in _REFUSES_THE_BYTES):
+            return NotTaken(error, used=True)
+        if (refused and status in _DENIALS) or isinstance(error, InvalidInputError):
+            return error
+        if not part.unanswered:
+            part.unanswered = True
+            assert self._call.body is not None  # noqa: S101  # `lost`, so it was sent
+            part.keep(self._call.body)
+        return Unanswered(error)
 
     def _take_bytes(self, machinery: Machinery, left_s: float) -> None:
         size = self._part.size
@@ -338,15 +402,19 @@ def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
     part.future.fail(lost)
 
 
-def _may_be_taken(error: TinkerError) -> bool:
-    """Return True if the server may have accepted the request that failed with `error`."""
-    if error.ambiguous or isinstance(error, ClientClosedError):
-        return True
-    if isinstance(error, APIStatusError):
-        untouched = rule_for(error.status_code, Stage.CALL).meaning is Meaning.UNTOUCHED
-        return not (untouched or 400 <= error.status_code < 500)
+# The same bytes get the same answer. A server that had taken them before would know their number.
+_REFUSES_THE_BYTES: Final = (400, 405, 413, 415, 422)
+# The server has another request under the number, or no model.
+_DENIALS: Final = (404, 409, 410)
+_HARMLESS: Final = ("Forward", "SaveWeights", "SaveWeightsForSampler", "SaveWeightsExternal")
+"""The server's names of requests that leave the model as it is."""
+
+
+def _was_not_sent(error: TinkerError) -> bool:
+    if isinstance(error, (APIStatusError, ClientClosedError)):
+        return False
     # Of the other errors, only an APIError with a cause other than a failed send leaves this open.
-    return isinstance(error, APIError) and not isinstance(error.__cause__, (SendFailed, type(None)))
+    return not isinstance(error, APIError) or isinstance(error.__cause__, (SendFailed, type(None)))
 
 
 def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._policy import UNREADABLE_ANSWERS, Meaning, Stage, delay_s, rule_for
+from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s, proves_refusal
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
@@ -29,7 +29,6 @@ from tinker_sync.errors import (
     APIError,
     APIResponseValidationError,
     APIStatusError,
-    InternalServerError,
     TinkerError,
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -339,9 +338,9 @@ def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
         return cause.maybe_received
-    if error.ambiguous or not isinstance(error, InternalServerError):
-        return error.ambiguous
-    return rule_for(error.status_code, Stage.CALL).meaning is not Meaning.UNTOUCHED
+    if isinstance(error, APIStatusError) and not error.ambiguous:
+        return not proves_refusal(error.status_code, error.body)
+    return error.ambiguous
 
 
 def _unique_keys() -> Iterator[str]:
