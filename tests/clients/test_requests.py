@@ -251,6 +251,20 @@ def test_creations_go_on_though_the_server_asks_for_no_retry() -> None:
         assert len(stub.asked("/create_session")) == len(stub.asked("/create_model")) == 2
 
 
+def test_no_single_failure_ends_a_client_though_the_server_asks_for_no_retry() -> None:
+    once = Answer(500, {"detail": "soon"}, headers={"x-should-retry": "false"})
+    stub = Stub(Behaviour(config=FLAGS))
+    for path in ("/client/config", "/create_sampling_session", "/asample", "/checkpoints", "/copy_weights"):
+        stub.script(path, once)
+    with StubServer(stub), ServiceClient(base_url=stub.url, api_key="tml-requests", pace=0.01) as client:  # type: ignore[attr-defined]
+        sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        rest = client.create_rest_client()
+        rest.list_user_checkpoints().result(PATIENCE_S)
+        rest.copy_weights("tinker://run-1/weights/a", "p-1").result(PATIENCE_S)
+    for path in ("/client/config", "/create_sampling_session", "/asample", "/checkpoints", "/copy_weights"):
+        assert len(stub.asked(path)) == 2
+
+
 def test_a_server_that_forbids_retries_gets_each_sample_under_one_number() -> None:
     with world({"sample_no_retries": True}) as (stub, client):
         sampler = sampler_of(client)

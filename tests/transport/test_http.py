@@ -264,7 +264,7 @@ def test_a_reset_after_the_request_may_have_been_received() -> None:
 
 def test_a_reset_before_the_whole_request_was_surely_not_received() -> None:
     with ScriptedServer(lambda peer: (peer.read_head(), peer.reset())[0]) as server, http_for(server) as http:
-        failed = fails(http, post(body=bytes(30_000_000)))
+        failed = fails(http, post(body=bytes(16_000_000)))
         assert (failed.maybe_received, failed.timed_out) == (False, False)
 
 
@@ -305,7 +305,7 @@ def test_a_refusal_before_the_whole_body_was_read_is_heard() -> None:
         outcomes = []
         for _ in range(3):
             try:
-                outcomes.append(http.send(post(body=bytes(30_000_000))).status)
+                outcomes.append(http.send(post(body=bytes(16_000_000))).status)
             except SendFailed as failed:  # the reset may arrive before the answer is read
                 outcomes.append(failed.maybe_received)
     assert set(outcomes) <= {413, False}
@@ -377,7 +377,7 @@ def test_a_call_may_have_a_read_timeout_of_its_own() -> None:
 def test_an_upload_to_a_server_that_does_not_read_ends() -> None:
     with ScriptedServer(lambda peer: (peer.read_head(), peer._server.stopping.wait(120))[0]) as server:
         http = http_for(server, timeout=Timeout(connect=10, read=0.2))
-        failed = fails(http, post(body=bytes(30_000_000)))
+        failed = fails(http, post(body=bytes(16_000_000)))
         assert (failed.maybe_received, failed.timed_out) == (False, True)
         assert "stopped reading" in str(failed)
         http.close()
@@ -504,7 +504,7 @@ def test_an_answer_that_came_twice_is_not_the_next_ones(raw: bytes, together: bo
     assert [seen.connection for seen in server.seen] == [0, 1]
 
 
-@pytest.mark.parametrize("body", [bytes(30_000_000), PiecedBody([b"x", memoryview(bytes(30_000_000))])])
+@pytest.mark.parametrize("body", [bytes(16_000_000), PiecedBody([b"x", memoryview(bytes(16_000_000))])])
 def test_an_answer_that_came_twice_is_not_that_of_a_request_on_its_way(body: Any) -> None:
     def doubles(peer: Peer) -> None:
         peer.read_request()

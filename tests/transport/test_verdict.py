@@ -76,23 +76,24 @@ def test_the_server_may_overrule_it(status: int) -> None:
     assert isinstance(judged(status, {"x-should-retry": "False"}), Fatal)
 
 
-@pytest.mark.parametrize("status", [409, 500, 502, 503, 504])
-def test_calls_that_training_needs_are_sent_again_against_the_wish_of_a_server(status: int) -> None:
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
+def test_patient_calls_are_sent_again_against_the_wish_of_a_server(status: int) -> None:
     unwished = {"x-should-retry": "false"}
     assert isinstance(judged(status, unwished), Fatal)
-    against, alone = judged(status, unwished, needed=True), judged(status, needed=True)
+    against, alone = judged(status, unwished, patient=True), judged(status, patient=True)
     assert isinstance(against, Retry)
     assert isinstance(alone, Retry)
     assert (against.limit, against.after_s) == (alone.limit, alone.after_s)
 
 
-@pytest.mark.parametrize("status", [408, 425, 429])
-def test_the_wish_of_a_server_counts_where_the_call_was_not_processed(status: int) -> None:
-    assert isinstance(judged(status, {"x-should-retry": "false"}, needed=True), Fatal)
+@pytest.mark.parametrize("status", [400, 401, 404, 501])
+def test_patience_does_not_change_what_is_final(status: int) -> None:
+    assert isinstance(judged(status, {"x-should-retry": "false"}, patient=True), Fatal)
 
 
 def test_a_call_that_may_not_be_repeated_is_not_repeated_because_it_is_needed() -> None:
-    assert isinstance(judged(500, {"x-should-retry": "false"}, needed=True, repeatable=False), Fatal)
+    unwished = {"x-should-retry": "false"}
+    assert isinstance(judged(500, unwished, needed=True, patient=True, repeatable=False), Fatal)
 
 
 def test_an_empty_400_comes_from_a_proxy() -> None:

@@ -307,6 +307,7 @@ class SampleJob:
             attempt=self._attempt,
             deadline_s=self._left_s(),
             max_retries=0,
+            patient=True,
             answer_bytes=PROMISE_BYTES,
         )
         self._ticket = self._scheduler.poller.start(call, self._on_outcome)

@@ -82,17 +82,16 @@ class Call:
     max_retries: int | None = None
     """The most retries; None means the configured number."""
     patient: bool = False
-    """True to retry in the first five minutes even after the default number of retries is used up.
-
-    It has no effect if the call or the user sets the number of retries.
+    """True to retry in the first five minutes even after the default number of retries is used up, unless the
+    call or the user sets that number. A server's wish for no retry has no effect then.
     """
     deadline_s: float | None = None
     """The limit of the whole call, pauses included. None means the configured one."""
     repeatable: bool = True
     """True if the call may be sent again after the server may have received it."""
     needed: bool = False
-    """True to ignore a server's wish for no retry after a 409 or 5xx, and any limit that the policy sets for
-    the retries after a 5xx. Training cannot continue without such a call.
+    """True to ignore any limit that the policy sets for the retries after a 5xx, because training cannot
+    continue without the call.
     """
     follow_redirects: bool = True
     idempotency_key: str | None = None

@@ -65,8 +65,8 @@ class Judge:
         """Return the verdict on an answer, or None for a 2xx or a redirect that the call does not follow.
 
         The header `x-should-retry` with "true" or "false" overrides the policy. Only the policy's limits of
-        the retries after a 4xx still hold. A "false" with a 409 or 5xx has no effect if the call is `needed`,
-        because training could not continue without it.
+        the retries after a 4xx still hold. A "false" has no effect on a `patient` call: servers and proxies
+        send it with failures that pass, and a script would end at the first one.
 
         Args:
             reply: the answer.
@@ -78,7 +78,7 @@ class Judge:
         after_s = retry_after_s(reply.headers, self._clock.time())
         error = self._status_error(reply, call, after_s)
         wish = reply.headers.get("x-should-retry", "").strip().lower()
-        if wish == "false" and not (call.needed and (reply.status == 409 or reply.status >= 500)):
+        if wish == "false" and not call.patient:
             return Fatal(error)
         status = EMPTY_400 if _is_empty_400(reply) else reply.status
         rule = rule_for(status, stage)

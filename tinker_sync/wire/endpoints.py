@@ -59,10 +59,7 @@ class Endpoint(NamedTuple):
     named: bool = True
     """True if the request names the public method that causes it."""
     needed: bool = False
-    """True if training cannot continue without the call.
-
-    A server's `x-should-retry: false` is then not final.
-    """
+    """True if training cannot continue without the call. It is repeated for minutes after a 500, too."""
     legacy: bool = False
     """True if only older servers offer the call."""
     large: bool = False
