@@ -507,6 +507,28 @@ def test_each_record_is_printed_once(our_logger: logging.Logger, capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
+def test_the_logger_of_the_reference_client_sets_level_and_handlers(our_logger: logging.Logger) -> None:
+    seen: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    resolve({})
+    our_logger.setLevel(logging.NOTSET)
+    theirs, keeper = logging.getLogger("tinker"), Keeper()
+    before = theirs.level
+    theirs.addHandler(keeper)
+    try:
+        for level in (logging.INFO, logging.ERROR):
+            theirs.setLevel(level)
+            logging.getLogger("tinker_sync.session").warning("at %d", level)
+    finally:
+        theirs.removeHandler(keeper)
+        theirs.setLevel(before)
+    assert seen == ["at 20"]
+
+
 def test_broken_stderr_is_ignored(our_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve({"TINKER_LOG": "debug"})
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -35,6 +35,8 @@ LogLevel = Literal["info", "debug", "curl"]
 LOG_LEVELS: Final[dict[str, int]] = {"info": logging.INFO, "debug": logging.DEBUG, "curl": logging.DEBUG}
 
 _LOGGER: Final = logging.getLogger("tinker_sync")
+# Scripts for the reference client configure its logger: its level and handlers hold for this package too.
+_LOGGER.parent = logging.getLogger("tinker")
 _FORMAT: Final = "[%(asctime)s - %(name)s:%(lineno)d - %(levelname)s] %(message)s"
 _DATE_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 _lock = threading.Lock()
