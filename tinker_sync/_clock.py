@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from _thread import RLock, allocate_lock, get_ident
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -91,6 +92,31 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class Wake:
+    """A signal that ends the next wait, or the wait under way, of one thread. Thread-safe.
+
+    Unlike the `set` of a `threading.Event`, this one takes no lock that the thread may hold already. So
+    Ctrl-C cannot leave a lock taken, and a signal handler or a finalizer may call it on top of a wait.
+
+    >>> wake = Wake()
+    >>> wake.set(), wake.set(), wake.wait(0), wake.wait(0)
+    (None, None, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """End the wait under way, or else the next one."""
+        with suppress(RuntimeError):  # it was set already
+            self._lock.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True when `set` was called since the last wait, or False after `timeout_s`."""
+        return self._lock.acquire(True, max(timeout_s, 0.0))
 
 
 class SafeCondition(RLock):  # type: ignore[misc]  # final in the published types alone

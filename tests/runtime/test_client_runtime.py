@@ -21,7 +21,6 @@ from support.tinker_stub import Answer, Stub, StubServer
 from tinker_sync._observe import CallFailed
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
-from tinker_sync.runtime import exits
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.lifecycle import shut_elsewhere
 from tinker_sync.runtime.session import Session
@@ -166,7 +165,6 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     runtime = runtime_of(stub)
     runtime.server.open_session()
     locks = [
-        exits._open._lock,
         runtime.poller._lock,
         runtime.pools.fetch._membership,
         runtime.server.ready().scheduler._lock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from tinker_sync.errors import TinkerError
@@ -34,7 +35,27 @@ def test_a_call_that_is_made_while_others_start_waits_behind_them() -> None:
     calls.release()
     assert (held, log) == ([True], ["a", "b", "late"])
     assert calls.open
-    assert not calls.hold(Call(log, "c"))
+    assert not calls.hold(Call(log, "c"))  # as of a thread that has looked too early
+    assert not calls.open
+    calls.release()
+    assert (log[-1], calls.open) == ("c", True)
+
+
+def test_a_call_that_is_added_as_the_last_one_starts_is_started_before_later_ones() -> None:
+    calls, log = HeldCalls(), []
+    seen: list[bool] = []
+
+    class Waiting(deque[Call]):
+        def popleft(self) -> Call:
+            if not self and not seen:  # the thread that releases takes them for the last time
+                seen.extend((calls.hold(Call(log, "late")), calls.open))
+                raise IndexError
+            return super().popleft()
+
+    calls._waiting = Waiting()  # type: ignore[assignment]
+    assert calls.hold(Call(log, "first"))
+    calls.release()
+    assert (log, seen, calls.open) == (["first", "late"], [True, False], True)
 
 
 def test_the_first_failure_fails_the_held_calls_and_all_later_ones() -> None:

@@ -130,7 +130,7 @@ def test_the_end_of_a_call_wakes_the_wait() -> None:
     future: APIFuture[Any] = APIFuture()
     changes.add(future, "save_state")
     future.resolve(None)
-    assert changes._news.is_set()
+    assert changes._news.wait(0.0)
 
 
 def test_an_ended_call_whose_addition_was_interrupted_is_not_waited_for(

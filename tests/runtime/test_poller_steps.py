@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.raising import raising
-from support.sends import HandWorkers
+from support.sends import HandWorkers, NoWorkers
 from support.wires import post
 
 from tinker_sync.runtime.poller import Poller
@@ -69,13 +69,6 @@ class Line:
 
     def has_idle_connection(self) -> bool:
         return False
-
-
-class NoWorkers:
-    """A double of workers for which the system starts no thread."""
-
-    def run(self, job: Callable[[], object]) -> None:
-        raise RuntimeError("can't start new thread")
 
 
 class Bench:

@@ -7,14 +7,16 @@ import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
 from support.crowd import until
 from support.raising import raising
-from support.sends import HandWorkers
+from support.sends import HandWorkers, NoWorkers
 from support.wires import post
 
 from tinker_sync.runtime import poller_thread
@@ -233,10 +235,6 @@ def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: in
 
 
 def test_a_job_is_not_lost_if_neither_thread_nor_worker_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoWorkers:
-        def run(self, job: Callable[[], object]) -> None:
-            raise RuntimeError("can't start new thread")
-
     poller, done = Poller(Immediate(), NoWorkers()), threading.Event()
     with poller._lock:
         thread = poller._wanted_locked()
@@ -322,19 +320,52 @@ def test_workers_help_a_thread_that_gets_on_slowly_while_many_steps_are_due() ->
     poller.close()
 
 
-def test_a_failing_step_ends_a_helper_and_loses_no_other_step() -> None:
+def test_a_failing_step_of_a_helper_loses_no_other_step() -> None:
     workers, taken = HandWorkers(), []
     poller = Poller(Immediate(), workers)
     poller._thread = threading.current_thread()
     for job in (sys.exit, *[lambda: taken.append("step")] * 5):
         assert poller.run_soon(job)
     poller._call_helpers(taken=1, elapsed_s=1.0, due=6)
-    with pytest.raises(SystemExit):
-        workers.do()
-    poller.step(0.0)
+    workers.do()
     assert taken == ["step"] * 5
     workers.do()
     assert poller._helping == 0
+    poller._thread = None
+    poller.close()
+
+
+@pytest.mark.parametrize("workers", [HandWorkers(), NoWorkers()], ids=["worker", "no worker"])
+def test_a_job_added_while_the_thread_ends_is_done(workers: HandWorkers | NoWorkers) -> None:
+    poller, done = Poller(Immediate(), workers), []
+
+    class Due(deque[Any]):
+        def append(self, step: Any) -> None:
+            assert not poller.step(0.0)  # the thread ends between the two steps of `run_soon`
+            super().append(step)
+
+    poller._thread, poller._due = threading.current_thread(), Due()
+    assert poller.run_soon(lambda: done.append("job"))
+    if isinstance(workers, HandWorkers):
+        workers.do()
+    assert done == ["job"]
+    assert not poller.run_soon(done.clear)
+
+
+def test_a_job_added_while_the_thread_falls_asleep_wakes_it() -> None:
+    poller, done = Poller(Immediate(), HandWorkers()), []
+
+    class Due(deque[Any]):
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            if not done:  # after this look, the thread goes to sleep
+                done.append(poller.run_soon(lambda: done.append("job")))
+            return found
+
+    poller._thread, poller._due = threading.current_thread(), Due()
+    poller.step(PATIENCE_S)  # without a wake, it would sleep
+    poller.step(0.0)
+    assert done == [True, "job"]
     poller._thread = None
     poller.close()
 

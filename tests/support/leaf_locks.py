@@ -48,6 +48,8 @@ class LeafLock:
 
     def __enter__(self) -> bool:
         first = getattr(_held, "lock", None)
+        if first is self:  # a signal handler, or a finalizer, on top of the `with` block
+            raise RuntimeError(f"a thread takes the lock of {self.made_in}, which it holds already")
         if first is not None:
             _report(f"the lock of {self.made_in} is taken under the lock of {first.made_in}")
         entered = self._lock.acquire()

@@ -62,6 +62,13 @@ def at_once(send: Callable[..., object]) -> Callable[..., object]:
     return sent
 
 
+class NoWorkers:
+    """A double of workers for which the system starts no thread."""
+
+    def run(self, job: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+
 class HandWorkers:
     """A double of the workers that keeps jobs. The test runs them, in an order of its choice."""
 

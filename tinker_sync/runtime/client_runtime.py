@@ -34,7 +34,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.server import Server
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.spending import SpendGuard
-from tinker_sync.runtime.workers import WorkerPools
+from tinker_sync.runtime.workers import WorkerPools, no_thread
 
 CLOSE_LIMIT_S: Final = 10.0
 
@@ -88,17 +88,13 @@ class ClientRuntime:
         )
         self.spending = SpendGuard(self.lifecycle.notify)
         """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
-        self._close_lock = threading.Lock()
-        self._closed: APIFuture[None] | None = None  # guarded by _close_lock
+        self._closed: dict[str, APIFuture[None]] = {}  # "future": that of `close`, once it was called
         self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)
         self._finalizer.atexit = False
         _fork.renew_in_child(self)
 
     def run_soon(self, step: Callable[[], object]) -> None:
-        """Queue a short step, which never waits, for the poller's thread; if that does not run, for a worker.
-
-        This is for steps that Ctrl-C must not leave half done: Ctrl-C interrupts the main thread alone. Steps
-        may run in another order than that in which they were queued.
+        """Do what `Lifecycle.run_soon` does, for a call of the user.
 
         Raises:
             ClientClosedError: the client is closed.
@@ -106,8 +102,10 @@ class ClientRuntime:
         """
         if self.lifecycle.closed:
             raise ClientClosedError
-        if not self.poller.run_soon(step):
-            self.pools.enter.run_call(step)
+        try:
+            self.lifecycle.run_soon(step)
+        except RuntimeError as error:
+            raise no_thread(error) from error
 
     def get_session_id(self) -> str:
         """Return the id of the session. The first call opens the session. Existing scripts use this name.
@@ -139,13 +137,14 @@ class ClientRuntime:
             limit_s: the longest time to try to finish the session at the server.
             pending_s: the longest time to wait for calls that change something at the server.
         """
-        with self._close_lock:
-            if self._closed is not None:
-                return self._closed
-            future = self._closed = APIFuture(clock=self.clock)
-            self.lifecycle.leaving = True
-            self.lifecycle.closed = not self.lifecycle.pending
-            self.lifecycle.asked_to_end = (status, detail)
+        mine: APIFuture[None] = APIFuture(clock=self.clock)
+        # Without a lock, because a signal handler may close the client on top of this method.
+        future = self._closed.setdefault("future", mine)
+        if future is not mine:
+            return future
+        self.lifecycle.leaving = True
+        self.lifecycle.asked_to_end = (status, detail)
+        self.lifecycle.closed = not self.lifecycle.pending
         thread = threading.Thread(
             target=carried(self._close),
             args=(future, status, detail, limit_s, pending_s),
@@ -189,10 +188,11 @@ class ClientRuntime:
 
     def renew_after_fork(self) -> None:
         """In a forked child, keep the facts about the server, and replace connections and locks."""
-        self._close_lock = threading.Lock()
-        if self._closed is not None and not self._closed.done():
-            self._closed = APIFuture(clock=self.clock)  # the child's client is closed already
-            self._closed.resolve(None)
+        if self._closed:
+            closed = self._closed["future"] = APIFuture(
+                clock=self.clock
+            )  # the child's client is closed already
+            closed.resolve(None)
         self.lifecycle.renew_after_fork()
         self.connection.renew_after_fork()
         self.server.renew_after_fork()

@@ -56,33 +56,31 @@ class Connected(Protocol):
 class _Registry(Generic[_Member]):
     """Objects that the end of the process needs, held weakly. Thread-safe.
 
+    Adding to a set, discarding and copying it are each one step of the interpreter, so there is no lock: a
+    signal handler may add an object on top of any step of its thread.
+
     Args:
         inherited: True if a forked child keeps the members of its parent.
     """
 
     def __init__(self, *, inherited: bool) -> None:
         self._inherited = inherited
-        self._lock = threading.Lock()
-        self._members: weakref.WeakSet[_Member] = weakref.WeakSet()  # guarded by _lock
+        self._members: set[weakref.ref[_Member]] = set()
         _fork.renew_in_child(self)
 
     def add(self, member: _Member) -> None:
-        with self._lock:
-            self._members.add(member)
+        self._members.add(weakref.ref(member, self._members.discard))
 
     def discard(self, member: _Member) -> None:
-        with self._lock:
-            self._members.discard(member)
+        self._members.discard(weakref.ref(member))
 
     def all(self) -> list[_Member]:
-        with self._lock:
-            return list(self._members)
+        return [member for ref in list(self._members) if (member := ref()) is not None]
 
     def renew_after_fork(self) -> None:
-        """Replace the lock. Drop the members, which belong to the parent, unless the child keeps them."""
-        self._lock = threading.Lock()
+        """Drop the members, which belong to the parent, unless the child keeps them."""
         if not self._inherited:
-            self._members = weakref.WeakSet()
+            self._members = set()
 
 
 # The parent finishes its sessions itself. A child has copies of the connections, which it must close.

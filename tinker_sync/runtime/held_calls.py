@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Protocol
 
 from tinker_sync.runtime import _fork
@@ -25,61 +26,75 @@ class HeldCalls:
     A call made while earlier calls are being started waits behind them. So the calls of each thread start in
     the order in which the thread made them. No lock is held while a call starts or fails.
 
+    `hold` and `open` take no lock, because a signal handler may call them on top of any step of its thread.
+    `hold` first adds a call and then looks whether `release` is at work; `release` first writes that it is
+    not and then looks for calls. So one of them sees the other.
+
     >>> from types import SimpleNamespace
     >>> calls = HeldCalls()
     >>> calls.hold(SimpleNamespace(start=lambda: print("started"))), calls.open
     (True, False)
     >>> calls.release()
     started
-    >>> calls.hold(SimpleNamespace()), calls.open
-    (False, True)
+    >>> calls.open
+    True
     """
 
     def __init__(self) -> None:
-        self.open = False
-        """True once calls need not be held; read without a lock."""
+        self._waiting: deque[HeldCall] = deque()
+        self._failure: Exception | None = None  # final
+        self._ready = False  # final
         self._lock = threading.Lock()
-        self._waiting: list[HeldCall] = []  # guarded by _lock
-        self._failure: Exception | None = None  # guarded by _lock; final
+        self._releasing = False  # set under _lock; one thread starts calls
         _fork.renew_in_child(self)
+
+    @property
+    def open(self) -> bool:
+        """True once calls need not be held."""
+        # In this order: a call that does not wait any more was taken by a thread that is at work or done.
+        return not self._waiting and not self._releasing and self._ready
 
     def hold(self, call: HeldCall) -> bool:
         """Keep a call until the client is ready, and return True.
 
-        If the client has failed, fail the call and return True. If the client is ready, return False; the
-        caller then starts the call itself.
+        If the client has failed, fail the call and return True. If the client has just become ready, return
+        False; the caller then has `release` called once more, on a thread of the client.
         """
-        with self._lock:
-            failure = self._failure
-            if self.open:
-                return False
-            if failure is None:
-                self._waiting.append(call)
-        if failure is not None:
-            call.fail(copy_exception(failure))
-        return True
+        self._waiting.append(call)
+        if self._failure is not None:
+            self.fail(self._failure)
+        return self._releasing or not self._ready
 
     def release(self) -> None:
         """Start the held calls in order. Later calls are not held; if the client has failed, they fail."""
-        while True:
-            with self._lock:
-                calls, self._waiting = self._waiting, []
-                if not calls:
-                    self.open = self._failure is None
-                    return
-            for call in calls:
+        while self._begin():
+            while (call := self._take()) is not None:
                 call.start()
+            self._ready = self._failure is None
+            self._releasing = False
+            if not self._waiting:
+                return
 
     def fail(self, failure: Exception) -> int:
         """Fail the held calls and return their number. Calls made later fail at once."""
-        with self._lock:
-            self._failure = self._failure or failure
-            doomed, self._waiting = self._waiting, []
-        for call in doomed:
+        self._failure = failure = self._failure or failure
+        count = 0
+        while (call := self._take()) is not None:
             call.fail(copy_exception(failure))
-        return len(doomed)
+            count += 1
+        return count
+
+    def _begin(self) -> bool:
+        with self._lock:
+            begin, self._releasing = not self._releasing, True
+        return begin
+
+    def _take(self) -> HeldCall | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
 
     def renew_after_fork(self) -> None:
         """Drop the calls of the parent in a forked child; the parent starts them."""
-        self._lock = threading.Lock()
-        self._waiting = []
+        self._waiting, self._lock, self._releasing = deque(), threading.Lock(), False

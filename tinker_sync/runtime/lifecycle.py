@@ -102,6 +102,7 @@ class Lifecycle:
         """The connection of the client; it is open until `shut`."""
         self._poller = poller
         self._pools = pools.in_order_of_end()
+        self._run_worker = pools.enter.run
         # Bound once, because tens of thousands of futures may refer to it.
         self._run_callback = pools.callback.run
 
@@ -175,6 +176,20 @@ class Lifecycle:
         if self.leaving:
             raise ClientClosedError
 
+    def run_soon(self, step: Callable[[], object]) -> None:
+        """Queue a short step, which never waits, for the poller's thread; if that does not run, for a worker.
+
+        This is for steps that take locks, or that Ctrl-C must not leave half done, because a signal
+        interrupts the main thread alone, and its handler may make the same call. Steps may run in another
+        order than that in which they were queued.
+
+        Raises:
+            WorkersClosedError: the client is closed.
+            RuntimeError: there is no thread for the step, and the system starts none.
+        """
+        if not self._poller.run_soon(step):
+            self._run_worker(step)
+
     def end_with_client(self, future: APIFuture[Any]) -> None:
         """Register the future of a call. It fails when the client is closed, unless it has ended before.
 
@@ -224,12 +239,19 @@ class Lifecycle:
             if failure is not None:
                 call.expire(failure)
 
-        # The poller multiplies pauses by the pace, and a deadline is none.
-        delay_s = (deadline_at - began_at) / self.connection.settings.pace
-        future.turn_timer = timer = self._poller.after(delay_s, expire)
-        future.when_done(lambda _: timer.cancel())
-        if future.running():  # begun meanwhile
-            timer.cancel()
+        def begin() -> None:
+            call = ref()
+            if call is None or call.done() or call.turn_timer is not None:
+                return
+            # The poller multiplies pauses by the pace, and a deadline is none.
+            delay_s = (deadline_at - clock.now()) / self.connection.settings.pace
+            call.turn_timer = timer = self._poller.after(delay_s, expire)
+            call.when_done(lambda _: timer.cancel())
+            if call.running():  # begun meanwhile
+                timer.cancel()
+
+        with suppress(RuntimeError):  # closed, which ends the call
+            self.run_soon(begin)
 
     def _track(self, future: APIFuture[Any]) -> None:
         """Add a new future to the unfinished calls, which fail when the client is closed.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from tinker_sync._clock import Wake
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 
@@ -39,7 +39,7 @@ class PendingChanges:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._names: dict[APIFuture[Any], str] = {}
-        self._news = threading.Event()
+        self._news = Wake()
         self._given_up = False
         self.dropped = False
         """True once `wait` has left calls behind."""
@@ -106,7 +106,6 @@ class PendingChanges:
                 self._notify(limit_s)
             next_s = limit_s if noticed else min(limit_s, NOTICE_AFTER_S)
             self._news.wait(min(next_s - waited_s, _LOOK_S))
-            self._news.clear()
             self._forget_ended()
 
     def give_up(self) -> None:
@@ -116,7 +115,7 @@ class PendingChanges:
 
     def forget(self) -> None:
         """Drop the calls in a forked child, because they belong to the parent."""
-        self._names, self._news, self._given_up, self.dropped = {}, threading.Event(), False, False
+        self._names, self._news, self._given_up, self.dropped = {}, Wake(), False, False
 
     def _forget_ended(self) -> None:
         """Remove ended calls that have no callback to remove them, because Ctrl-C interrupted `add`."""

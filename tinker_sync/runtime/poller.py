@@ -140,7 +140,7 @@ class Poller(PollerThread):
             heapq.heappush(self._timers, (at, next(self._sequence), ticket))
             start = self._wanted_locked()
             wake = self._sleeps_until > at
-            guard = self._needs_guard_locked()
+            guard = self._needs_guard()
         self._start_or_wake(start, wake=wake, guard=guard)
         return ticket
 
@@ -158,7 +158,7 @@ class Poller(PollerThread):
             self._closed = True
             doomed, self._backlog = list(self._backlog), deque()
             self._timers.clear()
-            guard = self._needs_guard_locked()
+            guard = self._needs_guard()
         if guard:
             self._ask_for_guard()
         failure = SendFailed(
@@ -227,7 +227,7 @@ class Poller(PollerThread):
         with self._lock:
             closed = self._closed
             if not closed:
-                guard = self._in_step and not self._guarded and self._needs_guard_locked()
+                guard = self._in_step and not self._guarded and self._needs_guard()
                 readiness = self._readiness
                 if readiness is None or not readiness.takes_effect_at_once:
                     self._arrivals.append(ticket)
@@ -391,13 +391,14 @@ class Poller(PollerThread):
         with self._lock:
             if not self._watched:
                 self._expiries.clear()  # expiries of requests that are over would keep an idle thread alive
-            if self._due or self._arrivals or self._called_off or self._closed:
-                self._look_at = -math.inf
-                return 0.0
             soonest = self._expiries[0][0] if self._expiries else math.inf
             if self._timers and self._timers[0][0] < soonest:
                 soonest = self._timers[0][0]
             self._sleeps_until = self._look_at = soonest
+            # Last, because `run_soon` first adds a step, without the lock, and then looks at `_sleeps_until`.
+            if self._arrivals or self._called_off or self._closed or self._due:
+                self._sleeps_until = self._look_at = -math.inf
+                return 0.0
             if soonest < math.inf:
                 return max(soonest - self._clock.now(), 0.0)
             return None if self._watched else timeout_s
@@ -429,6 +430,8 @@ class Poller(PollerThread):
             # Under the same lock, because another thread may take over as soon as the lock is free.
             leftovers = self._detach_locked()
         self._fail_leftovers(leftovers)
+        if self._due:  # `run_soon` has added one since
+            self._leave_due()
         return False
 
     # -------------------------------------------------------------------------------------- ends

@@ -117,18 +117,38 @@ class PollerThread(ABC):
 
         A worker that helps the thread may run the job in its place. If Ctrl-C interrupts this method, the job
         may wait for the next turn of the thread.
+
+        This takes no lock, because it may run in a signal handler or a finalizer, on top of any step of the
+        same thread. It first adds the job and then looks at the thread. The thread first writes that it
+        sleeps, or that it has ended, and then looks for jobs. So one of them sees the other.
         """
-        with self._lock:
-            ready = self._thread is not None and not self._closed
-            if ready:
-                self._due.append((job,))
-            wake = ready and self._sleeps_until > -math.inf
-            guard = ready and self._in_step and self._needs_guard_locked()
-        if wake:
+        thread = self._thread
+        if thread is None or self._closed:
+            return False
+        self._due.append((job,))
+        if self._thread is None:  # it has ended, perhaps without the job
+            self._leave_due()
+        elif self._sleeps_until > -math.inf:
             self._write_wake()
-        if guard:
+        elif self._needs_guard():
             self._ask_for_guard()
-        return ready
+        return True
+
+    def _leave_due(self) -> None:
+        """Let a worker take the steps that were added while the thread ended, or take them here."""
+        try:
+            self._workers.run(self._take_left)
+        except RuntimeError:  # closed, or the system gives no thread
+            self._take_left()
+
+    def _take_left(self) -> None:
+        """Take the steps that are due until no step is left."""
+        while True:
+            try:
+                step = self._due.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            self._take_step(deque([(self.run_step, *step)]))
 
     def run_step(self, step: Callable[..., object], *given: Any) -> None:
         """Call `step(*given)` on this thread, and then take the steps that follow from it.
@@ -169,11 +189,13 @@ class PollerThread(ABC):
     def _take_due(self, leader: threading.Thread | None) -> bool:
         """Take the steps that are due. Return False if another thread has replaced this one, the `leader`."""
         for _ in range(len(self._due)):
+            self._taken += 1
             self._take_step(self._due)
             # At once, so that the server works on what follows from an answer while the next one is read.
             while self._following:
                 if not self._guarded and (len(self._following) > 1 or self._has_more()):
                     self._guard_rest()
+                self._taken += 1
                 self._take_step(self._following)
             if self._thread is not leader:  # held up
                 return False
@@ -182,7 +204,6 @@ class PollerThread(ABC):
             return self._thread is leader
 
     def _take_step(self, steps: deque[Step]) -> None:
-        self._taken += 1
         try:
             function, *arguments = steps.popleft()
         except IndexError:  # a worker that helps has taken it
@@ -284,11 +305,10 @@ class PollerThread(ABC):
 
     # -------------------------------------------------------------------------------------- the guard
 
-    def _needs_guard_locked(self) -> bool:
+    def _needs_guard(self) -> bool:
         """Return True if the poller's thread takes a step without a guard, and the caller is another thread.
 
-        The work that the caller adds then waits behind that step. The caller asks for a guard after it has
-        released the lock.
+        The work that the caller adds then waits behind that step.
         """
         alone = self._in_step and not self._guarded
         return alone and self._thread is not threading.current_thread()
@@ -372,12 +392,7 @@ class PollerThread(ABC):
     def _help(self) -> None:
         """Take the steps that are due until no step is left."""
         try:
-            while True:
-                try:
-                    step = self._due.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                self.run_step(*step)
+            self._take_left()
         finally:
             with self._lock:
                 self._helping -= 1

@@ -158,7 +158,7 @@ class SampleLine:
         job.limiters = self.runtime.spending.limiters
         future = job.make_future()
         if not self.held.hold(job):
-            job.start()
+            self.runtime.pools.enter.run_call(self.held.release)
         return future
 
     def make_numbers(self) -> None:

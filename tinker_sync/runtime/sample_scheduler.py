@@ -4,7 +4,7 @@ A `ServiceClient` and the clients that it makes share one scheduler.
 Samples are admitted first come, first served. Three limits apply: the samples under way, the bytes being
 sent, and the rate limiter. The poller's thread admits the samples that need not wait. At the first one that
 must wait, one worker takes over, so a closed limiter holds that one worker and no caller. `put` never waits
-and takes the scheduler's lock for an append only.
+and takes no lock, so a signal handler may call it on top of any other step of its thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import itertools
 import random
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -85,39 +87,45 @@ class SampleScheduler:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._added: deque[SampleJob] = deque()  # any thread appends without a lock
         self._queue: list[tuple[int, SampleJob]] = []  # guarded by _lock; a heap, by the order of the calls
-        self._admitting = False  # guarded by _lock
+        self._admitting = False  # written under _lock
+        self._begun = 0  # written under _lock; how often a thread has begun to admit, or found that one does
+        self._asked = -1  # the value of _begun when a thread was last asked to begin
         self._failure: Exception | None = None  # guarded by _lock; final
         self._next_turn = itertools.count().__next__
         self.next_key = _unique_keys().__next__
         """Returns a key that no other submit has, so that the server recognises a repetition."""
 
     def put(self, job: SampleJob) -> None:
-        """Queue a sample by its turn, which it keeps when it is sent again. After `close`, fail it."""
-        start = False
-        try:
-            with self._lock:
-                failure = self._failure
-                if failure is None:
-                    self._enter_locked(job)
-                    start = not self._admitting
-                    self._admitting = True
-            if start:
-                self._start_admitting()
-        except BaseException:
-            # After Ctrl-C it is unknown whether a worker admits. The next sample starts one; two at once do
-            # no harm.
-            if start:
-                with self._lock:
-                    self._admitting = False
-            raise
-        if failure is not None:
-            job.fail(failure)
+        """Queue a sample by its turn, which it keeps when it is sent again. After `close`, fail it.
+
+        This first adds the sample, and then looks whether samples are being admitted. The thread that admits
+        first writes that it stops, and then looks for samples. So one of them sees the other. One request to
+        begin is enough for many samples; it is noted only after it was made, because a signal handler may
+        come in between.
+        """
+        if self._failure is not None:
+            job.fail(self._failure)
+            return
+        self._added.append(job)
+        begun = self._begun
+        if not self._admitting and self._asked != begun:
+            try:
+                if not self.poller.run_soon(self._begin_at_once):
+                    self._workers.run(self._begin_patiently)
+            except RuntimeError as error:
+                with suppress(ValueError):  # another thread has taken it in
+                    self._added.remove(job)
+                job.fail(no_thread(error))
+            else:
+                self._asked = begun
 
     def close(self, failure: Exception) -> None:
         """Fail the queued samples and all later ones. The samples under way fail when the poller closes."""
         with self._lock:
             self._failure = failure
+            self._take_in_locked()
             doomed, self._queue = sorted(self._queue), []
         self.gate.close(failure)
         self.sending_bytes.close(failure)
@@ -134,9 +142,24 @@ class SampleScheduler:
     def __len__(self) -> int:
         """Return the number of samples that wait for admission."""
         with self._lock:
+            self._take_in_locked()
             return len(self._queue)
 
-    # -------------------------------------------------------------------------------------- on workers
+    # ------------------------------------------------------------------- on workers and the poller's thread
+
+    def _begin_at_once(self) -> None:
+        if self._begin_admitting():
+            self._admit_at_once()
+
+    def _begin_patiently(self) -> None:
+        if self._begin_admitting():
+            self._admit()
+
+    def _begin_admitting(self) -> bool:
+        with self._lock:
+            self._begun += 1
+            begin, self._admitting = not self._admitting, True
+        return begin
 
     def _start_admitting(self) -> None:
         if not self.poller.run_soon(self._admit_at_once):
@@ -174,7 +197,7 @@ class SampleScheduler:
         self._start_admitting()  # after the answers that have arrived meanwhile
 
     def _admit(self) -> None:
-        """Admit samples until none waits. Except after Ctrl-C, one worker at a time runs this method.
+        """Admit samples until none waits. One worker at a time runs this method.
 
         The worker itself submits a sample that it can send without waiting, and the last sample, after it has
         stopped admitting. Other workers submit the rest, because opening a connection takes a while.
@@ -206,8 +229,14 @@ class SampleScheduler:
     def _leave(self) -> bool:
         """Stop admitting and return True if no sample waits."""
         with self._lock:
+            self._admitting = False
+            self._take_in_locked()
             self._admitting = bool(self._queue)
             return not self._admitting
+
+    def _take_in_locked(self) -> None:
+        while self._added:
+            self._enter_locked(self._added.popleft())
 
     def _enter_locked(self, job: SampleJob) -> None:
         if job.turn is None:
@@ -218,16 +247,21 @@ class SampleScheduler:
         """Return True if an earlier sample, which is sent again, came back while this one was admitted."""
         assert job.turn is not None  # noqa: S101  # it was queued
         with self._lock:
+            self._take_in_locked()
             return bool(self._queue) and self._queue[0][0] < job.turn
 
     def _next(self) -> SampleJob | None:
         with self._lock:
-            while self._queue:
-                job = heapq.heappop(self._queue)[1]
-                if not job.over:
-                    return job
-            self._admitting = False
-            return None
+            while True:
+                self._take_in_locked()
+                while self._queue:
+                    job = heapq.heappop(self._queue)[1]
+                    if not job.over:
+                        return job
+                self._admitting = False
+                if not self._added:
+                    return None
+                self._admitting = True
 
 
 class Holdings:

@@ -124,7 +124,7 @@ class TrainingLine:
             future = call.wait_for_model(self.runtime.spending.limiters)
             self.runtime.lifecycle.end_in_turn(future, call.deadline_at, call.name)
             if not self.held.hold(call):
-                call.start()
+                self.runtime.pools.enter.run_call(self.held.release)
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
             self.runtime.lifecycle.note_change(future)
