@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 
 import attrs
 from cattrs import Converter, ForbiddenExtraKeysError, override
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+from cattrs.gen import make_dict_structure_fn_from_attrs, make_dict_unstructure_fn_from_attrs
 
 from tinker_sync import types
 from tinker_sync._numpy import np
@@ -146,7 +146,9 @@ class _Reading:
             return lambda tree, _: cls(**_object(tree))
         fields = _structured.fields_of(cls)
         overrides: dict[str, Any] = {each.name: _override(cls, each.name) for each in fields}
-        structure = make_dict_structure_fn(
+        # `make_dict_structure_fn` would take an `AsDataclass` for a dataclass, with other field names.
+        structure = make_dict_structure_fn_from_attrs(
+            [*fields],
             cls,
             self.converter,
             _cattrs_forbid_extra_keys=not (self._answers or cls.__response__ or self._unknown),
@@ -328,7 +330,9 @@ class _Writing:
         if parts is Model._fields_out:
             tokens = override(unstruct_hook=self.free)
             overrides: dict[str, Any] = {"tokens": tokens} if cls.__name__ == "EncodedTextChunk" else {}
-            parts = make_dict_unstructure_fn(cls, self._converter, _cattrs_use_linecache=False, **overrides)
+            parts = make_dict_unstructure_fn_from_attrs(
+                [*_structured.fields_of(cls)], cls, self._converter, _cattrs_use_linecache=False, **overrides
+            )
             write = _as_it_is
 
         def write_model(model: Any) -> dict[str, Any]:
