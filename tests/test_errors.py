@@ -387,7 +387,8 @@ def test_invalid_input_lists_all_problems_up_to_a_bound() -> None:
 
 
 def test_missing_extra_names_the_command() -> None:
-    assert "pip install 'tinker-sync[cli]'" in str(MissingExtraError("cli"))
+    assert "pip install click rich" in str(MissingExtraError("cli"))
+    assert "pip install jinja2" in str(MissingExtraError("chat", feature="chat templates"))
 
 
 @pytest.mark.parametrize(

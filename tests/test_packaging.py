@@ -19,6 +19,7 @@ from support.each import for_each
 from support.sources import parsed, statements
 
 import tinker_sync
+from tinker_sync.errors import EXTRAS as PACKAGES_OF_EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tinker_sync"
@@ -65,6 +66,18 @@ def test_the_extras_are_the_promised_ones() -> None:
     assert {name_of(line) for line in EXTRAS["chat"]} == {"jinja2"}
     assert "tinker>=0.36.0,<=0.38.0" in {line.split(";")[0].strip() for line in EXTRAS["interop"]}
     assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat,progress]"]
+
+
+def test_errors_name_the_packages_of_each_extra() -> None:
+    declared = {
+        extra: tuple(
+            name_of(line).partition("[")[0]
+            for line in EXTRAS[extra]
+            if sys.version_info < (3, 14) or 'python_version < "3.14"' not in line
+        )
+        for extra in OPTIONAL
+    }
+    assert {extra: names for extra, names in declared.items() if names} == PACKAGES_OF_EXTRAS
 
 
 @pytest.mark.parametrize("extra", ["core", *OPTIONAL, "test"])

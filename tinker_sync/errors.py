@@ -30,6 +30,7 @@ logged, sent to another process or pasted into a report.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from enum import Enum
 from typing import ClassVar, Final
@@ -432,11 +433,23 @@ class ClientClosedError(TinkerError, RuntimeError):
         super().__init__(message)
 
 
-class MissingExtraError(TinkerError, ImportError):
-    """A feature needs an optional dependency that is not installed.
+EXTRAS: Final = {
+    "speed": ("orjson", "zstandard") if sys.version_info < (3, 14) else ("orjson",),
+    "cli": ("click", "rich"),
+    "chat": ("jinja2",),
+    "progress": ("tqdm",),
+    "torch": ("torch",),
+    "notebook": ("pandas",),
+    "ray": ("ray",),
+}
+"""The packages that each extra installs."""
 
-    >>> print(MissingExtraError("speed", feature="zstd request bodies"))
-    zstd request bodies: not installed. pip install 'tinker-sync[speed]'
+
+class MissingExtraError(TinkerError, ImportError):
+    """A feature needs an optional dependency that is not installed. The text names the packages.
+
+    >>> print(MissingExtraError("chat", feature="chat templates"))
+    chat templates: not installed. pip install jinja2
     """
 
     extra: str
@@ -447,7 +460,8 @@ class MissingExtraError(TinkerError, ImportError):
         self.feature = feature
         what = f"{feature}: not installed." if feature else f"The extra {extra!r} is not installed."
         otherwise = f", or {instead}" if instead else ""
-        super().__init__(f"{what} pip install 'tinker-sync[{extra}]'{otherwise}")
+        wanted = " ".join(EXTRAS.get(extra, ())) or f"'tinker-sync[{extra}]'"
+        super().__init__(f"{what} pip install {wanted}{otherwise}")
 
 
 # Tracebacks, pickles and the reference name this module, which is the public path of all these classes.

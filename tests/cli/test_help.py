@@ -107,7 +107,7 @@ def test_without_the_extra_it_prints_how_to_install_it() -> None:
     )
     out, err = fresh("-c", code)
     assert out == "1\n"
-    assert "pip install 'tinker-sync[cli]'" in err
+    assert "pip install click rich" in err
 
 
 def test_python_m() -> None:

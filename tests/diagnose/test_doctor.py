@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from email.utils import formatdate
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,20 @@ def test_a_readable_key_file(stub: Stub) -> None:
     assert findings()["key file"].advice == f"chmod 600 {path}"
     path.chmod(0o600)
     assert "key file" not in findings()
+
+
+def test_every_extra_that_is_missing_is_named_with_its_packages(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name in ("jinja2", "tqdm", "pandas", "ray", "torch"):
+            raise metadata.PackageNotFoundError(name)
+        return "9"
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = findings()["extras"]
+    assert found.what == "not installed: chat, progress, torch, notebook, ray"
+    assert "chat: pip install jinja2" in found.advice
 
 
 def test_an_unknown_variable(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

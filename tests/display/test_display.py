@@ -89,6 +89,18 @@ def test_a_sample_shows_ids_where_the_tokenizer_is_not_known(monkeypatch: pytest
     assert "stopped by max_tokens" in shown
 
 
+def test_a_sample_names_the_tokenizer_that_it_is_shown_with(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_sync.text.loading.find_only_tokenizer", lambda: tokenizer)
+    sequence = types.SampledSequence("length", None, tokenizer.encode("cat"), None)
+    for value in (sequence, types.SampleResponse([sequence])):
+        assert f"text of the tokenizer of {tokenizer.name_or_path}" in html_of(value)
+    assert "text of the tokenizer" not in shade(sequence, tokenizer)._repr_html_()
+    foreign = types.SampledSequence("length", None, [20, len(tokenizer)], None)
+    assert ">20</span> <span" in html_of(foreign)
+
+
 def test_the_plain_repr_shows_tokens_shortened() -> None:
     sequence = types.SampledSequence("length", None, list(range(500)), None)
     assert repr(sequence) == (
@@ -115,7 +127,7 @@ def test_runs_and_checkpoints_are_tables() -> None:
     assert "1 training run of 21, from number 20 on" in shown
     listed = html_of(types.CheckpointsListResponse(checkpoints=[CHECKPOINT]))
     assert listed is not None
-    assert "505.9 kB" in listed
+    assert "494.1 KB" in listed  # as the command line says it
     assert "step=3" in listed
     assert "<b>" not in listed
     assert "2026-01-31 12:00" in str(html_of(CHECKPOINT))
@@ -154,7 +166,7 @@ def test_lists_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_frames_without_pandas_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(tinker_sync.MissingExtraError, match=r"tinker-sync\[notebook\]"):
+    with pytest.raises(tinker_sync.MissingExtraError, match=r"pip install pandas"):
         types.CheckpointsListResponse(checkpoints=[CHECKPOINT]).to_pandas()
 
 
@@ -267,5 +279,6 @@ def test_a_notebook_wakes_while_futures_are_awaited(kernel: bool, monkeypatch: p
 def test_a_value_that_rounds_up_to_the_next_unit_has_that_unit() -> None:
     shown = [seconds(each) for each in (0.9994, 0.9996, 119.94, 119.96, 179.6, 3599.4)]
     assert shown == ["999 ms", "1.0 s", "119.9 s", "2 min 0 s", "3 min 0 s", "59 min 59 s"]
-    sizes = [size(each) for each in (999, 1000, 999_949, 999_999, 999_999_999, 10**15)]
-    assert sizes == ["999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.0 GB", "1000.0 TB"]
+    given = (1023, 1024, 1023.9 * 1024, 1023.99 * 1024, 1024**3 - 1, 1024**5, 1024**6)
+    sizes = ["1023 B", "1.0 KB", "1023.9 KB", "1.0 MB", "1.0 GB", "1.0 PB", "1.0 EB"]
+    assert [size(each) for each in given] == sizes

@@ -50,6 +50,18 @@ def test_a_page_has_a_panel_for_what_was_recorded_and_refers_to_nothing(tmp_path
             assert 0 <= float(number) <= 560
 
 
+def test_the_users_own_values_and_metrics_have_panels(tmp_path: Path) -> None:
+    lines = [
+        {
+            "step": n, "time": 1.0, "loss:mean": 1.0, "loss:sum": 2.0, "accuracy": n / 5, "kl:mean": 0.1,
+            "note": "text", "clock:unique": 7, "weights:hash2": 8, "done": True, "bad": None,
+        }
+        for n in range(3)
+    ]  # fmt: skip
+    path = draw([run(tmp_path / "x", *lines), run(tmp_path / "y", {"step": 0, "k": 1})], tmp_path / "a.html")
+    assert re.findall(r"<h2>(.*?)</h2>", path.read_text()) == ["loss", "accuracy", "kl:mean", "k"]
+
+
 def test_names_cannot_break_the_page() -> None:
     text = page({"loss": {"<script>": [(0, 1.0)]}})
     assert "<script>" not in text

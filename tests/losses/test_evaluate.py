@@ -106,7 +106,7 @@ class TestKinds:
         with pytest.raises(
             MissingExtraError,
             match=r"^torch, in which the loss unmarked is written: not installed\. "
-            r"pip install 'tinker-sync\[torch\]', or write it in numpy, without torch, and mark it with "
+            r"pip install torch, or write it in numpy, without torch, and mark it with "
             r"tinker_sync\.losses\.numpy_loss$",
         ):
             make_evaluator(unmarked)

@@ -7,7 +7,6 @@ from typing import Final
 
 MISSING: Final = "-"
 
-_UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
@@ -17,22 +16,14 @@ _LONG_AGO_S: Final = 31 * _DAY_S
 
 
 def format_size(size_bytes: int | None) -> str:
-    """Format a size in steps of 1024.
+    """Format a number of bytes.
 
     >>> format_size(5), format_size(1536), format_size(10 * 1024**3), format_size(None)
     ('5 B', '1.5 KB', '10.0 GB', '-')
     """
-    if size_bytes is None or size_bytes < 0:
-        return MISSING
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    value = float(size_bytes)
-    for unit in _UNITS[1:]:
-        value /= 1024
-        # A value that rounds to 1024.0 belongs to the next unit.
-        if value < 1023.95 or unit == _UNITS[-1]:
-            return f"{value:.1f} {unit}"
-    raise AssertionError("the last unit has no limit")
+    from tinker_sync.display import page  # here, because the help of a group needs no sizes
+
+    return MISSING if size_bytes is None or size_bytes < 0 else page.size(size_bytes)
 
 
 def format_age(time: datetime | None, now: datetime) -> str:

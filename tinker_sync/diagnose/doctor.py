@@ -11,7 +11,6 @@ import platform
 import socket
 import ssl
 import stat
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Final, Literal
@@ -24,7 +23,7 @@ from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.config.address import DEFAULT_BASE_URL
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import EXTRAS, TinkerError
 from tinker_sync.transport.auth import KeyRing, choose_source
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
@@ -39,13 +38,6 @@ _SKEW_S: Final = 30.0
 _CONNECT_S: Final = 5.0
 _REACH_S: Final = 10.0
 _NEEDED: Final = ("requests", "urllib3", "attrs", "cattrs", "tokenizers", "numpy")
-_OPTIONAL: Final = {
-    # Python itself has zstd from 3.14 on.
-    "speed": ("orjson", "zstandard") if sys.version_info < (3, 14) else ("orjson",),
-    "cli": ("click", "rich"),
-    "chat": ("jinja2",),
-    "torch": ("torch",),
-}
 VARIABLES: Final = frozenset(
     {
         "TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "TINKER_PROJECT_ID", "TINKER_TAGS",
@@ -118,13 +110,17 @@ def _installed(name: str) -> str:
 
 
 def _extras() -> Finding:
-    missing = [
-        extra for extra, names in _OPTIONAL.items() if any(_installed(name) == "missing" for name in names)
-    ]
+    missing = {
+        extra: lacking
+        for extra, names in EXTRAS.items()
+        if (lacking := [name for name in names if _installed(name) == "missing"])
+    }
     if not missing:
         return Finding("extras", "ok", "all are installed")
-    advice = f"install those that you need: pip install 'tinker-sync[{','.join(missing)}]'"
-    return Finding("extras", "ok", f"not installed: {', '.join(missing)}", advice)
+    listed = "; ".join(f"{extra}: pip install {' '.join(names)}" for extra, names in missing.items())
+    return Finding(
+        "extras", "ok", f"not installed: {', '.join(missing)}", f"install those that you need: {listed}"
+    )
 
 
 def _variables() -> Iterator[Finding]:

@@ -57,16 +57,18 @@ def number(value: float) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Return a number of bytes with its unit.
+    """Return a number of bytes with its unit, in steps of 1024.
 
-    >>> size(512), size(505_917)
-    ('512 B', '505.9 kB')
+    >>> size(512), size(505_917), size(10 * 1024**3)
+    ('512 B', '494.1 KB', '10.0 GB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 999.95:  # a value that rounds to 1000.0 belongs to the next unit
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KB", "MB", "GB", "TB", "PB"):
+        size_bytes /= 1024
+        if size_bytes < 1023.95:  # a value that rounds to 1024.0 belongs to the next unit
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1024:.1f} EB"
 
 
 def seconds(duration_s: float) -> str:

@@ -33,7 +33,7 @@ def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
     """Return a value that a notebook displays as the text of a sample, decoded with the given tokenizer.
 
     Without `shade`, a notebook displays a sample as text if the process has loaded exactly one tokenizer,
-    else as token ids.
+    and names that one, because a sample does not know its model; else as token ids.
 
     >>> from tinker_sync import SampledSequence, get_tokenizer
     >>> from tinker_sync.local import tiny
@@ -49,13 +49,13 @@ def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
 
 def sequence_html(sequence: SampledSequence) -> str:
     """Return one sampled sequence as HTML."""
-    return _shaded(sequence, _known_tokenizer())
+    return _shaded(sequence, _known_tokenizer(), guessed=True)
 
 
 def response_html(response: SampleResponse) -> str:
     """Return the sequences of a response, at most 20, as HTML."""
     tokenizer = _known_tokenizer()
-    parts = [_shaded(sequence, tokenizer) for sequence in response.sequences[:20]]
+    parts = [_shaded(sequence, tokenizer, guessed=True) for sequence in response.sequences[:20]]
     more = len(response.sequences) - len(parts)
     return "".join(parts) + (page.note(f"and {more} more sequences") if more else "")
 
@@ -85,8 +85,10 @@ def _known_tokenizer() -> Any:
     return find_only_tokenizer()
 
 
-def _shaded(sequence: SampledSequence, tokenizer: Any) -> str:
+def _shaded(sequence: SampledSequence, tokenizer: Any, *, guessed: bool = False) -> str:
     tokens, logprobs = sequence.tokens, sequence.logprobs
+    if guessed and tokenizer is not None and max(tokens, default=0) >= len(tokenizer):
+        tokenizer = None  # the sample is of a model with more tokens
     shown = tokens[:_MOST_TOKENS]
     gap = "" if tokenizer is not None else " "
     body = gap.join(
@@ -98,7 +100,10 @@ def _shaded(sequence: SampledSequence, tokenizer: Any) -> str:
     if logprobs:
         words.append(f"mean log-probability {sum(logprobs) / len(logprobs):.3f}")
     if tokenizer is None:
-        words.append("token ids; load the model's tokenizer to see text")
+        words.append("token ids; shade(sample, tokenizer) shows text")
+    elif guessed:
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        words.append(f"text of the tokenizer of {name}")
     if len(tokens) > len(shown):
         words.append(f"the first {len(shown)} are shown")
     return (

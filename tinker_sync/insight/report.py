@@ -183,7 +183,7 @@ def _about_codecs(recording: Recording) -> Iterable[tuple[float, str]]:
     if encode_s + decode_s > 0.25 * span_s and encode_s + decode_s > 0.5:
         cure = "pass numpy arrays instead of lists"
         if find_spec("orjson") is None:
-            cure += ", and pip install 'tinker-sync[speed]'"
+            cure += ", and pip install orjson"
         yield (
             encode_s + decode_s,
             f"encoding takes {encode_s:.1f} s and decoding {decode_s:.1f} s of {span_s:.1f} s; {cure}",

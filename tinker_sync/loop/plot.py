@@ -1,4 +1,4 @@
-"""Plots of recorded runs: loss, reward, tokens and time of each step, as PNG or as an HTML page."""
+"""Plots of recorded runs: loss, reward, tokens, time and all other numbers of each step, as PNG or HTML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import chain
 from pathlib import Path
@@ -43,7 +44,22 @@ PANELS: Final[Mapping[str, Callable[[Line], float | None]]] = {
     "tokens": lambda line: float(sum(line["tokens"].values())) if line.get("tokens") else None,
     "seconds": lambda line: _number(line, "step_s"),
 }
-"""The panels, each with the function that returns its value for a step."""
+"""The first panels, each with the function that returns its value for a step."""
+
+_SHOWN: Final = frozenset(
+    {"step", "time", "tokens", "step_s", "call_s", "loss:mean", "loss", "loss:sum"}
+    | {"reward", "reward:mean", "reward/mean"}
+)
+"""The values of the first panels, and those that are no curve."""
+
+
+def _other_values(lines: Iterable[Line]) -> Iterator[str]:
+    """Return the names of the other numbers of a run: the user's own ones, and the metrics of the server."""
+    for name, value in chain.from_iterable(line.items() for line in lines):
+        counts = type(value) in (int, float) and name not in _SHOWN
+        # Values that identify something are numbers too.
+        if counts and not name.partition(":")[2].startswith(("unique", "hash")):
+            yield name
 
 
 def read_run(directory: str | os.PathLike[str]) -> list[Line]:
@@ -97,8 +113,11 @@ def draw(runs: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str] | No
         to = folder / ("plot.png" if has_matplotlib else "plot.html")
     path = Path(to)
     named = {_name(run, runs): read_run(run) for run in runs}
+    others = dict.fromkeys(chain.from_iterable(map(_other_values, named.values())))
     shown = {}
-    for title, pick in PANELS.items():
+    panels: dict[str, Callable[[Line], float | None]] = dict(PANELS)
+    panels.update((name, partial(_value, name)) for name in others)
+    for title, pick in panels.items():
         curves = {name: _curve(lines, pick) for name, lines in named.items()}
         if any(curves.values()):
             shown[title] = curves
@@ -117,6 +136,10 @@ def _name(run: str | os.PathLike[str], runs: Sequence[str | os.PathLike[str]]) -
     names = [Path(each).resolve().name for each in runs]
     own = Path(run).resolve().name
     return own if names.count(own) == 1 else os.fspath(run)
+
+
+def _value(name: str, line: Line) -> float | None:
+    return _number(line, name)
 
 
 def _curve(lines: Sequence[Line], pick: Callable[[Line], float | None]) -> Curve:

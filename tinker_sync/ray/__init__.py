@@ -22,7 +22,7 @@ from tinker_sync.errors import ConfigurationError
 try:
     import ray as _ray  # noqa: F401  # to raise an error with advice if it is missing
 except ImportError as error:
-    raise ConfigurationError("tinker_sync.ray needs Ray: pip install 'tinker-sync[ray]'") from error
+    raise ConfigurationError("tinker_sync.ray needs Ray: pip install 'ray[data]'") from error
 
 from tinker_sync.ray.data import Sampler
 from tinker_sync.ray.pool import SamplerPool, map  # noqa: A004  # used as `tinker_sync.ray.map`

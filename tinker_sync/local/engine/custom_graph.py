@@ -225,9 +225,7 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise ValueError(
-            "custom losses need torch on this server: pip install 'tinker-sync[torch]'"
-        ) from None
+        raise ValueError("custom losses need torch on this server: pip install torch") from None
     return torch
 
 
