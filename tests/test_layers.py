@@ -17,7 +17,7 @@ ROOMS = (
     *("_api_errors", "errors", "_observe", "_embedded", "_display"),
     *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
     *("losses", "transfer", "text", "data", "batch", "loop", "display"),
-    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "docs", "cli"),
+    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
 )
 # For each package, those above it that it must not import either. For example, types and codecs are pure, and
