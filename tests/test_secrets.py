@@ -439,6 +439,19 @@ def test_proxies_that_fail(scheme: str, refuse: int, logged: Callable[[], str]) 
             check_wires(wires, outcome, logged)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("refuse", [0, 502])
+def test_a_proxy_of_the_environment_repeats_its_password(
+    scheme: str, refuse: int, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
+) -> None:
+    with ProxyServer(user="me", password="another", refuse=refuse) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"me:{PLANTED['proxy password']}@127.0.0.1:{proxy.port}")
+        with Wires(planted(f"{scheme}://server.invalid", session=None)) as wires:
+            outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
+            check_wires(wires, outcome, logged)
+        assert proxy.seen
+
+
 @pytest.mark.parametrize("proxy", ["127.0.0.1:1", "127.0.0.1:port", "[::1", "server.invalid:3128"])
 def test_proxies_that_are_not_there(proxy: str) -> None:
     with Wires(planted("http://server.invalid", session=planted_session(proxy))) as wires:

@@ -8,8 +8,10 @@ All patterns are linear in the length of the text, because texts come from serve
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NoReturn, SupportsIndex, TypeVar, overload
@@ -273,6 +275,37 @@ def is_secret_parameter(name: str) -> bool:
     [True, True, True, False]
     """
     return name.lower() in _SECRET_PARAMETERS or is_secret_name(name)
+
+
+def secrets_of_header(name: str, value: str) -> Iterator[str]:
+    """Yield what a server may repeat of the secret value of a header: the whole, or what it has read from it.
+
+    >>> list(secrets_of_header("Authorization", "Bearer abcdef"))
+    ['Bearer abcdef', 'abcdef']
+    >>> list(secrets_of_header("Cookie", "a=b; session=abcdef"))
+    ['a=b; session=abcdef', 'b', 'abcdef']
+    """
+    yield value
+    if name.lower() in ("cookie", "set-cookie"):
+        yield from (pair.partition("=")[2].strip() for pair in value.split(";"))
+    elif name.lower().endswith("authorization"):
+        scheme, _, token = value.strip().partition(" ")
+        yield token.strip().rstrip("=")
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
+                yield base64.b64decode(token).decode("latin-1").partition(":")[2]
+
+
+def secrets_of_login(user: str, password: str) -> Iterator[str]:
+    """Yield what a server or proxy may repeat of a password: plain, percent-encoded, or as it was sent.
+
+    >>> list(secrets_of_login("me", "abc%20def"))
+    ['abc%20def', 'abc def', 'bWU6YWJjJTIwZGVm', 'bWU6YWJjIGRlZg']
+    """
+    passwords = dict.fromkeys((password, unquote(password)))
+    yield from passwords
+    for each in passwords:
+        yield base64.b64encode(f"{user}:{each}".encode("utf-8", "surrogatepass")).decode("ascii").rstrip("=")
 
 
 def mask_headers(

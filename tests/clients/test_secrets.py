@@ -12,6 +12,7 @@ import asyncio
 import base64
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from attrs import evolve
 from support.authority import Authority
 from support.crowd import until
@@ -96,8 +98,11 @@ class Parrot(Stub):
 
     @property
     def words(self) -> str:
-        """A text with every received header value and body field that contains a secret."""
-        return "you sent " + " ".join(sorted(self._told))
+        """A text with every received header value and body field that contains a secret, and their parts."""
+        parts = {part for told in self._told for part in re.split(r"[\s;=]+", told) if found_in(part)}
+        logins = {told.partition(" ")[2] for told in self._told if told.startswith("Basic ")}
+        passwords = {base64.b64decode(login).decode().partition(":")[2] for login in logins}
+        return "you sent " + " ".join(sorted({*self._told, *parts, *passwords}))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:
         """Answer every request to a path with a status, and with all received secrets in one of `FORMS`."""
@@ -274,6 +279,70 @@ def test_everything_clients_consist_of() -> None:
             assert_object_hidden(client)
 
 
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"me:{password}".encode()).decode()
+
+
+def session_with(**attributes: Any) -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False
+    for name, value in attributes.items():
+        getattr(session, name).update(value) if name != "auth" else setattr(session, name, value)
+    return session
+
+
+BARE: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "bearer": (
+        "bearer",
+        lambda: {"default_headers": {"Authorization": f"Bearer {PLANTED['bearer']}"}, "session": None},
+    ),
+    "login": (
+        "basic",
+        lambda: {"default_headers": {"Authorization": basic(PLANTED["basic"])}, "session": None},
+    ),
+    "own cookies": (
+        "own cookie",
+        lambda: {"default_headers": {"Cookie": f"a=b; c={PLANTED['own cookie']}"}, "session": None},
+    ),
+    "bearer of a session": (
+        "bearer",
+        lambda: {"session": session_with(headers={"Authorization": f"bearer {PLANTED['bearer']}"})},
+    ),
+    "cookies of a session": (
+        "cookie",
+        lambda: {"session": session_with(cookies={"crumb": PLANTED["cookie"]})},
+    ),
+    "password of a session": (
+        "session password",
+        lambda: {"session": session_with(auth=("me", PLANTED["session password"]))},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BARE)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_server_reads_from_a_header_and_repeats(case: str, form: str) -> None:
+    place, make = BARE[case]
+    with world(**make()) as (stub, service):
+        stub.refuses("/checkpoints", 422, form)
+        check_future(RestClient(service.holder).list_user_checkpoints())
+        assert place in found_in(stub.words)
+        sampler = sampler_of(service)
+        stub.refuses("/retrieve_future", 403, form)
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+
+
+def test_the_password_of_a_netrc_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login me password {PLANTED['netrc']}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with requests.Session() as session, world(session=session) as (stub, service):
+        stub.refuses("/checkpoints", 422)
+        check_future(RestClient(service.holder).list_user_checkpoints())
+        assert "netrc" in found_in(stub.words)
+
+
 # ---- pickles and handles
 
 
@@ -411,7 +480,7 @@ def test_refused_calls(status: int, form: str) -> None:
         first, second = trainer.optim_step(STEP), trainer.save_state("a")
         assert isinstance(check_future(first), errors.APIStatusError)
         for later in (second, trainer.forward(DATA, "cross_entropy")):
-            if status < 500:  # the server has certainly refused the call, so the next calls are sent
+            if status == 422:  # the application has refused the call, so the next calls are sent
                 assert later.exception(PATIENCE_S) is None
                 continue
             error = check_future(later)

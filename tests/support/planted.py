@@ -48,6 +48,11 @@ PLANTED = {
     "weights_access_token": "PLANTED7weights",
     "userinfo": "PLANTED7userinfo",
     "signature": "PLANTED7signature",
+    "bearer": "PLANTED7bearer",
+    "basic": "PLANTED7own",
+    "cookie": "PLANTED7cookie",
+    "own cookie": "PLANTED7crumb",
+    "netrc": "PLANTED7netrc",
 }
 
 

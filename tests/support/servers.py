@@ -311,6 +311,8 @@ class AnsweringServer(ScriptedServer):
 class ProxyServer(ScriptedServer):
     """An HTTP proxy, which tunnels on CONNECT and forwards other requests. It may require a password.
 
+    A refusal repeats the password that was sent, in its status line and its body, plain and as it was sent.
+
     `seen` has the requests that the proxy can read: of tunnels only the CONNECT requests.
     """
 
@@ -325,11 +327,15 @@ class ProxyServer(ScriptedServer):
     def _proxy(self, peer: Peer) -> None:
         while True:
             seen = peer.read_request()
-            if self._refuse:
-                peer.send(answer(b"", status=self._refuse))
-                return
-            if self._wanted and seen.header("proxy-authorization") != self._wanted:
-                peer.send(answer(b"who are you", status=407, headers={"Proxy-Authenticate": "Basic"}))
+            login = seen.header("proxy-authorization") or ""
+            if self._refuse or (self._wanted and login != self._wanted):
+                sent = login.removeprefix("Basic ")
+                password = base64.b64decode(sent).decode().partition(":")[2]
+                told = f"who are you? {password} {sent}".strip()
+                raw = answer(
+                    told.encode(), status=self._refuse or 407, headers={"Proxy-Authenticate": "Basic"}
+                )
+                peer.send(raw.replace(b" X\r\n", f" {told}\r\n".encode(), 1))
                 return
             if seen.method == "CONNECT":
                 self._tunnel(peer, seen.target)

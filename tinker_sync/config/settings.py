@@ -12,9 +12,10 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +23,15 @@ from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
 from tinker_sync import _embedded
-from tinker_sync._secret import MASK, HeaderMap, Secret, is_secret_header, mask_text
+from tinker_sync._secret import (
+    MASK,
+    HeaderMap,
+    Secret,
+    is_secret_header,
+    mask_text,
+    secrets_of_header,
+    secrets_of_login,
+)
 from tinker_sync.config.address import DEFAULT_BASE_URL, is_vendor_url, normalize_base_url
 from tinker_sync.config.credentials_file import CredentialsFile
 from tinker_sync.config.timeout import Timeout
@@ -210,8 +219,16 @@ class Settings:
     def secrets(self) -> tuple[Secret, ...]:
         """The secret values in these settings, which must not appear in logs and errors."""
         own = (self.api_key, self.credential_cmd, self.cf_access_id, self.cf_access_secret)
-        named = [Secret(value) for name, value in self.default_headers.items() if is_secret_header(name)]
-        return (*(secret for secret in own if secret), *named, *_find_session_secrets(self.session))
+        texts = [
+            *chain.from_iterable(
+                secrets_of_header(name, value)
+                for name, value in self.default_headers.items()
+                if is_secret_header(name)
+            ),
+            *_find_session_secrets(self.session, self.base_url),
+            *_find_environment_secrets(),
+        ]
+        return (*(secret for secret in own if secret), *(Secret(text) for text in texts if text))
 
     @classmethod
     def resolve(
@@ -437,18 +454,45 @@ def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
     return HeaderMap(headers or {}), ""
 
 
-def _find_session_secrets(session: requests.Session | None) -> list[Secret]:
-    """Return the secrets in the user's session: passwords of proxies and of an `auth` pair, and headers."""
-    found: list[str | bytes | None] = []
+def _find_session_secrets(session: requests.Session | None, base_url: str) -> Iterator[str]:
+    """Yield the secrets of the user's session: passwords, headers and cookies."""
+    if session is None:
+        return
     with suppress(Exception):  # the user's object may have any class, and this only helps masking
-        for proxy in session.proxies.values() if session else ():
-            password = urlsplit(proxy).password
-            found += [password, unquote(password or "")]
-        if session and session.auth:
-            auth = session.auth  # a pair, or an object such as `HTTPBasicAuth`
-            found.append(auth[1] if isinstance(auth, tuple) else getattr(auth, "password", None))
-        found += (
-            [value for name, value in session.headers.items() if is_secret_header(name)] if session else []
-        )
-    texts = [value.decode("latin-1") if isinstance(value, bytes) else value for value in found]
-    return [Secret(text) for text in texts if text]
+        yield from chain.from_iterable(map(_find_proxy_secrets, session.proxies.values()))
+    with suppress(Exception):
+        for name, value in session.headers.items():
+            if is_secret_header(name):
+                yield from secrets_of_header(name, _text(value))
+    with suppress(Exception):
+        yield from (cookie.value for cookie in session.cookies if cookie.value)
+    with suppress(Exception):
+        auth = session.auth  # a pair, or an object such as `HTTPBasicAuth`
+        if auth is None and session.trust_env:
+            from requests.utils import get_netrc_auth
+
+            auth = get_netrc_auth(base_url)
+        if auth:
+            login = auth if isinstance(auth, tuple) else (auth.username, auth.password)  # type: ignore[attr-defined]
+            yield from secrets_of_login(*map(_text, login))
+
+
+def _find_proxy_secrets(proxy: str) -> Iterator[str]:
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+        password = parts.password
+    except ValueError:
+        return
+    if password:
+        yield from secrets_of_login(unquote(parts.username or ""), password)
+
+
+def _find_environment_secrets() -> Iterator[str]:
+    """Yield the passwords of the proxies in the environment."""
+    for name, value in os.environ.items():
+        if name.lower().endswith("_proxy") and "@" in value:
+            yield from _find_proxy_secrets(value)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

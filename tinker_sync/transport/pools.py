@@ -195,8 +195,12 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
         dialled = route.proxy is None or route.forwarded
         sock = _dial(route, timeout_s) if dialled else _tunnel(route, timeout_s)
     except (OSError, ValueError) as error:
-        raise _explain(error, route) from error
-    return Connection(route, sock)
+        failed = _explain(error, route)
+        if not _TUNNEL_REFUSED.search(str(error)):
+            raise failed from error
+    else:
+        return Connection(route, sock)
+    raise failed  # without the cause, because the status line of a proxy may repeat the password
 
 
 def _dial(route: Route, timeout_s: float | None) -> socket.socket:
