@@ -11,7 +11,6 @@ workers take its prompts. Each prompt has one future in the driver, so it gets o
 from __future__ import annotations
 
 import atexit
-import itertools
 import math
 import os
 import pickle
@@ -29,6 +28,7 @@ import ray
 from attrs import frozen
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from tinker_sync._numbers import numbers
 from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
@@ -139,7 +139,7 @@ class SamplerPool:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
-        self._numbers = itertools.count()
+        self._numbers = numbers()
         self.max_in_flight = workers * _PER_WORKER if max_in_flight is None else max_in_flight
         self._share = -(-self.max_in_flight // workers)
         options = {

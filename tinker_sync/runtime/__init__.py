@@ -93,7 +93,5 @@ Code without a lock relies on operations that are atomic in the interpreter, als
     deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`)
     deque.append                      the turn of a training call (`send_queue`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
-
-`next` of an `itertools.count`, which draws numbers and keys, is atomic only under the global lock. An
-interpreter without it may draw a number twice; there the counts need a lock.
+    next(numbers())                   numbers and keys (`tinker_sync._numbers`)
 """

@@ -12,7 +12,6 @@ listeners of queue states; workers run the callbacks of futures. The lock is hel
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import math
 import threading
@@ -23,6 +22,7 @@ from functools import partial
 from typing import Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._numbers import numbers
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.poller_thread import HELD_UP_S, PollerThread
 from tinker_sync.runtime.tickets import (
@@ -78,7 +78,7 @@ class Poller(PollerThread):
         self._pace = pace
         self._needed = needed
         self._max_open = max_open or files_to_use()
-        self._sequence = itertools.count()
+        self._sequence = numbers()
         _fork.renew_in_child(self)
         self._begin()
 

@@ -8,12 +8,12 @@ order of the calls.
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._numbers import numbers
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Lazy
@@ -130,7 +130,7 @@ class SampleLine:
         self.numbers: Lazy[Callable[[], int]] = Lazy()
         """The function that draws numbers, once it is known. A copy may have to ask the server."""
         if not copied:
-            self.numbers.get(lambda: itertools.count().__next__)
+            self.numbers.get(lambda: numbers().__next__)
         self.parts: Lazy[tuple[SampleBodies, Callable[..., Any]]] = Lazy()
         """The encoder of the bodies and the function that polls for results, once `make_parts` was called."""
         self._clone_id = 0
@@ -225,4 +225,4 @@ class SampleLine:
         else:
             clone = uuid.uuid4().int % CLONE_BLOCK + 1
         self._clone_id = clone
-        return itertools.count(clone * CLONE_BLOCK).__next__
+        return numbers(clone * CLONE_BLOCK).__next__

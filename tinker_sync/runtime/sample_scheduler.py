@@ -10,17 +10,16 @@ and takes no lock, so a signal handler may call it on top of any other step of i
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._numbers import numbers, unique_keys
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime import _fork
@@ -93,8 +92,8 @@ class SampleScheduler:
         self._begun = 0  # written under _lock; how often a thread has begun to admit, or found that one does
         self._asked = -1  # the value of _begun when a thread was last asked to begin
         self._failure: Exception | None = None  # guarded by _lock; final
-        self._next_turn = itertools.count().__next__
-        self.next_key = _unique_keys().__next__
+        self._next_turn = numbers().__next__
+        self.next_key = unique_keys().__next__
         """Returns a key that no other submit has, so that the server recognises a repetition."""
 
     def put(self, job: SampleJob) -> None:
@@ -350,14 +349,6 @@ class Holdings:
         """Give back the place, the permit and the bytes of a sample that the server has not accepted."""
         self.end_sending()
         self.give_back_place()
-
-
-def _unique_keys() -> Iterator[str]:
-    """Return an iterator of unique keys.
-
-    Any thread may draw from it; the end of the docstring of `tinker_sync.runtime` gives the conditions.
-    """
-    return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
 # -------------------------------------------------------------------------------------------- the policy

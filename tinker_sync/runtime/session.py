@@ -7,7 +7,6 @@ heartbeats for a joined session too, but the process that created the session fi
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import uuid
@@ -15,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._numbers import numbers
 from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import mask_text
@@ -87,12 +87,12 @@ class Session:
             self._number_samplers_from(_somewhere_far())
 
     def _number_from(self, first: int) -> None:
-        self.next_model_seq_id: Callable[[], int] = itertools.count(first).__next__
-        self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_model_seq_id: Callable[[], int] = numbers(first).__next__
+        self.next_custom_loss_seq_id: Callable[[], int] = numbers(first).__next__
         self._number_samplers_from(first)
 
     def _number_samplers_from(self, first: int) -> None:
-        self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_sampling_session_seq_id: Callable[[], int] = numbers(first).__next__
 
     def next_side_model_seq_id(self) -> int:
         """Return a number for a model that the script does not ask for, such as a copy.

@@ -33,6 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._numbers import numbers
 from tinker_sync._policy import Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
@@ -86,7 +87,7 @@ class SessionPoll:
             sampling_session_id=sampling_session_id, cloned_sampler_id=clone_id
         )
         self._clock = clock
-        self.next_number = itertools.count().__next__
+        self.next_number = numbers().__next__
         """Returns consecutive numbers for samples and probes, which show their order."""
         self._lock = threading.Lock()
         self._waiting: dict[str, _Waiter] = {}  # guarded by _lock

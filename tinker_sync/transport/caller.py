@@ -11,15 +11,15 @@ Many threads may call at the same time. Each waits in its own call and holds no 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._numbers import unique_keys
 from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s, proves_refusal
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import Settings
@@ -84,7 +84,7 @@ class Caller:
         self.judge = Judge(settings.base_url, clock, self._secrets)
         """The judge that decides about retries, for code that sends the requests itself."""
         self._closing = threading.Event()
-        self._keys = _unique_keys()
+        self._keys = unique_keys()
         self._notes_lock = threading.Lock()
         self._notes: set[str] = set()  # guarded by _notes_lock; deprecation notes already logged
 
@@ -163,7 +163,7 @@ class Caller:
         closing, self._closing = self._closing.is_set(), threading.Event()
         if closing:
             self._closing.set()
-        self._keys = _unique_keys()
+        self._keys = unique_keys()
         self._notes_lock = threading.Lock()
 
     def note_deprecation(self, reply: Reply, call: Call) -> None:
@@ -341,14 +341,6 @@ def _may_have_been_done(error: APIError) -> bool:
     if isinstance(error, APIStatusError) and not error.ambiguous:
         return not proves_refusal(error.status_code, error.body)
     return error.ambiguous
-
-
-def _unique_keys() -> Iterator[str]:
-    """Return an iterator of unique keys.
-
-    Any thread may draw from it; the docstring of `runtime` gives the conditions.
-    """
-    return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
 def _keyed(call: Call) -> Call:
