@@ -76,6 +76,7 @@ def test_errors_name_the_packages_of_each_extra() -> None:
             if sys.version_info < (3, 14) or 'python_version < "3.14"' not in line
         )
         for extra in OPTIONAL
+        if extra != "docs"  # no feature of the package needs it
     }
     assert {extra: names for extra, names in declared.items() if names} == PACKAGES_OF_EXTRAS
 

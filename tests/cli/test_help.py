@@ -1,4 +1,4 @@
-"""Every command has help, an example and a line in the README; help loads no command."""
+"""Every command has help, an example and a line in the guide; help loads no command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinker_sync.cli.framework import Command, Group
 from tinker_sync.cli.main import root
 
 ROOT = Path(tinker_sync.__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "tinker_sync" / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
 def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command, str]]:
@@ -74,12 +74,12 @@ def test_the_example_parses(path: tuple[str, ...], found: Command, short: str) -
 
 
 @for_each(("path", "found", "short"), COMMANDS)
-def test_the_readme_lists_the_command(path: tuple[str, ...], found: Command, short: str) -> None:
-    assert f"`{' '.join(path)}`" in README
+def test_the_guide_lists_the_command(path: tuple[str, ...], found: Command, short: str) -> None:
+    assert f"`{' '.join(path)}`" in GUIDE
 
 
-def test_the_readme_lists_the_exit_codes() -> None:
-    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", README, flags=re.MULTILINE))
+def test_the_guide_lists_the_exit_codes() -> None:
+    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", GUIDE, flags=re.MULTILINE))
     assert {int(code): words for code, words in table.items()} == EXIT_CODES
 
 
