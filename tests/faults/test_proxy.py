@@ -57,6 +57,7 @@ OTHERS = {
     "length_too_short": (200, BODY[: len(BODY) * 2 // 3]),
     "length_left_out": (200, BODY[: len(BODY) * 2 // 3]),
     "garbled_body": (200, b"\xff" * len(BODY)),
+    **{f"taken_{status}": (status, b"{}") for status in (408, 425, 429, 503)},
 }
 
 
@@ -84,6 +85,18 @@ def test_the_seed_decides(upstream: tuple[Upstream, int]) -> None:
     paths = ["/a", "/b"] * 10
     assert struck(1, paths) == struck(1, sorted(paths))  # the order of paths does not matter
     assert struck(1, paths) != struck(2, paths)
+
+
+@pytest.mark.parametrize("kind", ["busy", "taken_503", "refused"])
+def test_an_outage_strikes_every_request(kind: str, upstream: tuple[Upstream, int]) -> None:
+    answers, port = upstream
+    with FaultProxy(port, rate=0.0) as proxy:
+        proxy.outage = kind
+        seen = [ask(proxy, path) for path in ("/a", "/b", "/a")]
+        proxy.outage = None
+        assert ask(proxy) == (200, BODY)
+    assert seen == [{"busy": (503, b"{}"), "taken_503": (503, b"{}"), "refused": None}[kind]] * 3
+    assert len(answers.seen) == (4 if kind == "taken_503" else 1)
 
 
 def test_a_restart_resets_connections_and_ends(upstream: tuple[Upstream, int]) -> None:

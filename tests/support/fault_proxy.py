@@ -25,6 +25,7 @@ PASSING = (
     *("refused", "reset_early", "request_cut", "late_request", "sent_twice", "lost_answer", "hung_up"),
     *("head_cut", "body_cut", "late_answer", "trickled", "silent", "overtaken", "half_closed"),
     *("idle_dropped", "answered_twice", "length_too_long", "bad_gateway", "busy"),
+    *("taken_408", "taken_425", "taken_429", "taken_503"),
 )
 """The kinds of damage after which every call of a client still succeeds."""
 
@@ -38,6 +39,11 @@ SILENT_S = 1.5
 _JSON = b"content-type: application/json\r\n"
 _BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/html\r\ncontent-length: 9\r\n\r\n<p>no</p>"
 _BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\n" + _JSON + b"content-length: 2\r\n\r\n{}"
+_TAKEN = {
+    f"taken_{status}": b"HTTP/1.1 %d No\r\n" % status + _JSON + b"content-length: 2\r\n\r\n{}"
+    for status in (408, 425, 429, 503)
+}
+"""Answers that a gateway gives although the server has accepted the request."""
 
 
 class Message:
@@ -88,6 +94,8 @@ class FaultProxy:
         only: Callable[[str], bool] = lambda _path: True,
     ) -> None:
         self.rate = rate
+        self.outage: str | None = None
+        """The damage that every request gets until this is None again."""
         self.struck: Counter[str] = Counter()
         """The number of times that each kind of damage happened."""
         self.requests = 0
@@ -210,10 +218,12 @@ class FaultProxy:
     def _decide(self, path: str, kinds: tuple[str, ...]) -> str | None:
         self._numbers[path] += 1
         chance = random.Random(f"{self._seed} {path} {self._numbers[path]}")
-        if chance.random() >= self.rate or not self._only(path):
-            return None
-        kind = chance.choice(self._kinds)
-        if kind not in kinds or (kind == "refused") != (path == ""):
+        kind = self.outage
+        if kind is None:
+            if chance.random() >= self.rate or not self._only(path):
+                return None
+            kind = chance.choice(self._kinds)
+        if (self.outage is None and kind not in kinds) or (kind == "refused") != (path == ""):
             return None
         self.struck[kind] += 1
         return kind
@@ -239,6 +249,8 @@ class FaultProxy:
             return False
         if damage == "bad_gateway":
             return await _send(writer, _BAD_GATEWAY)
+        if damage in _TAKEN:
+            return await _send(writer, _TAKEN[damage])
         if damage in ("late_answer", "silent", "overtaken"):
             await self._hold(damage)
         return await self._answer(damage, answer, writer)

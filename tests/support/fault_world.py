@@ -151,9 +151,12 @@ class World:
         ground: the server.
         proxy: the proxy between the clients and the server.
         passing: True if all kinds of damage are in `PASSING`, so that every call must succeed.
+        deadline_s: the deadline of each call.
     """
 
-    def __init__(self, ground: Ground, proxy: FaultProxy, *, passing: bool = True) -> None:
+    def __init__(
+        self, ground: Ground, proxy: FaultProxy, *, passing: bool = True, deadline_s: float = DEADLINE_S
+    ) -> None:
         self.done: Counter[str] = Counter()
         """The number of times that each action was carried out."""
         self.outcomes: Counter[str] = Counter()
@@ -162,6 +165,7 @@ class World:
         self._ground = ground
         self._proxy = proxy
         self.passing = passing
+        self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self.services: list[Served] = []
         self.models: list[Model] = []
@@ -246,14 +250,14 @@ class World:
         marks = tuple(self.next_mark() for _ in range(count))
         data = [datum_of(mark, 3 + mark % 3) for mark in marks]
         kind = "forward_backward" if backward else "forward"
-        future = getattr(model.client, kind)(data, "cross_entropy", deadline=DEADLINE_S)
+        future = getattr(model.client, kind)(data, "cross_entropy", deadline=self._deadline_s)
         self._note(Asked(kind, marks, future, thread, model.service, lambda _: True), model)
 
     def step(self, model: Model, thread: int) -> None:
         """Submit an optimizer step."""
         mark = self.next_mark()
         params = step_of(mark)
-        future = model.client.optim_step(params, deadline=DEADLINE_S)
+        future = model.client.optim_step(params, deadline=self._deadline_s)
 
         def is_own(answer: Any) -> bool:
             return bool(answer.metrics["learning_rate"] == params.learning_rate)
@@ -264,13 +268,13 @@ class World:
         """Submit the save of a checkpoint."""
         name = f"s{self.next_mark()}"
         call = model.client.save_state if state else model.client.save_weights_for_sampler
-        future = call(name, deadline=DEADLINE_S)
+        future = call(name, deadline=self._deadline_s)
         asked = Asked("save", (name,), future, thread, model.service, lambda a: a.path.endswith(f"/{name}"))
         self._note(asked, model)
 
     def sample(self, sampler: Sampler, thread: int, number: int) -> None:
         """Submit a request for two samples of prompt `number`."""
-        future = sampler.client.sample(PROMPTS[number], 2, GREEDY, deadline=DEADLINE_S)
+        future = sampler.client.sample(PROMPTS[number], 2, GREEDY, deadline=self._deadline_s)
         expected = self._ground.tokens[number]
 
         def is_own(answer: Any) -> bool:
@@ -281,7 +285,7 @@ class World:
 
     def score(self, sampler: Sampler, thread: int, number: int) -> None:
         """Submit a request for the log-probabilities of prompt `number`."""
-        future = sampler.client.compute_logprobs(PROMPTS[number], deadline=DEADLINE_S)
+        future = sampler.client.compute_logprobs(PROMPTS[number], deadline=self._deadline_s)
         expected = self._ground.scores[number]
 
         def is_own(answer: Any) -> bool:
