@@ -1,4 +1,4 @@
-"""Clocks and waits: the present time, waits for an event with a timeout, and a condition for futures.
+"""Clocks and waits: the present time, waits for an event with a timeout, and the lock of futures.
 
 Code that waits or measures takes a `Clock`, so tests can pass one that never sleeps. Each wait is for an
 event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM_CLOCK`.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import RLock, allocate_lock, get_ident
+from _thread import RLock, allocate_lock
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -120,47 +120,17 @@ class Wake:
 
 
 class SafeCondition(RLock):  # type: ignore[misc]  # final in the published types alone
-    """A condition with the methods that futures need. Ctrl-C cannot leave it locked. Thread-safe.
+    """The lock that ends a future, with the method of a condition that a future calls. Thread-safe.
 
     `with` on a `threading.Condition` calls a Python method that takes the lock. Ctrl-C may interrupt that
     method after it has taken the lock, and then the main thread holds the lock for ever. This class is itself
-    a lock of the interpreter, so `with` takes the lock in one step, which no signal interrupts.
+    a lock of the interpreter, so `with` takes the lock in one step, which no signal interrupts. No thread
+    waits on it: threads wait for a `Wake` of the future.
 
     >>> with SafeCondition() as held:
     ...     held
     True
     """
 
-    # Guarded by the lock itself; replaced, never changed. No thread waits for most futures, and an empty
-    # deque for each of them would take 760 bytes.
-    _waiters: tuple[Any, ...] = ()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock, which the caller holds, wait for a call of `notify_all`, and take the lock again.
-
-        Return True after such a call, or False if the timeout is over before it.
-
-        Args:
-            timeout: the longest wait in seconds; None for no limit.
-        """
-        waiter = allocate_lock()
-        waiter.acquire()
-        self._waiters = (*self._waiters, waiter)
-        # Ctrl-C may interrupt right after the release, and then the state of the lock is not returned.
-        saved: Any = (1, get_ident())
-        woken = False
-        try:
-            saved = self._release_save()  # type: ignore[attr-defined]  # not in the published types
-            woken = waiter.acquire(True, -1 if timeout is None else max(timeout, 0.0))
-        finally:
-            if not self._is_owned():  # type: ignore[attr-defined]  # as above
-                self._acquire_restore(saved)  # type: ignore[attr-defined]
-            if not woken:
-                self._waiters = tuple(other for other in self._waiters if other is not waiter)
-        return woken
-
     def notify_all(self) -> None:
-        """Wake the threads that wait. The caller holds the lock."""
-        waiters, self._waiters = self._waiters, ()
-        for waiter in waiters:
-            waiter.release()
+        """Do nothing. A future calls this when it ends."""

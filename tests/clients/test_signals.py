@@ -6,6 +6,7 @@ so it must not need a lock that this thread holds, nor wait for another thread t
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,7 @@ from tinker_sync.clients.service import ServiceClient
 
 PATIENCE_S = 60.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 
 
 class World:
@@ -29,12 +31,65 @@ class World:
         self.service = ServiceClient(base_url=stub.url, api_key="tml-x")  # type: ignore[attr-defined]
         self.sampler = self.service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
         self.trainer = self.service.create_lora_training_client("stub/model").result(PATIENCE_S)
+        self.rest = self.service.create_rest_client()
 
 
 Call = Callable[[World], Future[Any]]
 
+
+def sample(world: World) -> Future[Any]:
+    return world.sampler.sample(PROMPT, 1, PARAMS)
+
+
+def step(world: World) -> Future[Any]:
+    return world.trainer.optim_step(types.AdamParams())
+
+
+def save(world: World) -> Future[Any]:
+    return world.trainer.save_state("final")
+
+
+def cancelled(world: World) -> Future[Any]:
+    future = sample(world)
+    future.cancel()
+    return future
+
+
+def followed(world: World) -> Future[Any]:
+    future = step(world)
+    future.add_done_callback(lambda _: None)
+    return future
+
+
+def awaited(world: World) -> Future[Any]:
+    future = step(world)
+    future.result(PATIENCE_S)
+    return future
+
+
+def made_at_once(world: World) -> Future[Any]:
+    """A call with a deadline, on a client that is not ready yet."""
+    trainer = world.service.create_lora_training_client("stub/model")
+    return trainer.optim_step(types.AdamParams(), deadline=PATIENCE_S)
+
+
 CALLS: dict[str, Call] = {
-    "sample": lambda world: world.sampler.sample(PROMPT, 1, PARAMS),
+    "sample": sample,
+    "compute_logprobs": lambda world: world.sampler.compute_logprobs(PROMPT),
+    "forward_backward": lambda world: world.trainer.forward_backward([DATUM], "cross_entropy"),
+    "forward": lambda world: world.trainer.forward([DATUM], "cross_entropy"),
+    "optim_step": step,
+    "save_state": save,
+    "save_weights_for_sampler": lambda world: world.trainer.save_weights_for_sampler("final"),
+    "sampling client of weights": lambda world: world.trainer.save_weights_and_get_sampling_client(),  # type: ignore[dict-item,return-value]
+    "list_training_runs": lambda world: world.rest.list_training_runs(),
+    "delete_checkpoint": lambda world: world.rest.delete_checkpoint("run", "weights/a"),
+    "create_sampling_client": lambda world: world.service.create_sampling_client(base_model="stub/model"),
+    "create_lora_training_client": lambda world: world.service.create_lora_training_client("stub/model"),
+    "on a client that is not ready": made_at_once,
+    "add_done_callback": followed,
+    "result": awaited,
+    "cancel": cancelled,
 }
 
 
@@ -46,13 +101,74 @@ def world() -> Iterator[World]:
             yield made
 
 
+def end_of(future: Future[Any]) -> BaseException | None:
+    return None if future.cancelled() else future.exception(PATIENCE_S)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signal_handler_may_make_the_same_call_at_any_moment(world: World, name: str) -> None:
+    """The handler makes the call and waits for its end, on top of each moment of the same call."""
+    call = CALLS[name]
+
+    def handle() -> None:
+        concurrent.futures.wait([call(world)], PATIENCE_S)
+
+    def check(future: Future[Any], moment: str) -> None:
+        assert end_of(future) is None, moment
+
+    assert at_every_moment(lambda: call(world), handle, check) > 40
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_signal_handler_may_save_at_any_moment(world: World, name: str) -> None:
     """As in a script that a batch system ends: the handler of SIGTERM saves, and waits for the save."""
     call = CALLS[name]
 
     def check(future: Future[Any], moment: str) -> None:
-        assert future.exception(PATIENCE_S) is None, moment
+        assert end_of(future) is None, moment
 
-    moments = at_every_moment(lambda: call(world), lambda: call(world).result(PATIENCE_S), check)
-    assert moments > 100
+    assert at_every_moment(lambda: call(world), lambda: save(world).result(PATIENCE_S), check) > 40
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name: str) -> None:
+    call = CALLS[name]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def check(future: Future[Any] | None, moment: str) -> None:
+        if future is not None:
+            assert end_of(future) is None, moment
+        for later in (sample(world), step(world)):
+            assert later.result(PATIENCE_S), moment
+
+    call(world)  # it imports modules, and the compiler does not like Ctrl-C
+    assert at_every_moment(lambda: call(world), interrupt, check) > 40
+    if name in ("sample", "cancel", "optim_step", "result"):
+        bodies = [asked.json() for asked in world.stub.asked("/optim_step")]
+        assert [body["seq_id"] for body in bodies] == list(range(1, len(bodies) + 1))
+
+
+def test_ctrl_c_in_cancel_hides_its_end_from_no_wait(world: World) -> None:
+    """Threads in `concurrent.futures.wait` see the end of a future whose cancel was interrupted."""
+    world.stub.behaviour.latency_s = 3600.0
+    futures: list[Future[Any]] = []
+
+    def call() -> Future[Any]:
+        futures.append(sample(world))
+        futures[-1].cancel()
+        return futures[-1]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def check(_: object, moment: str) -> None:
+        if not futures:  # the Ctrl-C came before the call was made
+            return
+        future = futures.pop()
+        future.cancel()  # if the Ctrl-C came before the first one
+        assert not concurrent.futures.wait([future], PATIENCE_S).not_done, moment
+        assert future.cancelled(), moment
+
+    at_every_moment(call, interrupt, check)

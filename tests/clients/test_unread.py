@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from support.crowd import until
+from support.raising import raising
 from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
 from tinker_sync import as_completed, types
+from tinker_sync._clock import Wake
 from tinker_sync.clients.rest import bulk
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ExperimentalWarning, RequestFailedError
@@ -163,18 +165,10 @@ def _cancel_await(future: APIFuture[Any]) -> None:
 
 
 def _interrupt(future: APIFuture[Any]) -> None:
-    class Interrupted:
-        """The condition of a future on which a wait is interrupted."""
-
-        def __enter__(self) -> None:
-            raise KeyboardInterrupt
-
-        def __exit__(self, *_: object) -> None: ...
-
-    condition, future._condition = future._condition, Interrupted()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        future.result()
-    future._condition = condition
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(Wake, "wait", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
 
 
 @pytest.mark.parametrize("leave", [_time_out, _time_out_awaited, _cancel_await, _interrupt])

@@ -20,6 +20,7 @@ from support.crowd import aside, together, until
 from support.raising import raising
 from support.steps import Steps
 
+from tinker_sync._clock import Wake
 from tinker_sync.errors import RequestFailedError
 from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.combine import CombinedFuture
@@ -185,11 +186,11 @@ class TestW04WaitingNeverCancels:
         main, future = threading.main_thread(), APIFuture[int]()
         assert threading.current_thread() is main
         waiting, interrupted = threading.Event(), threading.Event()
-        real_wait = future._condition.wait
+        real_wait = Wake.wait
 
-        def announced_wait(timeout: float | None = None) -> bool:
+        def announced_wait(wake: Wake, timeout_s: float) -> bool:
             waiting.set()
-            return real_wait(timeout)
+            return real_wait(wake, timeout_s)
 
         def interrupt(*_: object) -> None:
             if not interrupted.is_set():
@@ -205,7 +206,7 @@ class TestW04WaitingNeverCancels:
                 if interrupted.wait(0.01):
                     return
 
-        monkeypatch.setattr(future._condition, "wait", announced_wait)
+        monkeypatch.setattr(Wake, "wait", announced_wait)
         before = signal.signal(signal.SIGINT, interrupt)
         try:
             with aside(press), pytest.raises(KeyboardInterrupt):

@@ -60,7 +60,9 @@ class ClientFuture(APIFuture[T], BaseClient):
     )
 
     def __init__(self, runtime: ClientRuntime, held: HeldCalls) -> None:
-        super().__init__(submit=runtime.pools.callback.run, clock=runtime.clock)
+        super().__init__(
+            submit=runtime.pools.callback.run, soon=runtime.lifecycle.run_soon, clock=runtime.clock
+        )
         self._runtime = runtime
         self._held = held
         self._created_at = ""

@@ -232,6 +232,7 @@ class SampleCalls(ClientFuture[Client]):
             [self._line.submit(request, self._until(deadline))],
             lambda responses: _prompt_logprobs(responses[0]),
             submit=self._runtime.pools.callback.run,
+            soon=self._runtime.lifecycle.run_soon,
             clock=self._runtime.clock,
         )
         log_if_unread(scored, find_call_site())

@@ -70,10 +70,11 @@ class TwoPassFuture(ComposedFuture[ForwardBackwardOutput, ForwardBackwardOutput]
         forward: APIFuture[ForwardBackwardOutput],
         *,
         submit: Submit | None = None,
+        soon: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Create the future of a call whose forward pass is `forward`. `follow` adds the backward pass."""
-        super().__init__(submit=submit, clock=clock)
+        super().__init__(submit=submit, soon=soon, clock=clock)
         self._add(forward)
 
     def follow(self, backward: APIFuture[ForwardBackwardOutput]) -> None:
@@ -167,7 +168,10 @@ class TwoPassCall(TrainingCall):
     def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
         runtime = self.line.runtime
         self._future = self._both = future = TwoPassFuture(
-            forward, submit=runtime.pools.callback.run, clock=runtime.clock
+            forward,
+            submit=runtime.pools.callback.run,
+            soon=runtime.lifecycle.run_soon,
+            clock=runtime.clock,
         )
         # The future fails when the client is closed, also while a loss is being computed.
         # It is no request, so recordings do not follow it.

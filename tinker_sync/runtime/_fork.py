@@ -9,9 +9,10 @@ there. It refers to them weakly. Any thread may register an object.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Renewable(Protocol):
@@ -21,15 +22,40 @@ class Renewable(Protocol):
         """Replace locks, and forget threads and their unfinished work. Runs in the child's only thread."""
 
 
-_lock = threading.Lock()
-_members: weakref.WeakSet[Renewable] = weakref.WeakSet()  # guarded by _lock
+class Members(Generic[T]):
+    """A set that holds its members weakly. Thread-safe.
+
+    It needs no lock, because adding to a set, discarding and copying it are each one step of the interpreter.
+    So a signal handler may add a member on top of any step of its thread.
+
+    >>> members = Members()
+    >>> members.add(print), members.add(print), len(members.all())
+    (None, None, 1)
+    """
+
+    def __init__(self) -> None:
+        self._refs: set[weakref.ref[T]] = set()
+
+    def add(self, member: T) -> None:
+        """Add a member, until it is discarded or freed."""
+        self._refs.add(weakref.ref(member, self._refs.discard))
+
+    def discard(self, member: T) -> None:
+        """Remove a member, if it is one."""
+        self._refs.discard(weakref.ref(member))
+
+    def all(self) -> list[T]:
+        """Return the members that still exist."""
+        return [member for ref in list(self._refs) if (member := ref()) is not None]
+
+
+_members: Members[Renewable] = Members()
 _generation = 0  # written in a fresh child only, before it has a second thread
 
 
 def renew_in_child(member: Renewable) -> None:
     """Register an object. As long as it lives, each process forked from this one calls `renew_after_fork`."""
-    with _lock:
-        _members.add(member)
+    _members.add(member)
 
 
 def generation() -> int:
@@ -38,10 +64,9 @@ def generation() -> int:
 
 
 def _renew_all() -> None:
-    global _lock, _generation  # noqa: PLW0603  # both belong to the process, which is new here
-    _lock = threading.Lock()
+    global _generation  # noqa: PLW0603  # it belongs to the process, which is new here
     _generation += 1
-    for member in list(_members):
+    for member in _members.all():
         member.renew_after_fork()
 
 

@@ -36,8 +36,10 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
     A subclass adds the parts and decides on the result.
     """
 
-    def __init__(self, *, submit: Submit | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(submit=submit, clock=clock)
+    def __init__(
+        self, *, submit: Submit | None = None, soon: Submit | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(submit=submit, soon=soon, clock=clock)
         self._lock = threading.Lock()
         # Written under _lock; empty before the parts are known, and after the end of the whole.
         self._parts: tuple[APIFuture[PartT], ...] = ()
@@ -134,6 +136,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         merge: Callable[[list[PartT]], WholeT],
         *,
         submit: Submit | None = None,
+        soon: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make a future for the merged result of `parts`.
@@ -143,9 +146,9 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
                 `follow` is called with them later.
             merge: makes one result from the results of the parts; an exception that it raises becomes the
                 failure.
-            submit, clock: as in `APIFuture`.
+            submit, soon, clock: as in `APIFuture`.
         """
-        super().__init__(submit=submit, clock=clock)
+        super().__init__(submit=submit, soon=soon, clock=clock)
         self._merge = merge
         self._missing = 0  # guarded by _lock once the parts report to this future
         if parts:

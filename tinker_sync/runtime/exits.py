@@ -13,8 +13,7 @@ import logging
 import sys
 import threading
 import time
-import weakref
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
@@ -53,34 +52,22 @@ class Connected(Protocol):
         """Close the connections that no request uses."""
 
 
-class _Registry(Generic[_Member]):
+class _Registry(_fork.Members[_Member]):
     """Objects that the end of the process needs, held weakly. Thread-safe.
-
-    Adding to a set, discarding and copying it are each one step of the interpreter, so there is no lock: a
-    signal handler may add an object on top of any step of its thread.
 
     Args:
         inherited: True if a forked child keeps the members of its parent.
     """
 
     def __init__(self, *, inherited: bool) -> None:
+        super().__init__()
         self._inherited = inherited
-        self._members: set[weakref.ref[_Member]] = set()
         _fork.renew_in_child(self)
-
-    def add(self, member: _Member) -> None:
-        self._members.add(weakref.ref(member, self._members.discard))
-
-    def discard(self, member: _Member) -> None:
-        self._members.discard(weakref.ref(member))
-
-    def all(self) -> list[_Member]:
-        return [member for ref in list(self._members) if (member := ref()) is not None]
 
     def renew_after_fork(self) -> None:
         """Drop the members, which belong to the parent, unless the child keeps them."""
         if not self._inherited:
-            self._members = set()
+            self._refs = set()
 
 
 # The parent finishes its sessions itself. A child has copies of the connections, which it must close.

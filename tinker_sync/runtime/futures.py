@@ -8,11 +8,14 @@ awaits the future, or a Ctrl-C, the work goes on and the future stays usable. On
 Callbacks: the callbacks of users run on the workers given to the constructor (`submit`), in the order of
 their addition and never under a lock, also if the future has already ended. Without workers, or once the
 workers are closed, they run in the thread that ends the future or adds them. The callbacks of the runtime are
-added with `when_done` and run inline, so they must be short.
+added with `when_done` and run inline, so they must be short. After a cancel they run on a thread of the
+client (`soon`), because they take locks.
 
-Threads: any thread may wait, read or cancel. One stage of the runtime at a time reports progress, by
-attribute writes that need no lock. This module does not depend on requests, worker threads or event
-loops; only an `await` loads `asyncio`.
+Threads: any thread may wait, read or cancel, also in a signal handler or a finalizer on top of one of these
+methods. So none of them holds the lock that ends the future while a signal may be handled. What happens to a
+call is decided by the first append to the list `_claims`, a single step of the interpreter. One stage of the
+runtime at a time reports progress, by attribute writes that need no lock. This module does not depend on
+requests, worker threads or event loops; only an `await` loads `asyncio`.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, in_seconds, slice_of
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, Wake, in_seconds, slice_of
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import QUEUED, ProgressFuture
@@ -97,6 +100,9 @@ class APIFuture(ProgressFuture[T]):
     """True if the deadline of the call came before the call began."""
     turn_timer: Any = None
     """The timer that ends the call at its deadline; None once the call has begun."""
+    # Made when they are needed, because no thread waits for most futures, and few have callbacks of users.
+    _wakes: Sequence[Wake] = ()
+    _callbacks: Sequence[Callable[[Any], object]] = ()
     looked_at = False
     """True if the user has got the result, waits for it, or has added a callback.
 
@@ -107,6 +113,7 @@ class APIFuture(ProgressFuture[T]):
         self,
         *,
         submit: Submit | None = None,
+        soon: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
         when_done: tuple[Callable[[Any], object], ...] = (),
     ) -> None:
@@ -115,6 +122,8 @@ class APIFuture(ProgressFuture[T]):
         Args:
             submit: runs a job on a worker, for callbacks that users add. None: they run in the thread that
                 ends the future or adds them.
+            soon: runs a short job on a thread of the client, after a cancel. None: it runs in the thread that
+                cancels.
             clock: measures the timeline.
             when_done: called inline, one after the other, in the thread that ends the future.
         """
@@ -126,6 +135,8 @@ class APIFuture(ProgressFuture[T]):
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
+        self._soon = soon
+        self._claims: list[str] = []  # the first entry counts: "begun", "cancelled", "expired" or "ended"
         self._clock = clock
         self._generation = _fork._generation
         self._progress = QUEUED
@@ -134,17 +145,36 @@ class APIFuture(ProgressFuture[T]):
         self._sending_s: float | None = None
         self._accepted_s: float | None = None
         self._completed_s: float | None = None
-        # Both are guarded by the condition that guards the other fields of a Future; its lock is reentrant.
-        self._callbacks: list[Callable[[Any], object]] | None = None
-        self._cancel_notified = False
 
     def done(self) -> bool:
-        """Return True if the call has ended. A single read needs no lock.
+        """Return True if the call has ended.
 
         >>> APIFuture().done()
         False
         """
-        return self._state in _ENDED
+        return self._state in _ENDED or self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Return True if the call was cancelled.
+
+        >>> APIFuture().cancelled()
+        False
+        """
+        claims = self._claims
+        return bool(claims) and claims[0] == "cancelled"
+
+    def running(self) -> bool:
+        """Return True if the runtime has begun to send the call, and the call has not ended.
+
+        >>> APIFuture().running()
+        False
+        """
+        claims = self._claims
+        return bool(claims) and claims[0] == "begun" and self._state not in _ENDED
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Mark the call as begun, as `begin` does, and return True. Return False if it has ended."""
+        return self.begin()
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
@@ -171,7 +201,7 @@ class APIFuture(ProgressFuture[T]):
         """
         self._wait(timeout)
         try:
-            return super().result()
+            return self._outcome()
         finally:
             del self  # a failure's traceback holds this frame, and the future holds the failure
 
@@ -187,6 +217,8 @@ class APIFuture(ProgressFuture[T]):
         KeyError('a')
         """
         self._wait(timeout)
+        if self.cancelled():
+            raise CancelledError
         return super().exception()
 
     def future(self) -> APIFuture[T]:
@@ -220,9 +252,17 @@ class APIFuture(ProgressFuture[T]):
             if not self.done():
                 raise AwaitTimeout(self._describe_wait(timeout))
         try:
-            return super().result()
+            return self._outcome()
         finally:
             del self  # as in `result`
+
+    def _outcome(self) -> T:
+        try:
+            if self.cancelled():
+                raise CancelledError
+            return super().result()
+        finally:
+            del self
 
     def coroutine(self) -> Coroutine[Any, Any, T]:
         """Return `result_async()`, for `asyncio.create_task` and similar functions.
@@ -247,19 +287,22 @@ class APIFuture(ProgressFuture[T]):
     def _wait(self, timeout: float | None) -> None:
         """Wait until the call ends, or raise a TimeoutError. Wait in slices, so that Ctrl-C is noticed."""
         self._note_look()
-        if self._state in _ENDED:
+        if self.done():
             return
         self.refuse_foreign_wait()
         left_s = math.inf if timeout is None else timeout
         try:
-            while self._state not in _ENDED:
+            wake, wakes = Wake(), self.__dict__.setdefault("_wakes", [])
+            wakes.append(
+                wake
+            )  # before the look at the end: the thread that ends the future wakes after the end
+            while not self.done():
                 if left_s <= 0:
                     raise WaitTimeout(self._describe_wait(timeout))
                 now_s = slice_of(left_s)
-                with self._condition:
-                    if self._state not in _ENDED:
-                        self._condition.wait(now_s)
+                wake.wait(now_s)
                 left_s -= now_s
+            wakes.remove(wake)
         finally:  # Ctrl-C may end the wait too
             self._note_look(self.done())
 
@@ -290,33 +333,23 @@ class APIFuture(ProgressFuture[T]):
         True
         """
         self._note_look()
-        with self._condition:
-            # Also after the end, if earlier callbacks still wait for the worker: they run first.
-            kept = self._callbacks is not None or not self.done()
-            if kept:
-                if self._callbacks is None:
-                    self._callbacks = []
-                    self._done_callbacks.append(_hand_over_callbacks)
-                self._callbacks.append(fn)
-        if not kept:
-            self._hand_over([fn])
+        callbacks = self.__dict__.setdefault("_callbacks", [])
+        callbacks.append(fn)
+        self.when_done(_hand_over_callbacks)
 
     def when_done(self, fn: Callable[[Any], object]) -> None:
         """Call `fn(self)` in the thread that ends the future, or now if the future has ended.
 
         An exception of `fn` is logged. For the runtime, not for users.
         """
-        with self._condition:
-            if self._state not in _ENDED:
-                self._done_callbacks.append(fn)
-                return
-        try:
-            fn(self)
-        except Exception:  # noqa: BLE001  # as in every `Future`
-            _log.exception("a callback of %r failed", self)
+        # This first adds the callback and then looks at the end. The thread that ends the future first writes
+        # the end and then takes the callbacks. So one of them takes this one.
+        self._done_callbacks.append(fn)
+        if self._state in _ENDED:
+            self._invoke_callbacks()
 
-    def _hand_over(self, callbacks: list[Callable[[Any], object]]) -> None:
-        job = partial(_call_each, self, callbacks)
+    def _hand_over(self) -> None:
+        job = partial(_call_each, self)
         if self._submit is not None:
             try:
                 self._submit(job)
@@ -361,10 +394,9 @@ class APIFuture(ProgressFuture[T]):
         >>> future.expire(TimeoutError()), future.begin()
         (True, False)
         """
-        with self._condition:
-            if self._state != "PENDING":
-                return False
-            self.expired = True
+        if self._claim("expired") != "expired":
+            return False
+        self.expired = True
         return self.fail(failure)
 
     def cancel(self) -> bool:
@@ -377,34 +409,70 @@ class APIFuture(ProgressFuture[T]):
         >>> future.cancel(), future.cancelled()
         (True, True)
         """
-        if self._generation != _fork._generation or not super().cancel():
+        if self._generation != _fork._generation or self._claim("cancelled") != "cancelled":
             return self.cancelled()
-        self._complete(succeeded=False)
-        with self._condition:
-            first, self._cancel_notified = not self._cancel_notified, True
-            if first:
-                # This wakes threads in `concurrent.futures.wait`. A second call would be an error.
-                super().set_running_or_notify_cancel()
+        try:
+            self._publish_cancel()
+        except KeyboardInterrupt:  # it may have come before the effect; a second call does no harm
+            self._publish_cancel()
+            raise
         return True
 
     def set_result(self, result: T) -> None:
         """End this future with a result, as `resolve` does; raise InvalidStateError if it has ended."""
+        self._refuse_cancelled()
         self._complete(succeeded=True)
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """End this future with a failure, as `fail` does; raise InvalidStateError if it has ended."""
+        self._refuse_cancelled()
         self._complete(succeeded=False)
         super().set_exception(exception)
 
-    def _invoke_callbacks(self) -> None:
-        """Run the callbacks, and then drop them, because they refer to the client and keep it alive.
+    def _refuse_cancelled(self) -> None:
+        if self._claim("ended") == "cancelled":
+            raise InvalidStateError("the call was cancelled")
 
-        Only the thread that ended the future calls this. If `cancel` itself dropped the callbacks, a second
-        cancel could drop them before the first one has run them.
+    def _publish_cancel(self) -> None:
+        """Wake the threads that wait for this future, and run its callbacks, where locks may be taken."""
+        self._wake_all()
+        if self._soon is not None:
+            try:
+                self._soon(self._end_cancelled)
+            except RuntimeError:  # the client is closed
+                pass
+            else:
+                return
+        self._end_cancelled()
+
+    def _end_cancelled(self) -> None:
+        self._complete(succeeded=False)
+        this = object()
+        if self.__dict__.setdefault("_ends_cancelled", this) is this:  # a second call would be an error
+            super().cancel()
+            super().set_running_or_notify_cancel()  # wakes threads in `concurrent.futures.wait`
+
+    def _wake_all(self) -> None:
+        for wake in list(self._wakes):
+            wake.set()
+
+    def _invoke_callbacks(self) -> None:
+        """Wake the threads that wait, and run each callback once: the thread that takes it runs it.
+
+        The callbacks are dropped then, because they refer to the client and keep it alive.
         """
-        super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
-        self._done_callbacks = ()  # type: ignore[assignment]  # an ended future takes no more
+        self._wake_all()
+        callbacks = self._done_callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop(0)
+            except IndexError:
+                return
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001  # as in every `Future`
+                _log.exception("a callback of %r failed", self)
 
     def _complete(self, *, succeeded: bool) -> None:
         """Store the moment of the end, and call the function in `before_end`. Only the first call counts."""
@@ -416,14 +484,27 @@ class APIFuture(ProgressFuture[T]):
 
 
 def _hand_over_callbacks(future: APIFuture[Any]) -> None:
-    with future._condition:
-        waiting, future._callbacks = future._callbacks, None
-    if waiting:
-        future._hand_over(waiting)
+    if future._callbacks:
+        future._hand_over()
 
 
-def _call_each(future: APIFuture[Any], callbacks: list[Callable[[Any], object]]) -> None:
-    for callback in callbacks:
+def _call_each(future: APIFuture[Any]) -> None:
+    """Call the callbacks of users one after the other, unless another thread does this now.
+
+    That thread looks for more callbacks after it has written that it is not at work any more.
+    """
+    this = object()
+    callbacks: list[Callable[[Any], object]] = future.__dict__["_callbacks"]
+    while callbacks and future.__dict__.setdefault("_caller", this) is this:
+        try:
+            _call_all(future, callbacks)
+        finally:
+            del future.__dict__["_caller"]
+
+
+def _call_all(future: APIFuture[Any], callbacks: list[Callable[[Any], object]]) -> None:
+    while callbacks:
+        callback = callbacks.pop(0)
         try:
             callback(future)
         except BaseException as failure:  # even a callback's SystemExit must not end the worker

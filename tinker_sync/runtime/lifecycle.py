@@ -13,11 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import CallFailed, Event, Observer, Stopwatch
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
-from tinker_sync.runtime import exits
+from tinker_sync.runtime import _fork, exits
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import attach_unread, carried
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
-    from tinker_sync.runtime.workers import WorkerPools
+    from tinker_sync.runtime.workers import WorkerPools, Workers
     from tinker_sync.transport.call import Call
 
 # These are not reported, because they follow from a reported failure, or from `close` by the user.
@@ -95,16 +96,17 @@ class Lifecycle:
         self.queues: tuple[Closable, ...] = ()
         """The places where calls wait for their turn."""
         self._lock = threading.Lock()
-        self._last_calls: weakref.WeakSet[HasLastCall] = weakref.WeakSet()  # guarded by _lock
+        self._last_calls: _fork.Members[HasLastCall] = _fork.Members()
         self._unfinished: set[APIFuture[Any]] = set()
         self._failure: Exception | None = None  # set once, final
         self.connection = connection
         """The connection of the client; it is open until `shut`."""
         self._poller = poller
         self._pools = pools.in_order_of_end()
-        self._run_worker = pools.enter.run
-        # Bound once, because tens of thousands of futures may refer to it.
+        # Bound once, because tens of thousands of futures may refer to them.
         self._run_callback = pools.callback.run
+        self.run_soon: Callable[[Callable[[], object]], object] = partial(_run_soon, poller, pools.enter)
+        """Queues a short step, which never waits, for a thread of the client (`_run_soon`)."""
 
     # -------------------------------------------------------------------------------------- news
 
@@ -155,7 +157,10 @@ class Lifecycle:
             when_done: called inline, one after the other, when the future ends.
         """
         made: APIFuture[Any] = APIFuture(
-            submit=self._run_callback, clock=self.connection.clock, when_done=(self.on_ended, *when_done)
+            submit=self._run_callback,
+            soon=self.run_soon,
+            clock=self.connection.clock,
+            when_done=(self.on_ended, *when_done),
         )
         self._track(made)
         for stopwatch in self.stopwatches:
@@ -175,20 +180,6 @@ class Lifecycle:
         """
         if self.leaving:
             raise ClientClosedError
-
-    def run_soon(self, step: Callable[[], object]) -> None:
-        """Queue a short step, which never waits, for the poller's thread; if that does not run, for a worker.
-
-        This is for steps that take locks, or that Ctrl-C must not leave half done, because a signal
-        interrupts the main thread alone, and its handler may make the same call. Steps may run in another
-        order than that in which they were queued.
-
-        Raises:
-            WorkersClosedError: the client is closed.
-            RuntimeError: there is no thread for the step, and the system starts none.
-        """
-        if not self._poller.run_soon(step):
-            self._run_worker(step)
 
     def end_with_client(self, future: APIFuture[Any]) -> None:
         """Register the future of a call. It fails when the client is closed, unless it has ended before.
@@ -345,14 +336,11 @@ class Lifecycle:
 
         The object is held weakly.
         """
-        with self._lock:
-            self._last_calls.add(source)
+        self._last_calls.add(source)
 
     def _send_last_calls(self, limit_s: float) -> None:
         """Send the last calls of the registered objects, within `limit_s` in all. Only log their failures."""
-        with self._lock:
-            sources = list(self._last_calls)
-        calls = [call for each in sources if (call := each.last_call()) is not None]
+        calls = [call for each in self._last_calls.all() if (call := each.last_call()) is not None]
         for call in calls:
             try:
                 self.connection.caller.call(call.but(deadline_s=limit_s / len(calls)))
@@ -394,7 +382,7 @@ class Lifecycle:
     def renew_after_fork(self) -> None:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
         self._lock = threading.Lock()
-        self._last_calls = weakref.WeakSet()
+        self._last_calls = _fork.Members()
         self._unfinished = set()
         self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
@@ -402,6 +390,21 @@ class Lifecycle:
             self.closing.set()
         if self.journal is not None:
             self.journal.renew_after_fork()
+
+
+def _run_soon(poller: Poller, workers: Workers, step: Callable[[], object]) -> None:
+    """Queue a short step, which never waits, for the poller's thread; if that does not run, for a worker.
+
+    This is for steps that take locks, or that Ctrl-C must not leave half done, because a signal interrupts
+    the main thread alone, and its handler may make the same call. Steps may run in another order than that
+    in which they were queued.
+
+    Raises:
+        WorkersClosedError: the client is closed.
+        RuntimeError: there is no thread for the step, and the system starts none.
+    """
+    if not poller.run_soon(step):
+        workers.run(step)
 
 
 def shut_elsewhere(lifecycle: Any) -> None:

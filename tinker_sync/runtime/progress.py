@@ -5,7 +5,6 @@ States, statuses and timelines are immutable values for any thread.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -84,7 +83,7 @@ class ProgressFuture(Future[T]):
     expired: bool
     turn_timer: Any
     _clock: Clock
-    _condition: threading.Condition
+    _claims: list[str]
     _exception: BaseException | None
     _state: str
     _progress: Status
@@ -151,14 +150,22 @@ class ProgressFuture(Future[T]):
 
     def begin(self) -> bool:
         """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
-        with self._condition:
-            ended = self.done() or self.expired
-            begun = not ended and (self.running() or super().set_running_or_notify_cancel())
+        begun = self._claim("begun") == "begun" and not self.done()
         timer = self.turn_timer
         if timer is not None:
             self.turn_timer = None
             timer.cancel()
         return begun
+
+    def _claim(self, fate: str) -> str:
+        """Decide what happens to the call, unless that is decided. Return what was decided.
+
+        Without a lock, because a signal handler may do this too: of several threads, the first append counts.
+        """
+        claims = self._claims
+        if not claims:
+            claims.append(fate)
+        return claims[0]
 
     def mark_sending(self) -> None:
         """Mark the call as being sent. A repeated send keeps the moment of the first."""

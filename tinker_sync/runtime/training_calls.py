@@ -426,6 +426,7 @@ class PassCall(TrainingCall):
             futures,
             partial(merge_pass, self._trained),
             submit=runtime.pools.callback.run,
+            soon=runtime.lifecycle.run_soon,
             clock=runtime.clock,
         )
         return future
