@@ -200,11 +200,11 @@ def their_loss(p: Any, inputs: dict[str, Any], loss_fn: str, config: dict[str, f
         return -(p * inputs["weights"]).sum()
     q, advantages = inputs["logprobs"], inputs["advantages"]
     ratio = torch.exp(p - q)
-    low = config.get("clip_low_threshold", {"ppo": 0.8, "cispo": 0.0}.get(loss_fn))
-    high = config.get("clip_high_threshold", {"ppo": 1.2, "cispo": 4.0}.get(loss_fn))
+    low = config.get("clip_low_threshold", {"ppo": 0.8}.get(loss_fn, 0.0))
+    high = config.get("clip_high_threshold", {"ppo": 1.2}.get(loss_fn, 4.0))
     if loss_fn == "importance_sampling":
         return -(ratio * advantages).sum()
-    if loss_fn == "cispo":
+    if loss_fn in ("cispo", "stable_reinforce"):
         return -(ratio.clamp(low, high).detach() * p * advantages).sum()
     if loss_fn == "dro":
         return -(p * advantages - config.get("beta", 0.05) / 2 * (p - q) ** 2).sum()

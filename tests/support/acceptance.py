@@ -191,7 +191,37 @@ class Acceptance:
             )
             self.wait("gspo", trainer.forward_backward([gspo], "gspo", config))
             self.wide_targets(trainer)
+            self.stable_reinforce(trainer)
         self.wait("after the losses", trainer.optim_step(self.types.AdamParams(learning_rate=1e-4)))
+
+    def stable_reinforce(self, trainer: Any) -> None:
+        """Check the loss that takes the log-probabilities of recorded samples, whose ratios are 1 here."""
+        types = self.types
+        sampler = trainer.save_weights_and_get_sampling_client(record_stability_info=True)
+        prompt, params = [30, 31], types.SamplingParams(max_tokens=3)
+        sampled = sampler.sample(types.ModelInput.from_ints(prompt), 1, params).result(timeout=WAIT_S)
+        [sequence] = sampled.sequences
+        count, name = len(sequence.tokens), sequence.sequence_id
+        whole = [*prompt, *sequence.tokens]
+        datum = types.Datum(
+            model_input=types.ModelInput.from_ints(whole[:-1]),
+            loss_fn_inputs={
+                "target_tokens": np.array(whole[1:]),
+                "logprobs": np.array([0.0, *sequence.logprobs], dtype=np.float32),
+                "advantages": np.array([0.0] + [1.0] * count, dtype=np.float32),
+            },
+        ).with_provenance(
+            model_input=[
+                types.PromptProvenanceSpan(sequence_id=name, length=2),
+                types.SampledProvenanceSpan(sequence_id=name, length=count - 1),
+            ],
+            loss_fn_inputs=[
+                types.PromptProvenanceSpan(sequence_id=name, offset=1, length=1),
+                types.SampledProvenanceSpan(sequence_id=name, length=count),
+            ],
+        )
+        passed = trainer.forward_backward([datum], "stable_reinforce").result(timeout=WAIT_S)
+        assert abs(passed.metrics["loss:sum"] + sum(sequence.logprobs)) < 1e-2
 
     def wide_targets(self, trainer: Any) -> None:
         """Check that several weighted targets at a position give equal losses, dense and sparse."""

@@ -39,6 +39,7 @@ LOSS_CONFIGS: dict[str, dict[str, float]] = {
     "cispo": {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5},
     "dro": {"beta": 0.3},
     "gspo": {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0},
+    "stable_reinforce": {},
 }
 
 

@@ -25,6 +25,8 @@ __all__ = ["ForwardBackwardInput", "ForwardBackwardOutput", "ForwardBackwardRequ
 
 LossFnConfig: TypeAlias = Mapping[str, float | str]
 
+_BY_PROVENANCE = "stable_reinforce"
+"""The loss that takes log-probabilities from the server's record of the sampled sequences."""
 _SAMPLED = ("target_tokens", "logprobs", "advantages")
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("target_tokens",),
@@ -33,6 +35,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "cispo": _SAMPLED,
     "dro": _SAMPLED,
     "gspo": (*_SAMPLED, "sequence_ratio_mask"),
+    _BY_PROVENANCE: ("target_tokens", "advantages"),
 }
 """The inputs that each loss of the service needs. The server checks the inputs of other losses."""
 
@@ -135,7 +138,7 @@ class ForwardBackwardInput(AsDataclass, Model):
         needed = frozenset(_NEEDED.get(self.loss_fn, ()))
         # An input that is no `TensorData` lacks its attributes; the full check names it.
         with suppress(AttributeError):
-            if self.data and are_surely_valid(self.data, needed):
+            if self.data and self.loss_fn != _BY_PROVENANCE and are_surely_valid(self.data, needed):
                 return
         if problems := list(self._problems()):
             refuse_all(problems)
@@ -148,6 +151,11 @@ class ForwardBackwardInput(AsDataclass, Model):
             for name in needed:
                 if name not in datum.loss_fn_inputs:
                     yield _missing(name, f"data[{index}]", self.loss_fn, datum)
+            if self.loss_fn == _BY_PROVENANCE and not datum.loss_fn_input_spans:
+                yield (
+                    f"data[{index}].loss_fn_input_spans: are missing; {self.loss_fn} needs the provenance of "
+                    "the targets: data.from_samples and Datum.with_provenance add it"
+                )
             for problem in datum._problems():
                 yield f"data[{index}]{problem}"
 

@@ -79,7 +79,7 @@ def test_gradients_of_every_matrix(shape: str) -> None:
     np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("loss_fn", sorted(LOSS_CONFIGS.keys() - {"cispo", "gspo"}))
+@pytest.mark.parametrize("loss_fn", sorted(LOSS_CONFIGS.keys() - {"cispo", "gspo", "stable_reinforce"}))
 def test_gradients_of_every_loss(loss_fn: str) -> None:
     run = busy_run(tiny_weights(dtype="float64"))
     data = examples(loss_fn)
@@ -90,7 +90,7 @@ def test_gradients_of_every_loss(loss_fn: str) -> None:
 # These losses stop some gradients, which finite differences ignore. So the test uses a linear loss with the
 # same
 # slopes.
-@pytest.mark.parametrize("loss_fn", ["cispo", "gspo"])
+@pytest.mark.parametrize("loss_fn", ["cispo", "gspo", "stable_reinforce"])
 def test_gradients_of_losses_that_stop_gradients(loss_fn: str) -> None:
     run, config = busy_run(tiny_weights(dtype="float64")), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])
     data = examples(loss_fn)

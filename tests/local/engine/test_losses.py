@@ -68,7 +68,7 @@ def test_gspo_uses_one_ratio_for_the_sequence() -> None:
     np.testing.assert_allclose(found.slope, [-ratio * 2.0, -ratio, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("loss_fn", sorted(LOSSES.keys() - {"cispo", "gspo"}))
+@pytest.mark.parametrize("loss_fn", sorted(LOSSES.keys() - {"cispo", "gspo", "stable_reinforce"}))
 def test_the_slope_is_the_derivative(loss_fn: str) -> None:
     inputs = SAMPLED if loss_fn != "cross_entropy" else {"weights": A}
     rule, config = find_rule(loss_fn), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])
@@ -104,7 +104,6 @@ def test_configs_have_defaults(loss_fn: str, defaults: dict[str, float]) -> None
         ("dro", {"beta": "0.1"}, "beta: must be a finite number, got '0.1'"),
         ("ppo", {"clip_low_threshold": 1.3}, "clip_low_threshold: 1.3 is above"),
         ("sft", {}, "'sft' is unknown"),
-        ("stable_reinforce", {}, "only the hosted service records"),
     ],
 )
 def test_bad_configs_are_refused(loss_fn: str, config: dict[str, float], complaint: str) -> None:

@@ -101,14 +101,11 @@ def find_rule(loss_fn: str | LossRule) -> LossRule:
     Raises:
         ValueError: the engine does not compute a loss of this name.
 
-    >>> find_rule("stable_reinforce")
-    Traceback (most recent call last):
-    ValueError: loss_fn: 'stable_reinforce' needs data that only the hosted service records
+    >>> find_rule("ppo").needs
+    ('target_tokens', 'logprobs', 'advantages')
     """
     if isinstance(loss_fn, LossRule):
         return loss_fn
-    if loss_fn == "stable_reinforce":
-        raise ValueError(f"loss_fn: {loss_fn!r} needs data that only the hosted service records")
     if loss_fn not in LOSSES:
         raise ValueError(f"loss_fn: {loss_fn!r} is unknown; there are {', '.join(LOSSES)}")
     return LOSSES[loss_fn]

@@ -134,6 +134,18 @@ def gspo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> 
     return _clipped(np.full(p.shape, np.exp(min(mean, 700.0))), inputs["advantages"], config)
 
 
+def stable_reinforce(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:  # noqa: ARG001
+    """Compute `cispo` with the thresholds 0 and 4. `inputs["logprobs"]` are those that the server recorded.
+
+    The formula is ours: that of the hosted service is not public.
+
+    >>> inputs = {"logprobs": np.array([-9.0]), "advantages": np.array([1.0])}
+    >>> stable_reinforce(np.array([-1.0]), inputs, {}).slope.tolist()
+    [-4.0]
+    """
+    return cispo(p, inputs, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0})
+
+
 _SAMPLED = ("target_tokens", "logprobs", "advantages")
 
 LOSSES: Mapping[str, LossRule] = {
@@ -147,4 +159,5 @@ LOSSES: Mapping[str, LossRule] = {
         (*_SAMPLED, "sequence_ratio_mask"),
         config={"clip_low_threshold": None, "clip_high_threshold": None},
     ),
+    "stable_reinforce": LossRule(stable_reinforce, _SAMPLED),
 }

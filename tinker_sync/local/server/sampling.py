@@ -274,6 +274,9 @@ class _Sampling:
         result = future.result()
         self._count(result)
         ids = sequence_ids(self._promise.request_id, self._request.num_samples)
+        if self._request.record_stability_info:
+            for name, sample in zip(ids, result.samples, strict=True):
+                self._service.recorded.add(name, sample.tokens, sample.logprobs)
         response = convert.sample_response(
             result, [None] * len(ids) if self._service.flags.json_only else ids
         )

@@ -25,6 +25,7 @@ from tinker_sync.local.server.adapters import Adapters, adapter_key
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused, UserFault, failure_of
 from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
+from tinker_sync.local.server.recorded import RecordedSamples
 from tinker_sync.local.server.signing import Signer
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
@@ -133,6 +134,7 @@ class Service:
         self.losses: dict[str, Any] = {}
         self.downloads: dict[Any, Any] = {}
         self.archives: dict[Any, Any] = {}
+        self.recorded = RecordedSamples()
         self.uploads: dict[str, Any] = {}
         self.numbered = Seen()
         self.ignored: set[str] = set()

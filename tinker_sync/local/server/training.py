@@ -11,6 +11,7 @@ from tinker_sync.local.server import convert, custom_losses
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.lanes import Step
 from tinker_sync.local.server.problems import Refused, UserFault
+from tinker_sync.local.server.recorded import STABLE_REINFORCE
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.optim import AdamParams, OptimStepRequest, OptimStepResponse
 from tinker_sync.types.training import ForwardBackwardRequest, ForwardRequest
@@ -127,6 +128,11 @@ def compute(
     if not given.data:
         raise UserFault("data: is empty; give at least one datum")
     data = convert.examples(given.data)
+    if given.loss_fn == STABLE_REINFORCE:
+        data = [
+            service.recorded.complete(datum, example, f"data[{index}]")
+            for index, (datum, example) in enumerate(zip(given.data, data, strict=True))
+        ]
     if given.loss_fn == "custom":
         output = custom_losses.compute(service, run, model, given, data, backward=backward)
     else:
