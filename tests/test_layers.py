@@ -13,8 +13,8 @@ import tinker_sync
 
 # The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
-    *("_version", "_lazy", "_numpy", "_policy", "_spelling", "_clock", "_numbers", "_secret"),
-    *("_error_details", "_api_errors", "errors", "_observe", "_embedded", "_display"),
+    *("_version", "_lazy", "_left_out", "_numpy", "_policy", "_spelling", "_clock", "_numbers"),
+    *("_secret", "_error_details", "_api_errors", "errors", "_observe", "_embedded", "_display"),
     *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
     *("losses", "transfer", "text", "data", "batch", "loop", "display"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),

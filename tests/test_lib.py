@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ import tinker_sync.lib
 import tinker_sync.lib.public_interfaces
 import tinker_sync.types
 from tinker_sync.lib.wrapped_future import AwaitableConcurrentFuture
+from tinker_sync.runtime.answers import merge_outputs
 
-PACKAGES = [tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]
+PACKAGES = [tinker_sync, tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]
 PATHS = {
     f"{package.__name__}.{path}": package for package in PACKAGES for path in package._OTHER_PATHS.split()
 }
@@ -25,6 +27,9 @@ ALIASES = {
     "AwaitableConcurrentFuture": AwaitableConcurrentFuture,
     "BackcompatSamplingClientFuture": tinker_sync.SamplingClient,
     "BackcompatTrainingClientFuture": tinker_sync.TrainingClient,
+    "_APIFuture": tinker_sync.APIFuture,
+    "_TransportError": tinker_sync.APIConnectionError,
+    "combine_fwd_bwd_output_results": merge_outputs,
 }
 
 
@@ -35,12 +40,17 @@ def test_a_path_is_another_name_of_its_package(path: str) -> None:
     assert getattr(importlib.import_module(parent), name) is PATHS[path]
 
 
-def test_no_path_hides_a_module_of_the_package() -> None:
-    folder = Path(tinker_sync.types.__file__).parent
-    assert not {path.stem for path in folder.iterdir()} & set(tinker_sync.types._OTHER_PATHS.split())
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_checkers_find_the_paths_which_hide_no_module(package: ModuleType) -> None:
+    folder = Path(str(package.__file__)).parent
+    paths = {path.replace(".", "/") for path in package._OTHER_PATHS.split()}
+    assert not {path for path in paths if (folder / path).with_suffix(".py").exists()}
+    stubs = {path.with_suffix("").relative_to(folder) for path in folder.rglob("*.pyi")}
+    stubs = {path.parent if path.name == "__init__" else path for path in stubs}
+    assert {Path(path) for path in paths} <= stubs
 
 
-@pytest.mark.parametrize("package", PACKAGES[:2], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", PACKAGES[1:3], ids=lambda package: package.__name__)
 def test_names_are_those_of_the_front_door(package: ModuleType) -> None:
     assert package.__all__
     for name in package.__all__:
@@ -75,6 +85,31 @@ def test_they_are_attributes_without_being_imported() -> None:
         "print(tinker.lib.retry_handler.RetryConfig is tinker.RetryConfig)"
     )
     assert run(code) == "False\ntinker_sync.lib.public_interfaces True\nTrue\n"
+
+
+@for_each(
+    ("statement", "advice"),
+    [
+        ("from tinker_sync.lib.internal_client_holder import InternalClientHolder", "`holder`"),
+        ("import tinker_sync.resources.weights", "RestClient"),
+        ("from tinker_sync import proto", "tinker_sync.wire.proto"),
+        ("from tinker_sync._base_client import BaseClient", "ServiceClient"),
+        ("from tinker_sync.lib.api_future_impl import QueueStateObserver", "on_queue_state"),
+    ],
+)
+def test_what_is_left_out_is_refused_with_what_to_use(statement: str, advice: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert advice in str(caught.value)
+    assert "tinker_sync has no '" in str(caught.value)
+
+
+def test_other_unknown_names_fail_as_usual() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'tinker_sync\.nothing'"):
+        importlib.import_module("tinker_sync.nothing")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from tinker_sync.lib import Nothing")
+    assert importlib.util.find_spec("tinker_sync.nothing") is None
 
 
 def test_they_load_nothing_before_it_is_used() -> None:

@@ -8,9 +8,9 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from tinker_sync.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 import tinker_sync as tinker
+from tinker_sync.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 
 def test_it_has_the_result_of_the_other_future() -> None:

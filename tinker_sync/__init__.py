@@ -48,4 +48,6 @@ _HOMES = {
     """,
 }
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+_OTHER_PATHS = "_exceptions"
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)

@@ -75,6 +75,18 @@ def lazy_names(
     return lookup, listing, sorted(home_of)
 
 
+class _LeftOut:
+    """A finder that is asked after all others. It explains the absence of modules of the reference client."""
+
+    @staticmethod
+    def find_spec(name: str, *_path_and_target: object) -> None:
+        if name.startswith("tinker_sync."):
+            importlib.import_module("tinker_sync._left_out").refuse(name)
+
+
+sys.meta_path.append(_LeftOut)
+
+
 def _describe_unknown(package: str, name: str, known: list[str]) -> str:
     message = f"module {package!r} has no attribute {name!r}"
     if name.startswith("_"):  # the interpreter probes for such names, and for private modules

@@ -113,7 +113,7 @@ def _module(parts: list[str]) -> tuple[Any, int]:
     for depth in range(len(parts), 0, -1):
         try:
             return importlib.import_module(".".join(parts[:depth])), depth
-        except ModuleNotFoundError:
+        except ImportError:
             continue
     raise AssertionError(parts)
 

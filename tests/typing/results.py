@@ -55,6 +55,10 @@ def results_of_sampling(sampling: SamplingClient, prompt: ModelInput) -> None:
         assert_type(future.result(), SampleResponse)
 
 
+def a_sequence_has_an_id(response: SampleResponse, ids: list[str]) -> None:
+    ids.append(response.sequences[0].sequence_id)
+
+
 def results_of_the_service(service: ServiceClient, rest: tinker_sync.RestClient) -> None:
     assert_type(service.create_lora_training_client("m").result(), TrainingClient)
     assert_type(service.create_sampling_client(base_model="m").result(), SamplingClient)

@@ -12,13 +12,14 @@ _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
     "tinker_sync.clients.retry_config": "is_retryable_status_code",
     "tinker_sync.lib.other_names": """
-        api_key_console_url checkpoint_console_url checkpoint_playground_url new_api_key_console_url
-        session_console_url sessions_console_url training_run_console_url
+        _APIFuture _TransportError api_key_console_url checkpoint_console_url checkpoint_playground_url
+        combine_fwd_bwd_output_results new_api_key_console_url session_console_url sessions_console_url
+        training_run_console_url
     """,
     "tinker_sync.lib.public_interfaces": "",
     "tinker_sync.lib.wrapped_future": "AwaitableConcurrentFuture",
 }
 
-_OTHER_PATHS = "api_future_impl console_urls experimental retry_handler"
+_OTHER_PATHS = "api_future_impl chunked_fwdbwd_helpers console_urls experimental retry_handler"
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)

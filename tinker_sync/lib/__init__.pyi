@@ -3,9 +3,12 @@ from tinker_sync import ExperimentalWarning as ExperimentalWarning
 from tinker_sync import QueueState as QueueState
 from tinker_sync import RetryConfig as RetryConfig
 from tinker_sync.clients.retry_config import is_retryable_status_code as is_retryable_status_code
+from tinker_sync.lib.other_names import _APIFuture as _APIFuture
+from tinker_sync.lib.other_names import _TransportError as _TransportError
 from tinker_sync.lib.other_names import api_key_console_url as api_key_console_url
 from tinker_sync.lib.other_names import checkpoint_console_url as checkpoint_console_url
 from tinker_sync.lib.other_names import checkpoint_playground_url as checkpoint_playground_url
+from tinker_sync.lib.other_names import combine_fwd_bwd_output_results as combine_fwd_bwd_output_results
 from tinker_sync.lib.other_names import new_api_key_console_url as new_api_key_console_url
 from tinker_sync.lib.other_names import session_console_url as session_console_url
 from tinker_sync.lib.other_names import sessions_console_url as sessions_console_url

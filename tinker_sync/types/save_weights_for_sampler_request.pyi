@@ -1,0 +1,1 @@
+from tinker_sync.types import *
