@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -425,6 +426,28 @@ def test_fields_are_sent_where_nothing_is_known_of_them() -> None:
             assert stub.asked("/optim_step")[-1].json()["adam_params"]["grad_clip_norm"] == 1.0
 
 
+def test_models_without_names_are_not_listed(stub: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
+    named = {"model_name": "stub/model"}
+    stub.script("/get_server_capabilities", Answer(body={"supported_models": [{}, named, {}]}))
+    with service(stub) as client:
+        client.create_lora_training_client("other/model").result()
+    (said,) = [text for text in caplog.messages if "does not list the base model" in text]
+    assert said.endswith("it lists stub/model")
+
+
+def test_a_sampler_may_have_the_path_of_a_run() -> None:
+    """Servers of older protocols have such paths; one of the current protocol has none."""
+    path = "tinker://5f3d0000-0000-4000-8000-000000000000"
+    with training_on(open_servers.OpenRlLike()) as (stub, client, _):
+        stub.checkpoints.add(path)
+        client.create_sampling_client(path).result()
+        assert stub.asked("/create_sampling_session")[0].json()["model_path"] == path
+    with StubServer(config={"custom_loss_server_side": False}) as newest, hasty_service(newest) as client:
+        with pytest.raises(InvalidInputError, match="a path like tinker://RUN/FOLDER/NAME"):
+            client.create_sampling_client(path).result()
+        assert newest.asked("/create_sampling_session") == []
+
+
 def test_an_unknown_base_model_is_reported(stub: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
     with service(stub) as client:
         for _ in range(2):
@@ -437,13 +460,15 @@ def test_an_unknown_base_model_is_reported(stub: OpenServer, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_a_route_that_is_missing_is_told_from_an_object(stub: OpenServer, published: bool) -> None:
+def test_a_route_that_is_missing_is_told_from_an_object(
+    stub: OpenServer, published: bool, tmp_path: Path
+) -> None:
     stub.publishes = published
     lacks = {
         "tx": {"list_user", "sessions", "publish", "ttl", "delete"},
         "sky": {"list_user", "sessions", "publish", "ttl"},
         "tuft": {"ttl"},
-        "open-rl": {"list_user", "sessions", "publish", "ttl", "delete", "run"},
+        "open-rl": {"list_user", "sessions", "publish", "ttl", "delete", "run", "archive", "download"},
     }[stub.name.removesuffix(" with settings")]
     with service(stub) as client:
         rest = client.create_rest_client()
@@ -455,6 +480,10 @@ def test_a_route_that_is_missing_is_told_from_an_object(stub: OpenServer, publis
             "ttl": lambda: rest.set_checkpoint_ttl_from_tinker_path(path, 60),
             "delete": lambda: rest.delete_checkpoint_from_tinker_path(path),
             "run": lambda: rest.get_training_run("nowhere"),
+            "archive": lambda: rest.get_checkpoint_archive_url("nowhere", "sampler_weights/a"),
+            "download": lambda: rest.download_checkpoint(
+                "tinker://nowhere/sampler_weights/a", tmp_path / "a"
+            ),
         }
         for name, call in calls.items():
             error = call().exception(PATIENCE_S)

@@ -113,7 +113,7 @@ def check_base_model(base_model: Any, call: str) -> None:
 
 
 def check_path(path: Any, call: str, settings: Settings) -> None:
-    """Check the form of a checkpoint's path.
+    """Check the form of a checkpoint's path, as far as it is the same for all servers that may be meant.
 
     Raises:
         InvalidInputError: the path cannot name a checkpoint.
@@ -121,11 +121,26 @@ def check_path(path: Any, call: str, settings: Settings) -> None:
     check_is_path(path, call)
     if path.startswith("tinker://"):
         # Nothing else is checked, because some servers use other folders for checkpoints, or no folder.
-        parts = path.removeprefix("tinker://").split("/")
-        if len(parts) < 2 or {"", ".", ".."} & set(parts):
-            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
+        if {"", ".", ".."} & set(path.removeprefix("tinker://").split("/")):
+            _refuse_path(path, call)
+        if settings.is_vendor_host or settings.api_key_source == "local":
+            refuse_bare_path(path, call)
     elif settings.is_vendor_host:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
+
+
+def refuse_bare_path(path: str, call: str) -> None:
+    """Refuse `tinker://RUN`, with which only some servers of older protocols name a sampler's weights.
+
+    Raises:
+        InvalidInputError: the path has one part.
+    """
+    if path.startswith("tinker://") and "/" not in path.removeprefix("tinker://"):
+        _refuse_path(path, call)
+
+
+def _refuse_path(path: str, call: str) -> NoReturn:
+    raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
 
 
 def check_is_path(path: Any, call: str = "") -> None:

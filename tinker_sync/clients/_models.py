@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path
+from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path, refuse_bare_path
 from tinker_sync.errors import (
     APIResponseValidationError,
     BadRequestError,
@@ -136,6 +136,7 @@ class LoadedModel:
         """
         check_path(request.path, "create_training_client_from_state", runtime.settings)
         check_state_path(request.path, "create_training_client_from_state")
+        refuse_bare_path(request.path, "create_training_client_from_state")
         runtime.lifecycle.refuse_if_leaving()
         refuse_unsendable(request)
         session = runtime.server.session

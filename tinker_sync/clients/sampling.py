@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_sampler_path
+from tinker_sync.clients._arguments import check_sampler_path, refuse_bare_path
 from tinker_sync.clients._creation import ready, start, start_after
 from tinker_sync.clients._samples import SampleCalls
 from tinker_sync.clients.retry_config import RetryConfig
@@ -245,6 +245,8 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
     """Create the sampling session. Runs on a worker."""
     runtime = line.runtime
+    if asked.model_path is not None and runtime.server.ready().facts.dialect.knows_all:
+        refuse_bare_path(asked.model_path, "create_sampling_client")
     request = asked.model_copy(update={"session_id": runtime.server.open_session()})
     runtime.server.published.check_model(asked.base_model, runtime.server.ready().facts.dialect)
     created = runtime.server.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)

@@ -102,11 +102,11 @@ class Published:
         """
         if base_model is None or dialect.knows_all:
             return
-        listed = [model.model_name for model in self.models()]
+        listed = [model.model_name for model in self.models() if model.model_name]
         if listed and base_model not in listed:
             self.warn_once(
                 f"this server does not list the base model {base_model!r}, and may use another one: "
-                f"it lists {', '.join(map(str, listed))}"
+                f"it lists {', '.join(listed)}"
             )
 
     def context_length(self, base_model: str | None) -> int | None:

@@ -11,7 +11,12 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._shared import BaseClient, SharedRuntimes
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIStatusError, ExperimentalWarning, InvalidInputError
+from tinker_sync.errors import (
+    APIStatusError,
+    ExperimentalWarning,
+    InvalidInputError,
+    UnsupportedByServerError,
+)
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, find_call_site, warn_caller
@@ -124,12 +129,22 @@ def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **optio
     try:
         return runtime.server.call(name, request, usual_s=_deadlines.REST_S, **options)
     except APIStatusError as error:
-        newer = name in NEWER and error.status_code in NO_SUCH_CALL
-        if not newer and not runtime.server.published.lacks_route(
-            name, error, runtime.server.start().facts.dialect
-        ):
+        missing = missing_route(runtime, name, error)
+        if missing is None:
             raise
-        raise explain_missing_route(name, error, _INSTEAD.get(name, "")) from error
+        raise missing from error
+
+
+def missing_route(
+    runtime: ClientRuntime, name: str, error: APIStatusError
+) -> UnsupportedByServerError | None:
+    """Return the error to raise if `error` shows that the server has no route for a call, else None."""
+    newer = name in NEWER and error.status_code in NO_SUCH_CALL
+    if not newer and not runtime.server.published.lacks_route(
+        name, error, runtime.server.start().facts.dialect
+    ):
+        return None
+    return explain_missing_route(name, error, _INSTEAD.get(name, ""))
 
 
 def parse_path(runtime: ClientRuntime, tinker_path: str) -> ParsedCheckpointTinkerPath:

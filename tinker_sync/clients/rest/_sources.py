@@ -11,7 +11,7 @@ from attrs import evolve
 from tinker_sync._clock import http_date
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel
-from tinker_sync.clients.rest._base import parse_path
+from tinker_sync.clients.rest._base import missing_route, parse_path
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
     APIResponseValidationError,
@@ -144,55 +144,69 @@ class Archive(DownloadSource):
         self._runtime = runtime
         self._parsed = parsed
         self._offered = offered
-        self._checkpoint = parsed.checkpoint_id
 
     def sign(self) -> SignedUrls:
-        """Return the address of the archive.
-
-        If the server does not know a sampler checkpoint as `sampler_weights/NAME`, ask for `NAME`.
-        """
+        """Return the address of the archive."""
+        runtime, parsed = self._runtime, self._parsed
         try:
-            return self._ask()
-        except APIStatusError as error:
-            bare = self._parsed.checkpoint_id.partition("/")[2]
-            absent = error.status_code in {*_ABSENT, 400, 422}
-            # For a bare name, a server gives the archive of the sampler checkpoint.
-            if not absent or self._checkpoint == bare or self._parsed.checkpoint_type != "sampler":
-                raise self._explained(error) from error
-            self._checkpoint, full = bare, self._checkpoint  # the name that some open servers use
-            try:
-                return self._ask()
-            except APIStatusError:
-                self._checkpoint = full
-                raise self._explained(error) from error
-
-    def _ask(self) -> SignedUrls:
-        runtime = self._runtime
-        runtime.server.start()
-        call = make_call(
-            "get_checkpoint_archive",
-            runtime.settings,
-            path={"run": self._parsed.training_run_id, "checkpoint": self._checkpoint},
-            headers={"Accept": "application/gzip"},
-            deadline_s=_deadlines.REST_S,
-        )
-        url, expires = archive_address(runtime.connection.caller.call(call), runtime.clock.time())
+            url, expires = find_archive(runtime, parsed.training_run_id, parsed.checkpoint_id)
+        except (APIStatusError, UnsupportedByServerError) as error:
+            answer = error.__cause__ if isinstance(error, UnsupportedByServerError) else error
+            assert isinstance(answer, APIStatusError)  # noqa: S101  # `find_archive` sets the cause
+            raise self._explained(error, answer) from answer
         return SignedUrls({ARCHIVE: follow(f"{runtime.settings.base_url}/", url)}, expires)
 
-    def _explained(self, error: APIStatusError) -> TinkerError:
-        if error.status_code in (405, 501) and self._parsed.checkpoint_type == "training":
+    def _explained(self, error: TinkerError, answer: APIStatusError) -> TinkerError:
+        if answer.status_code in (405, 501) and self._parsed.checkpoint_type == "training":
             return UnsupportedByServerError(
                 f"the server has no archive of {self._parsed.tinker_path}: it gives archives of weights for "
                 "sampling only. Save the weights with TrainingClient.save_weights_for_sampler",
                 feature="get_checkpoint_archive",
             )
-        if self._offered or error.status_code not in _ABSENT:
+        if error is not answer or self._offered or answer.status_code not in _ABSENT:
             return error
         return UnsupportedByServerError(
             f"the server has no archive of {self._parsed.tinker_path}: there is no such checkpoint, or it "
             "cannot be downloaded as it is. Checkpoints of TrainingClient.save_weights_external can",
             feature="get_checkpoint_archive",
         )
+
+
+def find_archive(runtime: ClientRuntime, run: str, checkpoint: str) -> tuple[str, datetime]:
+    """Return the address of a checkpoint's archive and the end of its validity.
+
+    If the server does not know a sampler checkpoint as `sampler_weights/NAME`, ask for `NAME`, for which some
+    open servers give the archive of the sampler checkpoint.
+
+    Raises:
+        UnsupportedByServerError: the server has no archives.
+        TinkerError: the call failed.
+    """
+    folder, _, bare = checkpoint.rpartition("/")
+    runtime.server.start()
+    failures: list[APIStatusError] = []
+    for name in (checkpoint, bare) if folder == "sampler_weights" else (checkpoint,):
+        call = make_call(
+            "get_checkpoint_archive",
+            runtime.settings,
+            path={"run": run, "checkpoint": name},
+            headers={"Accept": "application/gzip"},
+            deadline_s=_deadlines.REST_S,
+        )
+        try:
+            return archive_address(runtime.connection.caller.call(call), runtime.clock.time())
+        except APIStatusError as error:
+            if error.status_code not in {*_ABSENT, 400, 422}:
+                raise
+            failures.append(error)
+    *others, last = failures
+    missing = missing_route(runtime, "get_checkpoint_archive", last)
+    if missing is None:
+        raise last
+    for failure in others:
+        if missing_route(runtime, "get_checkpoint_archive", failure) is None:
+            raise failure
+    raise missing from last
 
 
 def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:

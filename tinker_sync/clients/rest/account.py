@@ -110,7 +110,7 @@ class AdminClient(RestBase):
     get_audit_log_async = async_result(get_audit_log)
 
 
-class _UnknownOwner(UnsupportedByServerError, RuntimeError):
+class UnknownOwnerError(UnsupportedByServerError, RuntimeError):
     """The error for a key whose owner is not known.
 
     It is also a RuntimeError, which the reference client raises.
@@ -153,7 +153,7 @@ class AccountCalls(RestBase):
         runtime.server.start()  # the settings name servers that exchange keys for tokens
         claims = runtime.connection.keys.identity()
         if claims is None:
-            raise _UnknownOwner(
+            raise UnknownOwnerError(
                 "whoami: this server exchanges no tokens, so nothing tells whose key this is; whether it is "
                 "taken, `tinker-sync auth status` tells",
                 feature="whoami",

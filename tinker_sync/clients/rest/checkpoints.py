@@ -15,7 +15,6 @@ from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import RestBase, checked_id, parse_path, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.futures import APIFuture
 
 if TYPE_CHECKING:
@@ -368,13 +367,11 @@ class CheckpointCalls(RestBase):
         CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
         """
         place = _checked_place(training_run_id, checkpoint_id)
-        call = make_call("get_checkpoint_archive", self._runtime.settings, path=place)
 
         def ask() -> CheckpointArchiveUrl:
-            from tinker_sync.clients.rest._sources import archive_address
+            from tinker_sync.clients.rest._sources import find_archive
 
-            reply = self._runtime.connection.caller.call(call)
-            return CheckpointArchiveUrl(*archive_address(reply, self._runtime.clock.time()))
+            return CheckpointArchiveUrl(*find_archive(self._runtime, place["run"], place["checkpoint"]))
 
         return self._later(ask)
 
