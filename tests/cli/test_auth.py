@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.tinker_stub import Answer
 
 from tinker_sync._secret import Secret
 from tinker_sync.config import CredentialsFile
+from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import StoredKey
 
 
@@ -94,19 +96,27 @@ def test_logout_deletes_a_generated_key_on_the_server(run: Run, keyless: World, 
 
 
 def test_status(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("auth", "status").out == "Credentials available: yes\nTinker accessible: yes\n"
+    about = f"Server: {os.environ['TINKER_BASE_URL']}\nKey: from TINKER_API_KEY\n"
+    assert run("auth", "status").out == f"Credentials available: yes\nTinker accessible: yes\n{about}"
     assert run("auth", "status", "-f", "json").json == {
         "credentials_available": True,
         "tinker_accessible": True,
+        "base_url": os.environ["TINKER_BASE_URL"],
+        "key_source": "from TINKER_API_KEY",
     }
     world.script("/get_server_capabilities", Answer(402, {"detail": "no money"}))
     refused = run("auth", "status")
-    assert (refused.code, refused.out) == (1, "Credentials available: yes\nTinker accessible: no\n")
+    assert refused.code == 1
+    assert refused.out == f"Credentials available: yes\nTinker accessible: no\n{about}"
     assert "no money" in refused.err
     monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "printf no-key")
+    assert "Key: from TINKER_CREDENTIAL_CMD\n" in run("auth", "status").out
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD")
     monkeypatch.delenv("TINKER_BASE_URL")
     none = run("auth", "status")
-    assert (none.code, none.out) == (1, "Credentials available: no\n")
+    assert none.code == 1
+    assert none.out == f"Credentials available: no\nServer: {DEFAULT_BASE_URL}\n"
     assert "tinker-sync auth login" in none.err
 
 
@@ -145,5 +155,6 @@ def test_status_reports_unreadable_keys(run: Run, world: World, monkeypatch: pyt
     file.parent.mkdir(exist_ok=True)
     file.write_text("{")
     done = run("auth", "status", "--format", "json")
-    assert (done.code, done.json) == (1, {"credentials_available": False, "tinker_accessible": False})
+    assert done.code == 1
+    assert (done.json["credentials_available"], done.json["tinker_accessible"]) == (False, False)
     assert f"{file} is not JSON" in done.err

@@ -59,11 +59,38 @@ def test_usage_as_csv(run: Run, world: World, tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["usage.csv"]
 
 
-@pytest.mark.parametrize("window", [("yesterday", HOURS[1]), (HOURS[0], "")])
-def test_invalid_hours_are_refused(run: Run, world: World, window: tuple[str, str]) -> None:
+def test_usage_is_that_of_this_month_by_default(run: Run, world: World) -> None:
+    assert run("billing", "usage").code == 0  # NOW is 12:00 on the first of March
+    assert run("billing", "usage", "2026-02-28").code == 0
+    asked = [each.query for each in world.asked("/billing/usage/events")]
+    begins = ["2026-03-01T00:00:00Z", "2026-02-28T00:00:00Z"]
+    assert asked == [{"starting_on": [each], "ending_before": ["2026-03-01T13:00:00Z"]} for each in begins]
+
+
+def test_a_long_window_is_asked_for_in_parts(run: Run, world: World) -> None:
+    data = run("billing", "usage", "2026-01-31", "2026-03-01", "-f", "json").json
+    asked = [each.query for each in world.asked("/billing/usage/events")]
+    days = ["2026-01-31", "2026-02-14", "2026-02-28", "2026-03-01"]
+    assert [each["starting_on"][0][:10] for each in asked] == days[:-1]
+    assert [each["ending_before"][0][:10] for each in asked] == days[1:]
+    assert len(data["data"]) == 3 * len(BILL["data"])
+    assert set(data["sessions"]) == set(BILL["sessions"])
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        (("yesterday", HOURS[1]), "STARTING_ON: expected a date or a full hour, got 'yesterday'"),
+        ((HOURS[0], ""), "ENDING_BEFORE: expected a date or a full hour, got ''"),
+        (("2026-02-01T10:30:00Z",), "STARTING_ON: expected a date or a full hour"),
+        ((HOURS[1], HOURS[0]), "must be before ENDING_BEFORE"),
+    ],
+)
+def test_invalid_hours_are_refused(run: Run, world: World, window: tuple[str, ...], words: str) -> None:
     done = run("billing", "usage", *window)
     assert done.code == 1
-    assert "Error: " in done.err
+    assert words in done.err
+    assert "Request" not in done.err
     assert world.asked("/billing/usage/events") == []
 
 

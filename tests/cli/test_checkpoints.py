@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.cli_runs import Run
 from support.cli_world import EXPORT, OTHER_RUN, PATH, RUN, World, checkpoint
@@ -110,6 +113,25 @@ def test_the_question_lists_at_most_thirty(run: Run, world: World) -> None:
 def test_delete_without_a_match(run: Run, world: World) -> None:
     done = run("checkpoint", "delete", "--run-id", OTHER_RUN, "--type", "sampler", "-f", "json")
     assert (done.code, done.json) == (0, {"deleted_count": 0, "failed": []})
+    for more in ((), ("--yes",)):
+        done = run("checkpoint", "delete", "--run-id", OTHER_RUN, "--type", "sampler", *more)
+        words = f"No checkpoint of run {OTHER_RUN} matches; nothing was deleted."
+        assert (done.code, done.out, done.err.splitlines()) == (0, "", [words])
+
+
+def test_info_of_an_unknown_run_prints_one_message(
+    run: Run, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = "/training_runs/no-such-run"
+    released = world.hold(f"{first}/checkpoints")
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(lambda: (world.await_asked(first), released.set()))
+        done = run("checkpoint", "info", "tinker://no-such-run/weights/a")
+        ended.result()
+    gc.collect()
+    assert (done.code, done.out) == (1, "")
+    assert "no training run" in done.err
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,12 @@ def test_without_the_extra_it_prints_how_to_install_it() -> None:
     assert "pip install click rich" in err
 
 
+def test_the_version_as_an_option(run: Run) -> None:
+    for line in (["--version"], ["--version", "run", "list"]):
+        done = run(*line)
+        assert (done.code, done.out, done.err) == (0, f"tinker-sync {tinker_sync.__version__}\n", "")
+
+
 def test_python_m() -> None:
     out, _ = fresh("-m", "tinker_sync", "version")
     assert out == f"tinker-sync {tinker_sync.__version__}\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.cli_runs import Run
 from support.cli_world import OTHER_RUN, PATH, RUN, SESSION, World, checkpoint
+from support.tinker_stub import Answer
 
 
 def test_a_list_in_each_form(run: Run, world: World) -> None:
@@ -131,6 +134,21 @@ def test_session_list(run: Run, world: World) -> None:
     world.sessions = []
     assert run("session", "list").out == "no sessions\n"
     assert run("session", "list", "-f", "json").json == {"sessions": []}
+
+
+def test_sessions_have_their_times_where_the_server_has_a_search(run: Run, world: World) -> None:
+    known = {
+        "session_id": SESSION, "created_at": "2026-03-01T10:00:00Z", "owner": "u", "project_id": "p",
+        "status": {"type": "active"}, "checkpoints_count": 0, "display_name": "night run",
+    }  # fmt: skip
+    world.script("/sessions/search", *[Answer(body={"sessions": [known]})] * 2)
+    done = run("session", "list")
+    assert (done.code, done.err) == (0, "")
+    other = OTHER_RUN.partition(":")[0]
+    shown = [re.split(r" {2,}", line) for line in done.out.splitlines()[2:]]
+    assert shown[0] == ["Session", "Started", "State", "Name"]
+    assert shown[1:] == [[SESSION, "2 hours ago", "active", "night run"], [other, "-", "-", "-"]]
+    assert run("session", "list", "-f", "json").json["sessions"][0] == {"session_id": SESSION}
 
 
 def test_a_long_session_list_comes_in_pages(run: Run, world: World) -> None:

@@ -131,3 +131,10 @@ def test_the_notebook_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[s
     place = notebook.main([str(tmp_path / "a.ipynb")])
     assert place.stat().st_size > 1000
     assert "jupyter lab" in capsys.readouterr().out
+
+
+def test_the_package_lists_its_examples() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "tinker_sync.examples"], capture_output=True, text=True, check=True
+    )
+    assert (listed.stdout, listed.stderr) == (examples.__doc__, "")

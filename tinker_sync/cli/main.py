@@ -45,11 +45,29 @@ def root() -> Group:
     >>> root().name
     'tinker-sync'
     """
-    return Group(
+    group = Group(
         "tinker-sync",
         "Train, sample and look after what you have trained, on any server that speaks the Tinker protocol.",
         COMMANDS,
     )
+    shows = click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_version,
+        help="Print the version.",
+    )
+    group.params.append(shows)
+    return group
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from tinker_sync._version import __version__
+
+        click.echo(f"tinker-sync {__version__}")
+        ctx.exit()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -147,25 +147,33 @@ def _address(settings: Settings, argument: str | None) -> Finding:
 
 def _key(settings: Settings) -> Finding:
     try:
-        source = choose_source(settings, enforce_cmd=False)
+        what = describe_key_source(settings)
     except TinkerError as error:
         return Finding("key", "failure", str(error), "make a new one: tinker-sync auth login")
-    if source is None:
+    if what is None:
         state: State = "failure" if settings.is_vendor_host else "warning"
         advice = "set TINKER_API_KEY, if the server checks keys"
         if settings.is_vendor_host:
             advice = "run tinker-sync auth login, or set TINKER_API_KEY"
         return Finding("key", state, "there is none", advice)
-    used = "TINKER_CREDENTIAL_CMD" if source is settings.credential_cmd or settings.api_key is None else ""
-    what = f"from {used}" if used else _key_origin(settings)
-    ignored = [name for name in _KEY_VARIABLES if os.environ.get(name) and name not in (used, what[5:])]
+    ignored = [name for name in _KEY_VARIABLES if os.environ.get(name) and name != what[5:]]
     if ignored:
         what += f"; {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
         return Finding("key", "warning", what, "unset what is not used, or pass api_key to use another key")
     return Finding("key", "ok", what)
 
 
-def _key_origin(settings: Settings) -> str:
+def describe_key_source(settings: Settings) -> str | None:
+    """Return where the key that calls use comes from, such as "from TINKER_API_KEY"; None without a key.
+
+    Raises:
+        TinkerError: there is no usable key.
+    """
+    source = choose_source(settings, enforce_cmd=False)
+    if source is None:
+        return None
+    if source is settings.credential_cmd or settings.api_key is None:
+        return "from TINKER_CREDENTIAL_CMD"
     if settings.api_key_source == "stored":
         stored = CredentialsFile().default_key()
         return f"from the credentials file{f', {stored.name!r}' if stored and stored.name else ''}"

@@ -109,9 +109,23 @@ def _delete_on_server(stored: StoredKey, base_url: str | None) -> Exception | No
 
 @command("status", example="tinker-sync auth status")
 def status(cli: Cli) -> None:
-    """Check that there is a key and that the server accepts it; fail if not."""
-    from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
+    """Check that there is a key and that the server accepts it; fail if not.
 
+    It also names the server, and where the key comes from.
+    """
+    from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
+    from tinker_sync.config import Settings
+    from tinker_sync.diagnose.doctor import describe_key_source
+    from tinker_sync.errors import TinkerError
+
+    server: str | None = None
+    source: str | None = None
+    try:
+        settings = Settings.resolve(base_url=cli.base_url)
+        server = settings.base_url
+        source = describe_key_source(settings)
+    except TinkerError:
+        pass  # the check below raises it too
     has_key = tinker_has_credentials(base_url=cli.base_url)
     failure: Exception | None = None
     try:
@@ -122,8 +136,12 @@ def status(cli: Cli) -> None:
         cli.sink.raw(f"Credentials available: {'yes' if has_key else 'no'}")
         if has_key:
             cli.sink.raw(f"Tinker accessible: {'no' if failure else 'yes'}")
+        for label, about in (("Server", server), ("Key", source)):
+            if about is not None:
+                cli.sink.raw(f"{label}: {about}")
     else:
-        cli.sink.show_data({"credentials_available": has_key, "tinker_accessible": failure is None})
+        about_key = {"credentials_available": has_key, "tinker_accessible": failure is None}
+        cli.sink.show_data({**about_key, "base_url": server, "key_source": source})
     if failure is not None:
         raise failure
 

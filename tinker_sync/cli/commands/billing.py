@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import MISSING, format_count, format_size
 from tinker_sync.cli.framework import Cli, Group, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
     from tinker_sync.cli.table import Table
-    from tinker_sync.types import BillingUsageEvent, CurrentCheckpointStorageUsageItem
+    from tinker_sync.clients.rest import AdminClient
+    from tinker_sync.types import BillingUsageEvent, BillingUsageResponse, CurrentCheckpointStorageUsageItem
 
 _HERE: Final = "tinker_sync.cli.commands.billing:"
 billing = Group(
@@ -29,11 +32,11 @@ _CSV: Final = "Write the rows as CSV to PATH instead; - is stdout."
 
 @command(
     "usage",
-    example="tinker-sync billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z\n"
-    "tinker-sync billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z --csv usage.csv",
+    example="tinker-sync billing usage\n"
+    "tinker-sync billing usage 2026-07-13 2026-07-14T12:00:00Z --csv usage.csv",
 )
-@click.argument("starting_on")
-@click.argument("ending_before")
+@click.argument("starting_on", required=False)
+@click.argument("ending_before", required=False)
 @click.option("--csv", "csv_path", metavar="PATH", help=_CSV)
 @click.option(
     "--sessions-csv",
@@ -41,16 +44,26 @@ _CSV: Final = "Write the rows as CSV to PATH instead; - is stdout."
     help="Write the sessions and their metadata as CSV to PATH; - is stdout.",
 )
 def usage(
-    cli: Cli, starting_on: str, ending_before: str, csv_path: str | None, sessions_csv: str | None
+    cli: Cli,
+    starting_on: str | None,
+    ending_before: str | None,
+    csv_path: str | None,
+    sessions_csv: str | None,
 ) -> None:
-    """Show what was used, hour by hour.
+    """Show what was used, hour by hour; by default in this month.
 
-    STARTING_ON and ENDING_BEFORE are full hours, at most 14 days apart, such as 2026-07-13T00:00:00Z. There
-    is a row for each hour, kind of use, model, session and user. Costs are estimates before credits; "null"
-    is a cost that the service does not know yet. You need permission to see the bill.
+    STARTING_ON and ENDING_BEFORE are dates or full hours in UTC, such as 2026-07-13 or 2026-07-13T05:00:00Z.
+    There is a row for each hour, kind of use, model, session and user. Costs are estimates before credits;
+    "null" is a cost that the service does not know yet. You need permission to see the bill.
     """
+    now = cli.now()
+    begin = _parse_hour("STARTING_ON", starting_on, now.replace(day=1, hour=0))
+    end = _parse_hour("ENDING_BEFORE", ending_before, now + timedelta(hours=1))
+    if begin >= end:
+        window = f"{begin:%Y-%m-%d %H:%M} and {end:%Y-%m-%d %H:%M}"
+        raise CliError(f"STARTING_ON must be before ENDING_BEFORE, got {window}")
     with cli.admin() as admin:
-        bill = admin.get_billing_usage(starting_on, ending_before).result()
+        bill = _fetch_usage(admin, begin, end)
     if sessions_csv is not None:
         import json
 
@@ -66,6 +79,37 @@ def usage(
         _write_csv(cli.sink, [_flatten(each.model_dump(mode="json")) for each in bill.data], csv_path)
     if csv_path is None and sessions_csv is None:
         cli.sink.show(bill.model_dump(mode="json"), _make_usage_table(bill.data), items="data")
+
+
+def _parse_hour(name: str, text: str | None, default: datetime) -> datetime:
+    """Return a full hour. A text without a zone is in UTC, and the default is rounded down."""
+    from tinker_sync.types._moment import parse_moment
+
+    if text is None:
+        return default.replace(minute=0, second=0, microsecond=0)
+    try:
+        moment = parse_moment(text.strip())
+    except (ValueError, OverflowError):
+        moment = None
+    if moment is None or moment.minute or moment.second or moment.microsecond:
+        raise CliError(
+            f"{name}: expected a date or a full hour, got {text!r}",
+            "Write 2026-01-31 or 2026-01-31T12:00:00Z.",
+        )
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def _fetch_usage(admin: AdminClient, begin: datetime, end: datetime) -> BillingUsageResponse:
+    """Return the usage of a window of any length. The service answers for 14 days at once."""
+    first = begin
+    bills = []
+    while first < end:
+        last = min(first + timedelta(days=14), end)
+        bills.append(admin.get_billing_usage(first, last).result())
+        first = last
+    sessions = {name: each for bill in bills for name, each in bill.sessions.items()}
+    data = [each for bill in bills for each in bill.data]
+    return bills[-1].model_copy(update={"data": data, "sessions": sessions})
 
 
 def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def info(cli: Cli, checkpoint_path: str) -> None:
     names = {checkpoint_path, f"tinker://{run_id}/{parsed.checkpoint_id}"}
     with cli.rest() as rest:
         listed, future = rest.list_checkpoints(run_id), rest.get_training_run(run_id)
+        for each in (listed, future):
+            each.exception()  # the failure of the second would be logged as one that nobody has looked at
         found = next((c for c in listed.result().checkpoints if c.tinker_path in names), None)
         if found is None:
             raise CliError(
@@ -258,9 +260,10 @@ def delete(
         else:
             paths = shown = list(dict.fromkeys(checkpoint_paths))
             size = 0
-        if not paths:
-            cli.sink.say(f"No checkpoint of run {run_id} matches.")
-        elif not yes and not _confirm(cli.sink, shown, size):
+        if not paths and cli.sink.for_people:
+            cli.sink.say(f"No checkpoint of run {run_id} matches; nothing was deleted.")
+            return
+        if paths and not yes and not _confirm(cli.sink, shown, size):
             cli.sink.say("Nothing was deleted.")
             return
         failed = _delete(cli.sink, rest, paths)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.formatting import format_count, format_size
+from tinker_sync.cli.formatting import MISSING, format_age, format_count, format_size
 from tinker_sync.cli.framework import Cli, Group, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
+    from tinker_sync.clients.rest import RestClient
     from tinker_sync.config import Settings
+    from tinker_sync.types import SessionSummary
 
 _HERE: Final = "tinker_sync.cli.commands.session:"
+_PAGE: Final = 200
 _ADVICE: Final = "Its address is valid for about an hour; try again."
 session = Group(
     "session",
@@ -30,18 +34,54 @@ session = Group(
 @command("list", example="tinker-sync session list --limit 50")
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
 def list_sessions(cli: Cli, limit: int) -> None:
-    """List the ids of your sessions."""
+    """List your sessions. JSON has their ids alone."""
     from tinker_sync.cli.table import Column, Table
 
     def table(found: list[str], _: str) -> Table:
         title = format_count(len(found), "session") if found else "no sessions"
         # The server does not report the number of sessions.
         note = "There may be more; --limit 0 shows all." if limit and len(found) >= limit else ""
-        return Table([Column("Session")], [(each,) for each in found], title, note)
+        known = _describe(rest, found) if found and cli.sink.for_people else {}
+        if not known:
+            return Table([Column("Session")], [(each,) for each in found], title, note)
+        columns = [Column("Session"), Column("Started"), Column("State"), Column("Name")]
+        rows = [(each, *_make_cells(known.get(each), cli.now())) for each in found]
+        return Table(columns, rows, title, note)
 
     with cli.rest() as rest:
         entries = rest.iter_sessions(limit=limit or None)
         cli.sink.show_list(entries, "sessions", table, limit=limit, data=lambda each: {"session_id": each})
+
+
+def _describe(rest: RestClient, wanted: list[str]) -> dict[str, SessionSummary]:
+    """Return what the server tells of these sessions by their ids: nothing, if it has no search."""
+    import warnings
+
+    from tinker_sync.errors import ExperimentalWarning, TinkerError
+    from tinker_sync.types import SessionSearchRequest
+
+    missing, found, cursor = set(wanted), {}, None
+    # A search also finds sessions that are not in the list, so it may need a page more.
+    for _ in range(len(wanted) // _PAGE + 2):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                page = rest.search_sessions(SessionSearchRequest(limit=_PAGE, cursor=cursor)).result()
+        except TinkerError:
+            break
+        found.update({each.session_id: each for each in page.sessions})
+        cursor = page.next_cursor
+        missing -= found.keys()
+        if cursor is None or not missing:
+            break
+    return found
+
+
+def _make_cells(about: SessionSummary | None, now: datetime) -> tuple[str, str, str]:
+    if about is None:
+        return MISSING, MISSING, MISSING
+    state = MISSING if about.status is None else about.status.type.replace("_", " ")
+    return format_age(about.created_at, now), state, about.display_name or MISSING
 
 
 @command(
