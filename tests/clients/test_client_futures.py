@@ -477,6 +477,31 @@ class TestCheckpoints:
             numbers = trainer.optim_step(STEP).result(PATIENCE_S).metrics
             assert numbers == {"step:max": 1.0 if at_once else 2.0}
 
+    @pytest.mark.parametrize(
+        ("told", "sent"),
+        [
+            ({"is_lora": True, "lora_rank": 8, "train_mlp": False}, {"rank": 8, "train_mlp": False}),
+            ({"is_lora": True}, {"rank": 32, "train_mlp": True}),
+            ({"is_lora": False, "lora_rank": 0}, {"rank": 0, "train_mlp": True}),
+            ({"is_lora": False}, None),
+        ],
+    )
+    def test_a_checkpoint_is_restored_as_what_it_was(
+        self, told: dict[str, Any], sent: dict[str, Any] | None
+    ) -> None:
+        with world(V36) as (stub, service):
+            stub.script("/weights_info", Answer(200, {"base_model": "stub/model", **told}))
+            service.create_training_client_from_state(PATH).result(PATIENCE_S)
+            given = stub.asked("/create_model")[0].json().get("lora_config")
+            assert given == (sent and {"train_attn": True, "train_unembed": True, **sent})
+
+    @pytest.mark.parametrize("rank", [0, None])
+    def test_a_request_to_train_all_weights_is_sent(self, rank: int | None) -> None:
+        with world() as (stub, service):
+            service.create_lora_training_client("stub/model", rank=rank).result(PATIENCE_S)
+            given = stub.asked("/create_model")[0].json().get("lora_config")
+            assert (given and given["rank"]) == rank
+
     @pytest.mark.parametrize("status", [400, 422])
     def test_a_server_that_asks_for_a_model_gets_three_requests(self, status: int) -> None:
         with world() as (stub, service):

@@ -55,7 +55,7 @@ WRONG_USES: Mapping[str, str] = {
     'service.create_lora_training_client("m", lora_rank=8)': (
         r"^ServiceClient\.create_lora_training_client\(\).*'lora_rank'"
     ),
-    'service.create_lora_training_client("tinker-sync/random", rank=0)': r"rank.*1 or more.*0",
+    'service.create_lora_training_client("tinker-sync/random", rank=-1)': r"rank.*1 or more.*-1",
     'service.create_lora_training_client("m", train_mlp=False, train_attn=False, train_unembed=False)': (
         r"at least one of train_mlp, train_attn, train_unembed"
     ),

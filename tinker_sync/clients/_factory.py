@@ -31,7 +31,7 @@ class ClientFactory(BaseClient):
     def create_lora_training_client(
         self,
         base_model: str,
-        rank: int = 32,
+        rank: int | None = 32,
         seed: int | None = None,
         train_mlp: bool = True,
         train_attn: bool = True,
@@ -47,7 +47,8 @@ class ClientFactory(BaseClient):
 
         Args:
             base_model: the model to fine-tune; see `get_server_capabilities`.
-            rank: the rank of the LoRA matrices.
+            rank: the rank of the LoRA matrices. With 0, a server that can do it trains all weights of the
+                model; with None, the request says nothing of LoRA, which other such servers want.
             seed: the seed for the first values of these matrices; None: the server draws one.
             train_mlp: train the MLP layers.
             train_attn: train the attention layers.
@@ -73,9 +74,8 @@ class ClientFactory(BaseClient):
         from tinker_sync.clients._models import NewModel
         from tinker_sync.clients.training import TrainingClient
 
-        lora = types.LoraConfig(
-            rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
-        )
+        flags = {"train_unembed": train_unembed, "train_mlp": train_mlp, "train_attn": train_attn}
+        lora = None if rank is None else types.LoraConfig(rank=rank, seed=seed, **flags)
         model = NewModel.of(self._runtime, base_model, lora, user_metadata, optimizer, self._until(deadline))
         return TrainingClient._make(self._runtime, model)
 

@@ -61,7 +61,7 @@ class NewModel:
         cls,
         runtime: ClientRuntime,
         base_model: str,
-        lora: LoraConfig,
+        lora: LoraConfig | None,
         user_metadata: dict[str, str] | None,
         optimizer: OptimizerConfig | None,
         deadline_at: float,
@@ -72,8 +72,11 @@ class NewModel:
             InvalidInputError: the request cannot be sent.
         """
         check_base_model(base_model, "create_lora_training_client")
-        if lora.rank < 1:
-            raise InvalidInputError(f"create_lora_training_client: rank: expected 1 or more, got {lora.rank}")
+        if lora is not None and lora.rank < 0:
+            raise InvalidInputError(
+                "create_lora_training_client: rank: expected 1 or more, or 0 to train all weights, "
+                f"got {lora.rank}"
+            )
         runtime.lifecycle.refuse_if_leaving()
         request = CreateModelRequest(
             session_id="",
@@ -181,16 +184,12 @@ class LoadedModel:
     def _make_in_three(self, line: TrainingLine) -> str:
         runtime, asked = line.runtime, self.request
         info = self._weights_info(runtime)
-        flags = {
-            name: True if getattr(info, name) is None else getattr(info, name)
-            for name in ("train_unembed", "train_mlp", "train_attn")
-        }
         request = CreateModelRequest(
             session_id="",
             model_seq_id=self.model_seq_id,
             base_model=asked.base_model or info.base_model,
             user_metadata=asked.user_metadata,
-            lora_config=LoraConfig(rank=info.lora_rank if info.lora_rank is not None else 32, **flags),
+            lora_config=_adapter_of(info),
             optimizer_config=(
                 info.optimizer_config if asked.optimizer else asked.optimizer_config or AdamOptimizerConfig()
             ),
@@ -210,6 +209,18 @@ class LoadedModel:
         with reading(runtime, self.request.weights_access_token) as reader:
             info: WeightsInfoResponse = reader.server.call("get_weights_info", body, deadline_at=deadline_at)
             return info
+
+
+def _adapter_of(info: WeightsInfoResponse) -> LoraConfig | None:
+    """Return the settings of a checkpoint's adapter; None for a checkpoint of all weights without a rank."""
+    if info.lora_rank is None and not info.is_lora:
+        return None
+    flags = {
+        name: True if getattr(info, name) is None else getattr(info, name)
+        for name in ("train_unembed", "train_mlp", "train_attn")
+    }
+    # Some servers do not tell the rank of an adapter; 32 is the default of all.
+    return LoraConfig(rank=32 if info.lora_rank is None else info.lora_rank, **flags)
 
 
 @contextmanager

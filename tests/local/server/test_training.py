@@ -157,7 +157,7 @@ def test_a_model_in_memory_is_not_replaced_when_its_request_is_forgotten(server:
     model = server.model(session)
     server.passed(model, 1)
     server.app.service.numbered.forget(("model", model))
-    request = {"session_id": session, "model_seq_id": 0, "base_model": BASE}
+    request = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 2}}
     assert server.post("/create_model", request).status == 409
     server.passed(model, 2)
 
@@ -173,6 +173,8 @@ def test_a_model_in_memory_is_not_replaced_when_its_request_is_forgotten(server:
             {"lora_config": {"rank": 2, "train_mlp": False, "train_attn": False, "train_unembed": False}},
             "at least one",
         ),
+        ({"lora_config": {"rank": 0}}, "rank: 0 asks to train all weights"),
+        ({"lora_config": None}, "lora_config: none asks to train all weights"),
     ],
 )
 def test_models_that_cannot_be_made(server: Running, changes: dict[str, object], says: str) -> None:

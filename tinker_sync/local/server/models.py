@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 calls = Calls()
 
-_DEFAULT_RANK = 32
-
 
 @calls.of("create_model")
 async def create_model(service: Service, ask: Ask) -> Any:
@@ -41,9 +39,8 @@ async def create_model(service: Service, ask: Ask) -> Any:
     await service.session(request.session_id)
     base = service.base_model(request.base_model)
     check_optimizer(request.optimizer_config)
-    config = request.lora_config or LoraConfig(rank=_DEFAULT_RANK)
     model_id = f"{request.session_id}:train:{request.model_seq_id}"
-    settings = lora_settings(service, config, model_id)
+    settings = lora_settings(service, request.lora_config, model_id)
 
     async def work() -> Any:
         return CreateModelResponse(model_id=model_id)
@@ -68,12 +65,18 @@ def check_optimizer(config: OptimizerConfigBase | None) -> None:
         raise UserFault(f"optimizer {config.type!r} is not computed by this server; it has adamw")
 
 
-def lora_settings(service: Service, config: LoraConfig, model_id: str) -> LoraSettings:
+def lora_settings(service: Service, config: LoraConfig | None, model_id: str) -> LoraSettings:
     """Return the settings of an adapter in the form of the engine. The server draws a missing seed.
 
     Raises:
-        UserFault: the settings are not valid, or the rank is too large.
+        UserFault: the settings are not valid, the rank is too large, or the request is for no adapter.
     """
+    if config is None or config.rank == 0:
+        got = "rank: 0" if config is not None else "lora_config: none"
+        raise UserFault(
+            f"{got} asks to train all weights of the model, but this server trains LoRA adapters only; "
+            "give a rank of 1 or more"
+        )
     if config.rank > service.flags.max_rank:
         raise UserFault(f"rank: at most {service.flags.max_rank}, got {config.rank}")
     try:
