@@ -268,8 +268,18 @@ def test_plain_text_in_place_of_a_call_is_no_tinker_server() -> None:
     assert NO_SERVER.format("text/plain") in told(404, "text/plain", b"404 page not found")
 
 
-def test_the_path_of_calls_given_twice_is_hinted_at() -> None:
-    text = told(404, "application/json", b'{"detail": "Not Found"}', "http://h/api/v1/api/v1/create_session")
+@pytest.mark.parametrize("tail", ["/v2", "/v1", "/api"])
+def test_a_version_in_the_base_url_is_hinted_at(tail: str) -> None:
+    text = told(404, "application/json", b'{"detail": "Not Found"}', f"http://h{tail}/api/v1/create_session")
+    assert text.endswith(
+        f"The base URL ends with {tail}; every call adds /api/v1 by itself, so try without it."
+    )
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_the_path_of_calls_given_twice_is_hinted_at(status: int) -> None:
+    url = "http://h/api/v1/api/v1/create_session"
+    text = told(status, "application/json", b'{"detail": "Not Found"}', url)
     assert text.endswith("The base URL ends with /api/v1, which every call adds by itself; leave it out.")
 
 

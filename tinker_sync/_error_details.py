@@ -27,6 +27,8 @@ _MAX_PROBLEMS: Final = 20
 
 _API: Final = "/api/v1"
 _NO_ENTRY: Final = (401, 403)
+# The end of a base URL that names a version of the API.
+_VERSION: Final = re.compile(rf"(/(?:api|v\d+)){_API}/")
 
 
 def _mask_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
@@ -169,8 +171,11 @@ before the server.
     if response is None:
         return ""
     url, status = request.url if request else "", response.status_code
-    if status in NO_SUCH_CALL and f"{_API}{_API}/" in url:
+    if status in (*NO_SUCH_CALL, *_NO_ENTRY) and f"{_API}{_API}/" in url:
         return f"The base URL ends with {_API}, which every call adds by itself; leave it out."
+    version = _VERSION.search(url) if status in NO_SUCH_CALL else None
+    if version is not None:
+        return f"The base URL ends with {version[1]}; every call adds {_API} by itself, so try without it."
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Load balancers send pages for other statuses too: rate limits, large bodies, servers that are down.
     page = kind == "text/html" and (status < 400 or status in _NO_ENTRY or status in NO_SUCH_CALL)

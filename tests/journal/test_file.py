@@ -69,6 +69,28 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes, words: str) 
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 100_000, b"7", b"[]"])
+def test_a_line_that_is_no_record_is_damaged(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "run.journal"
+    path.write_bytes(b'{"journal":1}\n' + line + b"\n")
+    with pytest.raises(JournalError, match=r"line 2 of the journal .* is damaged"):
+        JournalFile(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted")
+def test_a_journal_that_is_deleted_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "run.journal"
+    file = JournalFile(path)
+    file.append({"a": 1})
+    assert caplog.messages == []
+    path.unlink()
+    file.append({"b": 2})
+    file.append({"c": 3})
+    file.close()
+    (said,) = caplog.messages
+    assert f"the journal {path} was deleted" in said
+
+
 def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be opened"):
         JournalFile(tmp_path / "no" / "run.journal")

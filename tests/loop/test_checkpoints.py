@@ -55,6 +55,21 @@ def test_a_loop_keeps_the_last_and_the_best_and_goes_on_where_it_was(tmp_path: P
         assert again.save(client, number).parent == latest.path
 
 
+FOREIGN = (
+    "[1]", "7", '"x"', "null", "[" * 100_000, '{"saved": 3}', '{"saved": {"step": 1}}',
+    '{"saved": {"step": "x", "path": "p"}}', '{"deleted": ["x"]}', '{"step": 1}', "{'saved': ...", "\xff",
+)  # fmt: skip
+
+
+def test_foreign_lines_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    newer = '{"saved": {"step": 4, "path": "q", "of a newer version": 1}}'
+    (tmp_path / "checkpoints.jsonl").write_bytes("\n".join([*FOREIGN, newer]).encode("latin-1"))
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        saves = service.checkpoints(tmp_path)
+        assert [(each.step, each.path) for each in saves.kept] == [(4, "q")]
+    assert [text for text in caplog.messages if "line 6 of" in text and "checkpoints.jsonl" in text]
+
+
 @pytest.mark.parametrize("best", ["min", "max"])
 def test_a_score_that_is_nan_is_never_the_best(tmp_path: Path, best: Any) -> None:
     with LocalServer(model="tinker-sync/random") as server, server.service() as service:

@@ -34,6 +34,16 @@ def test_the_last_line_of_a_step_counts(tmp_path: Path) -> None:
     assert [(line["step"], line["loss"]) for line in read_run(directory)] == [(0, 9), (1, 4)]
 
 
+def test_foreign_lines_and_values_draw_nothing(tmp_path: Path) -> None:
+    foreign: list[Any] = [
+        [1], 7, "null", "[" * 100_000, {"step": "x"}, {"step": 1, "tokens": 7},
+        {"step": 2, "tokens": {"a": "b", "c": [1]}}, {"step": 3, "loss": 10**400}, {"step": 4, "loss": [1]},
+    ]  # fmt: skip
+    directory = run(tmp_path / "x", *foreign, {"step": 5, "loss": 1.0, "tokens": {"trained": 3, "x": None}})
+    text = draw([directory], tmp_path / "curves.html").read_text()
+    assert re.findall(r"<h2>(\w+)</h2>", text) == ["loss", "tokens"]
+
+
 def test_a_page_has_a_panel_for_what_was_recorded_and_refers_to_nothing(tmp_path: Path) -> None:
     lines = [
         {"step": n, "loss:mean": 2.0 / (n + 1), "tokens": {"trained": n}, "step_s": 0.5} for n in range(5)

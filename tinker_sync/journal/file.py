@@ -8,6 +8,7 @@ turns the lines into the last session that they record, with its models and requ
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import threading
@@ -25,6 +26,8 @@ _HEAD: Final = b'{"journal":1}\n'
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 Line = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 
 class JournalFile:
@@ -45,6 +48,7 @@ class JournalFile:
         self.path = path
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._reported = False  # the deletion of the file was reported
         self._torn = 0  # the octets of an incomplete line at the end of the file; guarded by _lock
         try:
             self._descriptor = os.open(path, _FLAGS, 0o600)
@@ -59,6 +63,8 @@ class JournalFile:
 
     def append(self, line: Line, *, sync: bool = False) -> None:
         """Append a line. When this method returns, the line survives a crash of the process.
+
+        If the file was deleted, log a warning, once. That is no error, because the script has to save.
 
         Args:
             line: the content of the line.
@@ -80,8 +86,16 @@ class JournalFile:
                 self._torn = written if written < len(octets) else 0
                 if sync:
                     os.fsync(self._descriptor)
+                deleted = not os.fstat(self._descriptor).st_nlink
             except OSError as error:
                 raise JournalError(f"the journal {self.path} cannot be written: {error}") from error
+        if deleted and not self._reported:
+            self._reported = True
+            _log.warning(
+                "the journal %s was deleted while it is in use: a new run will not know this one. Save the "
+                "state, and go on from the checkpoint with another journal",
+                self.path,
+            )
         if written != len(octets):
             raise JournalError(f"the journal {self.path} cannot be written: the disk is full")
 
@@ -123,7 +137,7 @@ class JournalFile:
     def _parse(self, number: int, text: bytes) -> Line:
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
         if not isinstance(line, dict):
             raise JournalError(f"line {number} of the journal {self.path} is damaged")

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
-from attrs import asdict, frozen
+from attrs import asdict, fields_dict, frozen
 
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.loop.recorder import append_line
@@ -181,15 +181,19 @@ class LoopCheckpoints(Generic[ClientT]):
 
 def _read(path: Path) -> list[SavedStep]:
     kept: dict[str, SavedStep] = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    known = fields_dict(SavedStep).keys()
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, each in enumerate(text.splitlines(), 1):
         try:
-            line = json.loads(text)
-        except ValueError:
+            line = json.loads(each)
+        except (ValueError, RecursionError):
             continue  # a line that a killed process left unfinished
-        if "saved" in line:
-            saved = SavedStep(**line["saved"])
-            kept.pop(saved.path, None)
-            kept[saved.path] = saved
+        saved = line.get("saved") if isinstance(line, dict) else line
+        if isinstance(saved, dict) and type(saved.get("step")) is int and isinstance(saved.get("path"), str):
+            kept.pop(saved["path"], None)
+            kept[saved["path"]] = SavedStep(**{name: saved[name] for name in known & saved.keys()})
+        elif isinstance(line, dict) and isinstance(line.get("deleted"), str):
+            kept.pop(line["deleted"], None)
         else:
-            kept.pop(line.get("deleted"), None)
+            _log.warning("line %d of %s is no record of a checkpoint; it is left out", number, path)
     return list(kept.values())

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from html import escape
 from itertools import chain
@@ -33,15 +34,22 @@ svg { width: 100%; height: auto; } text { fill: currentColor; font-size: 11px; }
 
 def _number(line: Line, *names: str) -> float | None:
     for name in names:
-        if isinstance(value := line.get(name), (int, float)) and math.isfinite(value):
-            return float(value)
+        with suppress(OverflowError):  # a whole number that no float holds
+            if isinstance(value := line.get(name), (int, float)) and math.isfinite(value):
+                return float(value)
     return None
+
+
+def _tokens(line: Line) -> float | None:
+    tokens = line.get("tokens")
+    counts = tokens.values() if isinstance(tokens, dict) else ()
+    return sum(each for each in counts if type(each) in (int, float)) or None
 
 
 PANELS: Final[Mapping[str, Callable[[Line], float | None]]] = {
     "loss": lambda line: _number(line, "loss:mean", "loss", "loss:sum"),
     "reward": lambda line: _number(line, "reward", "reward:mean", "reward/mean"),
-    "tokens": lambda line: float(sum(line["tokens"].values())) if line.get("tokens") else None,
+    "tokens": _tokens,
     "seconds": lambda line: _number(line, "step_s"),
 }
 """The first panels, each with the function that returns its value for a step."""
@@ -83,8 +91,8 @@ def read_run(directory: str | os.PathLike[str]) -> list[Line]:
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
-            continue  # a line that a killed process left unfinished
+        except (ValueError, RecursionError):
+            continue  # a line that a killed process left unfinished, or a foreign one
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             found[line["step"]] = line
     if not found:

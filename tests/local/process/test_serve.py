@@ -18,7 +18,14 @@ import pytest
 from support.clock import PATIENCE_S
 from support.served import served
 
-from tinker_sync import APIConnectionError, AuthenticationError, ConfigurationError, ServiceClient, _embedded
+from tinker_sync import (
+    APIConnectionError,
+    AuthenticationError,
+    ConfigurationError,
+    NotFoundError,
+    ServiceClient,
+    _embedded,
+)
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.local import serve
@@ -50,6 +57,10 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(
             assert failed.value.attempts == 1
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
+        # With the key, the error is about the path.
+        wrong = pytest.raises(NotFoundError, match="base URL ends with /v2")
+        with ServiceClient(base_url=f"{url}/v2") as client, wrong:
+            client.get_server_capabilities()
         found = _embedded.find_key(url)
         key = found.reveal()
         code, output, errors = ended(process, signal.SIGTERM)

@@ -114,13 +114,16 @@ def publish(server: ServerRecord) -> Published:
 
 
 def find(base_url: str) -> ServerRecord | None:
-    """Return the record of the running server at a loopback address; None if no key file names it."""
+    """Return the record of the running server at a loopback address; None if no key file names it.
+
+    A path in the address makes no difference, because a refused key would hide that the path is wrong.
+    """
     address = urlsplit(base_url)
     if address.port is None or not is_loopback(address.hostname or ""):
         return None
     with suppress(ConfigurationError):  # without the directory there is no key, which is no error here
         server = _read(locate(address.port, address.hostname or HOST))
-        if server is not None and server.base_url == base_url:
+        if server is not None and server.base_url == f"{address.scheme}://{address.netloc}":
             return server
     return None
 
