@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def test_parameters_have_the_defaults_of_the_protocol() -> None:
 
 
 def test_a_mistyped_name_is_refused() -> None:
-    for wrong in ("max_token", "temprature", "n"):
+    for wrong in ("max_token", "temprature"):
         with pytest.raises(TypeError, match=wrong):
             SamplingParams(**{wrong: 3})
     with pytest.raises(TypeError):
@@ -446,3 +447,30 @@ def test_dumps_use_the_names_of_fields() -> None:
     dumped = SampledSequence("stop", "s", np.array([5])).model_dump(exclude_none=True)
     assert dumped == {"stop_reason": "stop", "sequence_id": "s", "tokens_np": [5]}
     assert types.EncodedTextChunk(tokens=[1]).model_dump_json() == '{"tokens":[1],"type":"encoded_text"}'
+
+
+# -------------------------------------------------------------------------------------- other parameters
+
+
+def test_settings_of_other_engines_are_ignored_with_one_warning() -> None:
+    with pytest.warns(UserWarning, match="stop_token_ids, min_p ignored") as caught:
+        params = SamplingParams(max_tokens=5, stop_token_ids=[1, 2], min_p=0.1)  # type: ignore[call-arg]
+    assert params == SamplingParams(max_tokens=5)
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+def test_a_misspelt_setting_is_refused() -> None:
+    with pytest.raises(TypeError, match="no parameter 'max_token'; did you mean 'max_tokens'"):
+        SamplingParams(max_token=5, stop_token_ids=[1])  # type: ignore[call-arg]
+
+
+def test_a_sequence_may_be_made_of_lists() -> None:
+    older: dict[str, Any] = {"tokens": [5, 6], "logprobs": [-1.0, -2.0]}
+    made = SampledSequence(stop_reason="stop", **older)
+    assert (made.tokens, made.logprobs, made.length) == ([5, 6], [-1.0, -2.0], 2)
+    made = SampledSequence("length", "seq-1", tokens=[7])  # type: ignore[call-arg]
+    assert made.logprobs is None
+    with pytest.raises(TypeError, match="SampledSequence has no parameter 'ids'"):
+        SampledSequence("stop", tokens=[5], ids=[5])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="stop_reason"):
+        SampledSequence(tokens=[5])  # type: ignore[call-arg]

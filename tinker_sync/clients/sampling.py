@@ -53,20 +53,50 @@ class SamplingClient(SampleCalls["SamplingClient"]):
 
     def __init__(
         self,
-        runtime: ClientRuntime,
+        holder: ClientRuntime,
         *,
+        sampling_session_id: str | None = None,
+        base_model: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         copied: bool = False,
-        base_model: str | None = None,
     ) -> None:
+        """Make a client of an existing sampling session. Clients of new ones are made by other clients.
+
+        Args:
+            holder: the `holder` of another client.
+            sampling_session_id: the session; `create` makes a new one.
+            base_model: the base model of the session; the server is asked for it if it is not given.
+            retry_config: settings of the retries.
+            record_stability_info: let the server keep, for each sample, the data that stable training needs.
+            copied: number the samples far from those of the client that made the session, which may sample
+                too. Always so for an existing session.
+
+        >>> import tinker_sync
+        >>> prompt, params = tinker_sync.ModelInput.from_ints([1]), tinker_sync.SamplingParams(max_tokens=2)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     first = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     session_id = first._sampling_session_id
+        ...     second = tinker_sync.SamplingClient(service.holder, sampling_session_id=session_id)
+        ...     len(second.sample(prompt, 1, params).result().sequences)
+        1
+        """
         self._retry_config = retry_config or RetryConfig()
-        self._line = SampleLine(runtime, self._retry_config.attempts, copied=copied)
-        super().__init__(runtime, self._line.held)
+        copied = copied or sampling_session_id is not None
+        self._line = SampleLine(holder, self._retry_config.attempts, copied=copied)
+        super().__init__(holder, self._line.held)
         self._record_stability_info = record_stability_info
         self._last = (None, None)
         self._described = Lazy()
         self._base_model = self._line.base_model = base_model
+        if sampling_session_id is not None:
+            self._line.sampling_session_id = sampling_session_id
+            ready(self)
+
+    @property
+    def _sampling_session_id(self) -> str:
+        """The id of the sampling session, for scripts that read this name. Waits until it exists."""
+        return self.result()._line.sampling_session_id
 
     @classmethod
     def create(
@@ -103,14 +133,11 @@ class SamplingClient(SampleCalls["SamplingClient"]):
             holder,
             retry_config=retry_config,
             record_stability_info=record_stability_info,
-            # The client that made the session may sample in it too.
-            copied=sampling_session_id is not None,
+            sampling_session_id=sampling_session_id,
             # For a path, ask the server for the base model of the weights.
             base_model=base_model if model_path is None else None,
         )
         if sampling_session_id is not None:
-            client._line.sampling_session_id = sampling_session_id
-            ready(client)
             return client
         if model_path is None and base_model is None:
             raise InvalidInputError("create_sampling_client: give model_path or base_model")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._async import async_blocking, async_future, async_result
-from tinker_sync.clients._creation import start
+from tinker_sync.clients._creation import ready, start
 from tinker_sync.clients._weights import WeightCalls
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
@@ -73,13 +73,44 @@ class TrainingClient(WeightCalls["TrainingClient"]):
     (1, None)
     """
 
-    def __init__(self, runtime: ClientRuntime, model_seq_id: int, *, recorded: bool = True) -> None:
-        journal = runtime.server.session.journal if recorded else None
-        self._line = TrainingLine(runtime, None if journal is None else journal.record_of(model_seq_id))
-        super().__init__(runtime, self._line.held)
-        self._place = ModelPlace(runtime, self._line)
+    def __init__(
+        self,
+        holder: ClientRuntime,
+        model_seq_id: int | None = None,
+        model_id: str | None = None,
+        *,
+        recorded: bool = True,
+    ) -> None:
+        """Make a client of a model that exists and that no other client has trained or saved.
+
+        A `ServiceClient` makes the clients of new models. The calls are numbered from 1, so a server that
+        keeps the order of calls refuses those of a second client of a model.
+
+        Args:
+            holder: the `holder` of another client.
+            model_seq_id: the number of the model in its session, if it has one. Not needed with `model_id`.
+            model_id: the id of the model.
+            recorded: write the calls into the journal of the service client, if it has one.
+
+        Raises:
+            InvalidInputError: no model is given.
+        """
+        if model_seq_id is None and model_id is None:
+            raise InvalidInputError(
+                "TrainingClient: give the model_id of an existing model, or make a new one with "
+                "create_lora_training_client of a ServiceClient"
+            )
+        recorded = recorded and model_id is None  # the journal knows only models that were made with it
+        journal = holder.server.session.journal if recorded else None
+        record = None if journal is None or model_seq_id is None else journal.record_of(model_seq_id)
+        self._line = TrainingLine(holder, record)
+        super().__init__(holder, self._line.held)
+        self._place = ModelPlace(holder, self._line)
         self._user_metadata: dict[str, Any] | None = None
         self._stepped = None
+        if model_id is not None:
+            self._line.model_id = model_id
+            ready(self)
 
     @classmethod
     def _make(
@@ -109,6 +140,10 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         True
         """
         return self.result()._line.model_id
+
+    def _guaranteed_model_id(self) -> str:
+        """Return the id of the model, for scripts that call this name."""
+        return self.model_id
 
     @property
     def curve(self) -> list[tuple[float, float]]:

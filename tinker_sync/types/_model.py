@@ -231,6 +231,11 @@ class Model(Structured):
 
     dict, json, copy = model_dump, model_dump_json, model_copy
 
+    @classmethod
+    def _accept(cls, given: _Tree, unknown: list[str]) -> _Tree | None:  # noqa: ARG003
+        """Return the arguments that stand for `given`, of which some are unknown; None refuses these."""
+        return None
+
     def _evolved(self, changes: _Tree) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
@@ -408,6 +413,7 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
             # An error from the constructor's own code comes from an inner frame.
             if not (unknown or by_place) or error.__traceback__ is None or error.__traceback__.tb_next:
                 raise
+            accepted = cast("Any", type(args[0]))._accept(given, unknown) if unknown else None
             if unknown:
                 reason = describe_unknown_parameter(type(args[0]).__name__, unknown[0], parameters)
             else:
@@ -417,8 +423,10 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
                 reason = f"{type(args[0]).__name__} takes its parameters by name; {advice}"
         else:
             return
-        # Raised outside of the handler, so that the error has no context.
-        raise TypeError(reason)
+        # Outside of the handler, so that errors have no context.
+        if accepted is None:
+            raise TypeError(reason)
+        advised(*args, **accepted)
 
     return advised
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from array import array as c_array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import attrs
 
 from tinker_sync._numpy import AnyArray, np
+from tinker_sync._spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ArrayHead, ByValue
 from tinker_sync.types._convert import SCALARS, converter_for
 from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import refuse, refuse_all
+from tinker_sync.types._structured import field_names, refuse, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -88,6 +90,21 @@ class SamplingParams(Model):
     top_k: int = -1
     """-1 is off."""
     top_p: float = 1.0
+
+    @classmethod
+    def _accept(cls, given: dict[str, Any], unknown: list[str]) -> dict[str, Any] | None:
+        """Ignore settings of other engines, as the reference client does, but refuse misspelt ones."""
+        known = field_names(cast("Any", cls))
+        for name in unknown:
+            abbreviated = any(each.startswith(name) for each in known)
+            if abbreviated or find_closest(name, known, cutoff=0.85, loosely=False):
+                return None
+        warnings.warn(
+            f"SamplingParams: {', '.join(unknown)} ignored, because the service has no such setting; "
+            f"it has: {', '.join(known)}",
+            stacklevel=3,
+        )
+        return {name: value for name, value in given.items() if name not in unknown}
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -236,6 +253,13 @@ class SampledSequence(AsDataclass, Model):
     _logprobs_list: list[float] | None = _list_field("_logprobs_list")
     _topk_logprobs_list: TopkList | None = _list_field("_topk_logprobs_list")
     _views: object = _views_field()
+
+    @classmethod
+    def _accept(cls, given: dict[str, Any], unknown: list[str]) -> dict[str, Any] | None:  # noqa: ARG003
+        """Take `tokens` and `logprobs` as lists, as the reference client did when it had no arrays."""
+        older = {"tokens", "logprobs"} & given.keys()
+        renamed = {f"_{name}_list" if name in older else name: value for name, value in given.items()}
+        return renamed if older else None
 
     def _repr_items(self) -> Iterator[tuple[str, Any]]:
         yield from super()._repr_items()
