@@ -176,7 +176,9 @@ def test_dataclasses_have_the_same_fields(name: str) -> None:
 
 
 def described(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    return field.default, field.default_factory, field.init, field.repr, field.compare, field.kw_only
+    factory = field.default_factory
+    made = factory if factory is dataclasses.MISSING else factory()
+    return field.default, made, field.init, field.repr, field.compare, field.kw_only
 
 
 def test_no_other_class_is_a_dataclass() -> None:
