@@ -33,6 +33,16 @@ class World:
         self.trainer = self.service.create_lora_training_client("stub/model").result(PATIENCE_S)
         self.rest = self.service.create_rest_client()
 
+    def done(self, call: Callable[[], Any]) -> Future[Any]:
+        """Make a call that waits for its answer. Return a future that has ended."""
+        future: Future[Any] = Future()
+        future.set_result(call())
+        return future
+
+    def spend(self, call: Call) -> Future[Any]:
+        with self.service.budget(tokens=10**9):
+            return call(self)
+
 
 Call = Callable[[World], Future[Any]]
 
@@ -87,6 +97,10 @@ CALLS: dict[str, Call] = {
     "create_sampling_client": lambda world: world.service.create_sampling_client(base_model="stub/model"),
     "create_lora_training_client": lambda world: world.service.create_lora_training_client("stub/model"),
     "on a client that is not ready": made_at_once,
+    "get_server_capabilities": lambda world: world.done(world.service.get_server_capabilities),
+    "get_info": lambda world: world.done(world.trainer.get_info),
+    "sample within a budget": lambda world: world.spend(sample),
+    "close": lambda world: ServiceClient(base_url=world.stub.url, api_key="tml-x").close(),  # type: ignore[attr-defined]
     "add_done_callback": followed,
     "result": awaited,
     "cancel": cancelled,
@@ -130,7 +144,8 @@ def test_a_signal_handler_may_save_at_any_moment(world: World, name: str) -> Non
     assert at_every_moment(lambda: call(world), lambda: save(world).result(PATIENCE_S), check) > 40
 
 
-@pytest.mark.parametrize("name", CALLS)
+# Ctrl-C in the finalizer of a thread that has ended is reported there, and does nothing else.
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "close"])
 def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name: str) -> None:
     call = CALLS[name]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, settle
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -35,15 +35,6 @@ def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     return twin
 
 
-def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
-    try:
-        value = work()
-    except BaseException as failure:  # noqa: BLE001  # raised where the future is awaited
-        future.fail(failure)
-    else:
-        future.resolve(value)
-
-
 def async_blocking(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
@@ -60,7 +51,7 @@ def async_blocking(
         future: APIFuture[T] = APIFuture()
         owner: Any = self
         owner.holder.lifecycle.refuse_if_leaving()
-        owner.holder.pools.awaited.run_call(lambda: _settle(future, lambda: context.run(bound)))
+        owner.holder.pools.awaited.run_call(lambda: settle(future, lambda: context.run(bound)))
         return await future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(

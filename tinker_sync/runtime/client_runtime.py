@@ -86,7 +86,7 @@ class ClientRuntime:
             facts=facts,
             limiter=limiter,
         )
-        self.spending = SpendGuard(self.lifecycle.notify)
+        self.spending = SpendGuard(self.lifecycle.notify, pools.off_main)
         """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
         self._closed: dict[str, APIFuture[None]] = {}  # "future": that of `close`, once it was called
         self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)

@@ -483,6 +483,21 @@ class APIFuture(ProgressFuture[T]):
             before_end(succeeded)
 
 
+def settle(future: APIFuture[T], work: Callable[[], T]) -> None:
+    """End a future with the value of `work()`, or with its failure.
+
+    >>> future = APIFuture()
+    >>> settle(future, lambda: 7), future.result()
+    (None, 7)
+    """
+    try:
+        value = work()
+    except BaseException as failure:  # noqa: BLE001  # raised where the future is waited for
+        future.fail(failure)
+    else:
+        future.resolve(value)
+
+
 def _hand_over_callbacks(future: APIFuture[Any]) -> None:
     if future._callbacks:
         future._hand_over()

@@ -181,7 +181,8 @@ class Server:
 
     def _make_once(self, deadline_at: float) -> Machinery:
         self.refuse_closed()
-        made = self.machinery.get(lambda: self._make(deadline_at), deadline_at=deadline_at)
+        make = partial(self._make, deadline_at)
+        made = self._pools.off_main(partial(self.machinery.get, make, deadline_at=deadline_at))
         self.refuse_closed()  # the client may have been closed in the meantime
         return made
 
@@ -279,7 +280,8 @@ class Server:
         return session.session_id
 
     def _open_once(self, deadline_at: float) -> None:
-        self._opened.get(lambda: self._open(deadline_at), deadline_at=deadline_at)
+        open_session = partial(self._open, deadline_at)
+        self._pools.off_main(partial(self._opened.get, open_session, deadline_at=deadline_at))
 
     def _open(self, deadline_at: float) -> Session:
         session = self.session
@@ -336,7 +338,8 @@ class Server:
             name, self._settings, request, path=path, query=query, headers=headers, dialect=made.facts.dialect
         )
         try:
-            return self._send(call, name, deadline_at, pause_billing=pause_billing)
+            send = partial(self._send, call, name, deadline_at, pause_billing=pause_billing)
+            return self._pools.off_main(send)
         except TinkerError as error:
             self.lifecycle.report(error)
             raise

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tinker_sync._observe import TokensUsed
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types.model_input import ModelInput, ModelInputChunk
+
+T = TypeVar("T")
 
 
 class CostEstimate(NamedTuple):
@@ -47,19 +49,31 @@ class Limiter(Protocol):
         """Free what is left of a reservation, because its call has ended. May be called again."""
 
 
+OffMain = Callable[[Callable[[], Any]], Any]
+"""A function that returns what a function without arguments returns, which it calls on some thread."""
+
+
+def _at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
 class Reservation:
     """The reservations of one call at all limiters. Thread-safe.
 
     A `with` block that raises an exception releases them.
     """
 
-    __slots__ = ("_held", "_lock", "_notify", "parts")
+    __slots__ = ("_held", "_lock", "_notify", "_off_main", "parts")
 
     def __init__(
-        self, notify: Callable[[TokensUsed], object], held: Sequence[tuple[Limiter, object]]
+        self,
+        notify: Callable[[TokensUsed], object],
+        held: Sequence[tuple[Limiter, object]],
+        off_main: OffMain = _at_once,
     ) -> None:
         self._notify = notify
         self._held = held
+        self._off_main = off_main
         self._lock = threading.Lock()
         self.parts = 1  # the results still to come; guarded by _lock once results may arrive
 
@@ -87,6 +101,10 @@ class Reservation:
 
     def release(self, _succeeded: bool = False) -> None:
         """Release the reservations, because the call has ended or was not made."""
+        if self._held:
+            self._off_main(self._release_all)
+
+    def _release_all(self) -> None:
         for limiter, key in self._held:
             limiter.release(key)
 
@@ -106,35 +124,28 @@ class SpendGuard:
 
     Args:
         notify: called with the tokens that each result used.
+        off_main: does work that takes the locks of limiters, but not on the main thread, because a signal
+            handler on top of it may need them (`WorkerPools.off_main`).
     """
 
-    def __init__(self, notify: Callable[[TokensUsed], object]) -> None:
+    def __init__(self, notify: Callable[[TokensUsed], object], off_main: OffMain = _at_once) -> None:
         self._notify = notify
-        self._lock = threading.Lock()
-        self._attached: list[Limiter] = []  # guarded by _lock; a limiter once for each `attach`
-        self._limiters: tuple[Limiter, ...] = ()  # those in _attached, once each; replaced, never changed
-        _fork.renew_in_child(self)
+        self._off_main = off_main
+        # A limiter once for each `attach`. A change of the list or a copy is one step, so there is no lock.
+        self._attached: list[Limiter] = []
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
         """Add a limiter, asked about each later sample and pass. Return a function that takes this back.
 
         A limiter that was added several times is asked once, until the last of these functions is called.
         """
-        with self._lock:
-            self._attached.append(limiter)
-            self._limiters = _each_once(self._attached)
-
-        def detach() -> None:
-            with self._lock:
-                self._attached.remove(limiter)
-                self._limiters = _each_once(self._attached)
-
-        return detach
+        self._attached.append(limiter)
+        return partial(self._attached.remove, limiter)
 
     @property
     def limiters(self) -> tuple[Limiter, ...]:
         """The limiters in force now."""
-        return self._limiters
+        return tuple({id(limiter): limiter for limiter in tuple(self._attached)}.values())
 
     def reserve(
         self, plan: Callable[[], CostEstimate], limiters: tuple[Limiter, ...] | None = None
@@ -149,20 +160,31 @@ class SpendGuard:
             TinkerError: a limiter refuses the call.
         """
         if limiters is None:
-            limiters = self._limiters
+            limiters = self.limiters if self._attached else ()
         if not limiters:
             return Reservation(self._notify, ())
-        wanted = plan()
-        held: list[tuple[Limiter, object]] = []
-        # When a limiter refuses, the reservations at the limiters before it must be released.
-        with Reservation(self._notify, held) as reservation:
-            for limiter in limiters:
-                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
+        end: dict[str, object] = {}  # "by": what came first, the reservation or a Ctrl-C of the caller
+        ask = partial(self._ask, plan(), limiters, end)
+        try:
+            reservation: Reservation = self._off_main(ask)
+        except KeyboardInterrupt as interrupt:
+            made = end.setdefault("by", interrupt)
+            if isinstance(made, Reservation):
+                made.release()
+            raise
         return reservation
 
-    def renew_after_fork(self) -> None:
-        """Replace the lock; a thread of the parent may have held it."""
-        self._lock = threading.Lock()
+    def _ask(
+        self, wanted: CostEstimate, limiters: tuple[Limiter, ...], end: dict[str, object]
+    ) -> Reservation:
+        held: list[tuple[Limiter, object]] = []
+        # When a limiter refuses, the reservations at the limiters before it must be released.
+        with Reservation(self._notify, held, self._off_main) as reservation:
+            for limiter in limiters:
+                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
+        if end.setdefault("by", reservation) is not reservation:
+            reservation.release()
+        return reservation
 
 
 def length_of(model_input: ModelInput) -> int:
@@ -183,7 +205,3 @@ def _length(chunk: ModelInputChunk) -> int:
         return chunk.length
     except ValueError:
         return 0
-
-
-def _each_once(limiters: list[Limiter]) -> tuple[Limiter, ...]:
-    return tuple({id(limiter): limiter for limiter in limiters}.values())

@@ -35,6 +35,8 @@ from typing import Any, Final, TypeVar
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.futures import APIFuture, settle
+from tinker_sync.runtime.naming import carried
 
 T = TypeVar("T")
 
@@ -385,6 +387,24 @@ class WorkerPools:
         self.loss = Workers("loss", _LOSS_THREADS, needed=needed)
         self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed)
         self.awaited = Workers("await", _AWAIT_THREADS, needed=needed)
+
+    def off_main(self, work: Callable[[], T]) -> T:
+        """Return `work()`. On the main thread, let a worker do the work, and wait for it.
+
+        This is for work that takes locks or blocks in a call of the user: a signal handler, which runs on top
+        of the main thread, may need the same locks, or wait for other threads that need them.
+
+        >>> WorkerPools().off_main(lambda: 7)
+        7
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return work()
+        future: APIFuture[T] = APIFuture()
+        try:
+            self.awaited.run(partial(settle, future, carried(work)))
+        except RuntimeError:  # closed, or the system starts no thread
+            return work()
+        return future.result()
 
     def in_order_of_end(self) -> tuple[Workers, ...]:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
