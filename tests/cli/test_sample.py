@@ -25,6 +25,15 @@ def test_tokens_in_tokens_out(run: Run, world: World) -> None:
     assert [each["tokens"] for each in run(*line, "-f", "json").json["samples"]] == [[6, 7]]
 
 
+@pytest.mark.parametrize("prompt", ["text", "1 2 3"])
+def test_a_wrong_model_is_named_and_not_the_lack_of_a_tokenizer(run: Run, world: World, prompt: str) -> None:
+    world.script("/create_sampling_session", Answer(400, {"detail": "base model 'wrong' is not offered"}))
+    done = run("sample", prompt, "--model", "wrong")
+    assert (done.code, done.out) == (1, "")
+    assert "base model 'wrong' is not offered" in done.err
+    assert "tokenizer" not in done.err
+
+
 def test_options_reach_the_server(run: Run, world: World) -> None:
     options = ("--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "40", "--stop", "9")
     path = "tinker://run-1/sampler_weights/a"

@@ -94,6 +94,7 @@ def sample(
     texts = list(_read_prompts(prompt, file, lines))
     with cli.service() as service:
         client = service.create_sampling_client(path, model)
+        client.result()  # a wrong name is no lack of a tokenizer
         tokenizer = None if tokens else _load_tokenizer(cli, client)
         prompts = [_Prompt(number, _encode(text, tokenizer, chat)) for number, text in enumerate(texts)]
         wanted = _make_params(params, stop, tokenizer)
