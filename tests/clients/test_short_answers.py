@@ -222,4 +222,5 @@ def test_answers_that_can_never_be_read_fail_the_call(path: str) -> None:
         stub.script(path, *GARBLED * 2)
         with pytest.raises(APIResponseValidationError, match="cannot be read"):
             use_all(stub)
-        assert len(stub.asked(path)) == 3
+        # The step behind the pass is queued already, and has the pass sent again first.
+        assert len(stub.asked(path)) in ((4, 5) if path == "/forward_backward" else (3,))

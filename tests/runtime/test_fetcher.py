@@ -143,6 +143,7 @@ def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
     assert "600 of 1000" in bench.free
     if ending == "decode":
         bench.poller.answer(200, {"a": 1})
+        bench.poller.answer(200, {"a": 1})
     elif ending == "failure":
         bench.poller.answer(200, {"error": "x", "category": "user"})
     elif ending == "status":
@@ -167,10 +168,23 @@ def test_failures_are_the_futures(bench: Bench) -> None:
 def test_a_result_that_cannot_be_read_names_its_request(bench: Bench) -> None:
     future = bench.fetch(decode=raising(errors.WireError("expected a number", "$.metrics.a")))
     bench.poller.answer(200, {"metrics": {"a": "x"}})
+    assert not future.done()
+    bench.poller.answer(200, {"metrics": {"a": "x"}})
     error = future.exception(0)
     assert isinstance(error, errors.APIResponseValidationError)
     assert "req-1" in str(error)
     assert "$.metrics.a" in str(error)
+
+
+@pytest.mark.parametrize("status", [403, 410])
+def test_a_result_that_is_gone_when_it_is_asked_for_again_has_the_first_error(
+    bench: Bench, status: int
+) -> None:
+    future = bench.fetch(decode=raising(errors.WireError("odd", "$.a")), on_gone=raising(RuntimeError()))
+    bench.poller.answer(200, {"a": 1})
+    bench.poller.answer(status, {"detail": "gone"})
+    with pytest.raises(errors.APIResponseValidationError, match=r"\$\.a: odd"):
+        future.result(0)
 
 
 def test_a_decoder_that_fails_otherwise_fails_the_future(bench: Bench) -> None:

@@ -367,7 +367,8 @@ def read_settled(
         WireError: the result cannot be decoded, or does not fit the data.
     """
     output: ForwardBackwardOutput = decode(reply, tree)
-    reservation.settle(used)  # even if the check fails, because the server has computed it
+    # Even if the check fails, because the server has computed it; once, also if it is asked for again.
+    reservation.settle(used, id(expected))
     return expected.check(output)
 
 

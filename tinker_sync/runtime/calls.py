@@ -154,6 +154,18 @@ def read_promise(
     return promise.request_id, promise.sample_sequence_ids
 
 
+def foreign_promise(name: str, reply: Reply, request_id: str) -> APIResponseValidationError:
+    """Return the error for a promise that belongs to another call of this client.
+
+    Args:
+        name: the name of the endpoint.
+        reply: the answer.
+        request_id: the id in the promise.
+    """
+    wrong = WireError(f"{request_id} is the request of another call", "$.request_id")
+    return odd_answer(row_of(name), reply, wrong, tuple)
+
+
 def odd_answer(
     row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
 ) -> APIResponseValidationError:

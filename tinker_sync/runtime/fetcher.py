@@ -170,6 +170,7 @@ class Fetch(Generic[T]):
         "_fetcher",
         "_future",
         "_held_bytes",
+        "_odd",
         "_on_gone",
         "_promise",
         "_retrieval",
@@ -196,6 +197,7 @@ class Fetch(Generic[T]):
         self._began_at = fetcher.clock.now()
         self._asked_at = self._began_at
         self._held_bytes = 0
+        self._odd: Exception | None = None  # the error for a result of the wrong form, asked for again
         self._skipped_s = 0.0  # time that `pace` took off pauses; deadlines count it as waited
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None  # the failures since the last good answer
@@ -237,6 +239,7 @@ class Fetch(Generic[T]):
                 read_s=self._fetcher.read_timeout_s,
                 deadline_s=None if math.isinf(left_s) else left_s,
                 max_retries=0,
+                fresh=self._odd is not None,
                 answer_bytes=self._promise.result_bytes,
             )
             self._ticket = self._fetcher.poller.start(call, self._on_outcome)
@@ -286,11 +289,11 @@ class Fetch(Generic[T]):
             self._wait(action, now)
         elif isinstance(action, TakeBytes):
             self._take_bytes(action.size)
-        elif isinstance(action, Gone) and self._on_gone is not None:
+        elif isinstance(action, Gone) and self._on_gone is not None and self._odd is None:
             self._release()
             self._on_gone(action.error)
         else:
-            self._fail(action.error)
+            self._fail(self._odd or action.error)
 
     def _wait(self, wait: Wait, now: float) -> None:
         if now + wait.delay_s >= self._deadline_at:
@@ -332,7 +335,12 @@ class Fetch(Generic[T]):
         try:
             value = self._decode(finished.reply, finished.tree)
         except (WireError, InvalidInputError) as error:
-            self._fail(self._odd_result(finished.reply, error))
+            first, self._odd = self._odd is None, self._odd_result(finished.reply, error)
+            if first:
+                # It may be the answer to another poll, on a connection that is an answer behind.
+                self._ask_again()
+            else:
+                self._fail(self._odd)
         except Exception as error:  # noqa: BLE001  # any failure must reach the future
             self._fail(error)
         else:

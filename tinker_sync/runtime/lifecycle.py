@@ -98,6 +98,8 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._last_calls: _fork.Members[HasLastCall] = _fork.Members()
         self._unfinished: set[APIFuture[Any]] = set()
+        # The unfinished calls that the server has accepted. As above, each step is one of the interpreter.
+        self._promised: dict[str, APIFuture[Any]] = {}
         self._failure: Exception | None = None  # set once, final
         self.connection = connection
         """The connection of the client; it is open until `shut`."""
@@ -253,6 +255,25 @@ class Lifecycle:
         if self._failure is not None:
             future.fail(copy_exception(self._failure))
 
+    def accept(self, future: APIFuture[Any], request_id: str) -> bool:
+        """Mark a call as accepted by the server under this id, and return True.
+
+        Return False, and do nothing, if another unfinished call has the id: the answer was that call's. The
+        connections that are idle now are closed, because one of them may be an answer behind.
+        """
+        owner = self._promised.setdefault(request_id, future)
+        if owner is not future:
+            if not owner.done():
+                self.connection.http.forget_idle()
+                return False
+            self._promised[request_id] = future
+        if future._request_id is not None and future._request_id != request_id:
+            self._promised.pop(future._request_id, None)  # it was submitted again
+        future.mark_accepted(request_id)
+        if future.done():
+            self._promised.pop(request_id, None)
+        return True
+
     @property
     def unfinished(self) -> int:
         """The number of calls that have not ended."""
@@ -261,6 +282,8 @@ class Lifecycle:
     def on_ended(self, future: APIFuture[Any]) -> None:
         """Forget a future that has ended. Report its failure, and log it if the user never looks."""
         self._unfinished.discard(future)
+        if future._request_id is not None:
+            self._promised.pop(future._request_id, None)
         failure = future._exception
         if failure is not None:
             attach_unread(future)
@@ -383,7 +406,7 @@ class Lifecycle:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
         self._lock = threading.Lock()
         self._last_calls = _fork.Members()
-        self._unfinished = set()
+        self._unfinished, self._promised = set(), {}
         self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:

@@ -194,8 +194,9 @@ class Poller(PollerThread):
     # ------------------------------------------------------------------------- on workers and the thread
 
     def _schedule_send(self, ticket: Ticket) -> None:
-        steps, body = self._next.steps, ticket.call and ticket.call.body
-        quick = (not body or len(body) <= QUICK_BYTES) and self._http.has_idle_connection()
+        steps, call = self._next.steps, ticket.call
+        body, fresh = (None, False) if call is None else (call.body, call.fresh)
+        quick = (not body or len(body) <= QUICK_BYTES) and not fresh and self._http.has_idle_connection()
         # A worker may also open a connection, for the first request that follows.
         if steps is not None and (quick or (not steps and steps is not self._following)):
             steps.append((self._send, ticket))

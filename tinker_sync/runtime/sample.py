@@ -27,7 +27,7 @@ from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes, most_sample_bytes
-from tinker_sync.runtime.calls import read_promise
+from tinker_sync.runtime.calls import foreign_promise, read_promise
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, current, find_call_site, named
@@ -358,6 +358,8 @@ class SampleJob:
         assert future is not None  # noqa: S101  # it was submitted
         try:
             request_id, self._sequence_ids = read_promise("asample", reply, scheduler.fetcher.secrets)
+            if not future.done() and not line.runtime.lifecycle.accept(future, request_id):
+                raise foreign_promise("asample", reply, request_id)
         except APIResponseValidationError as error:
             if self._attempt < min(UNREADABLE_ANSWERS, line.max_attempts):
                 self._last_words = str(error)
@@ -369,7 +371,6 @@ class SampleJob:
             self._held.end_work()
             line.runtime.server.abandon(request_id)
             return
-        future.mark_accepted(request_id)
         # The result may take hours. The body and the call are not needed again, except after a submission
         # under a new number.
         self._body, self._call, self._ticket = b"", None, None
@@ -424,7 +425,8 @@ class SampleJob:
         used = TokensUsed(
             model=self._line.sampling_session_id, prompt=length - cached, cached=cached, sampled=sampled
         )
-        self._reservation.settle(used)  # even if the check fails, because the server has computed it
+        # Even if the check fails, because the server has computed it; once, also if it is asked for again.
+        self._reservation.settle(used)
         return name_sequences(check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:

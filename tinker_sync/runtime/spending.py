@@ -63,7 +63,7 @@ class Reservation:
     A `with` block that raises an exception releases them.
     """
 
-    __slots__ = ("_held", "_lock", "_notify", "_off_main", "parts")
+    __slots__ = ("_held", "_lock", "_notify", "_off_main", "_settled", "parts")
 
     def __init__(
         self,
@@ -75,17 +75,23 @@ class Reservation:
         self._held = held
         self._off_main = off_main
         self._lock = threading.Lock()
+        self._settled: tuple[object, ...] = ()  # guarded by _lock
         self.parts = 1  # the results still to come; guarded by _lock once results may arrive
 
-    def settle(self, used: TokensUsed) -> None:
+    def settle(self, used: TokensUsed, result: object = None) -> None:
         """Report the use of one result to the limiters and to the `notify` of the `SpendGuard`.
 
-        Called once for each result.
+        Args:
+            used: the tokens.
+            result: stands for the result, which counts once; None for the only result of the call.
         """
-        self._notify(used)
         with self._lock:
+            if result in self._settled:
+                return
+            self._settled += (result,)
             self.parts -= 1
             last = self.parts <= 0
+        self._notify(used)
         for limiter, key in self._held:
             limiter.settle(key, used, last=last)
 

@@ -30,7 +30,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.billing import PAUSE_S
 from tinker_sync.runtime.byte_budget import most_pass_bytes
-from tinker_sync.runtime.calls import make_call, read_promise
+from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
@@ -185,6 +185,7 @@ class PartSender:
         that the server accepted in an earlier run is not sent again; its result is fetched.
         """
         if part.known is not None:
+            part.future.mark_accepted(part.known)
             self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
             ended(None)
         else:
@@ -208,6 +209,10 @@ class PartSender:
         quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
         return quick and self.server.poller.follow(job)
 
+    def accept(self, part: TrainingPart, request_id: str) -> bool:
+        """Mark a part as accepted by the server, unless the id is that of another call; see `Lifecycle`."""
+        return self._runtime.lifecycle.accept(part.future, request_id)
+
     def end_in_turn(self, operation: Operation[TrainingPart]) -> None:
         """Let an operation fail at its deadline while it waits behind others."""
         deadline_at = operation.parts[0].deadline_at
@@ -217,7 +222,6 @@ class PartSender:
         self, part: TrainingPart, request_id: str, on_gone: Callable[[Exception], object] | None = None
     ) -> None:
         """Poll for the result of a part that the server has accepted; `on_gone` as in `Fetcher.fetch`."""
-        part.future.mark_accepted(request_id)
         self.server.start().fetcher.fetch(
             Promise(
                 request_id,
@@ -336,6 +340,8 @@ class Submission:
             return found
         try:
             request_id, _ = read_promise(part.endpoint, found, server.connection.secrets)
+            if not self._sender.accept(part, request_id):
+                raise foreign_promise(part.endpoint, found, request_id)
         except APIResponseValidationError as error:
             return self._tries.after_unreadable(error)
         self._give_back_bytes()

@@ -295,7 +295,8 @@ class Tries:
         error.ambiguous = True  # the server has answered, so it may have carried out the call
         if not self._call.repeatable:
             raise error
-        return self._pause_before(Retry(error, limit=UNREADABLE_ANSWERS - 1))
+        # On a connection that is an answer behind, every answer belongs to an earlier request.
+        return self._pause_before(Retry(error, limit=UNREADABLE_ANSWERS - 1, fresh=True))
 
     def _pause_before(self, found: Retry) -> float:
         """Count a retry, report it, and return the seconds to wait before it."""
