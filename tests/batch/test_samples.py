@@ -137,6 +137,10 @@ def test_rows_of_dictionaries_end_the_batch_with_advice(rows: Any, words: str) -
     assert client.prompts == [[1]]
 
 
+def test_the_size_of_the_window_may_be_a_number_of_numpy() -> None:
+    assert len(list(start(ByHand(at_once=True), Pulled(3), max_in_flight=np.int64(2)))) == 3
+
+
 def test_the_window_is_full_while_the_caller_works() -> None:
     client = ByHand()
     items = start(client, ([n] for n in range(9)), max_in_flight=3, ordered=False)
@@ -452,6 +456,7 @@ def test_a_forked_child_gets_no_items_of_its_parent_and_leaves_its_file_alone(tm
         (3, {}, "prompts: expected a list or a generator"),
         ([[1]], {"max_in_flight": 0}, "max_in_flight: expected 1 or more, got 0"),
         ([[1]], {"max_in_flight": None}, "max_in_flight: expected 1 or more, got None"),
+        ([[1]], {"max_in_flight": True}, "max_in_flight: expected 1 or more, got True"),
         ([[1]], {"on_error": "ignore"}, "on_error: expected 'return' or 'raise', got 'ignore'"),
         ([[1]], {"params": {"max_tokens": 1}}, "sampling_params: expected SamplingParams, got dict"),
     ],

@@ -131,6 +131,7 @@ WRONG_USES: Mapping[str, str] = {
     "SamplingParams(temperature=-1)": r"temperature: expected 0 or more, got -1",
     "SamplingParams(top_p=1.5)": r"top_p: expected more than 0 and at most 1, got 1\.5",
     "SamplingParams(stop=5)": r"stop: expected text, a list of texts or a list of token ids",
+    "passed.loss": r"no attribute 'loss'.*result\.metrics\['loss:sum'\]",
     "passed.metrics['loss']": r"no metric 'loss'; there are loss:sum, loss:mean",
     "ForwardBackwardOutput('ArrayRecord', []).metrics['loss']": r"'loss'; the server sent none",
     "response.tokens": r"response\.sequences\[0\]\.tokens",

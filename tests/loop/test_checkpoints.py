@@ -74,7 +74,7 @@ def test_foreign_lines_are_left_out_and_reported(tmp_path: Path, caplog: pytest.
 def test_a_score_that_is_nan_is_never_the_best(tmp_path: Path, best: Any) -> None:
     with LocalServer(model="tinker-sync/random") as server, server.service() as service:
         training = service.create_lora_training_client("tinker-sync/random", rank=4)
-        saves = service.checkpoints(tmp_path, every=1, keep_last=1, best=best)
+        saves = service.checkpoints(tmp_path, every=np.int64(1), keep_last=np.int64(1), best=best)
         saves.save(training, 0, score=float("nan"))
         assert saves.best is None
         for number, score in enumerate([0.5, 0.1, float("nan"), 0.9, 0.5], 1):

@@ -34,6 +34,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.naming import find_call_site
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
+from tinker_sync.types._checks import as_whole
 
 if TYPE_CHECKING:
     import os
@@ -207,7 +208,7 @@ def _check(prompts: Any, order: Order, window: Window) -> None:
         raise InvalidInputError(
             f"map: sampling_params: expected SamplingParams, got {type(order.sampling_params).__name__}"
         )
-    if type(window.max_in_flight) is not int or window.max_in_flight < 1:
+    if (as_whole(window.max_in_flight) or 0) < 1:
         raise InvalidInputError(f"map: max_in_flight: expected 1 or more, got {window.max_in_flight!r}")
     if window.on_error not in ("return", "raise"):
         raise InvalidInputError(f"map: on_error: expected 'return' or 'raise', got {window.on_error!r}")

@@ -14,6 +14,7 @@ from attrs import asdict, fields_dict, frozen
 
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.loop.recorder import append_line
+from tinker_sync.types._checks import as_whole
 
 FILE_NAME: Final = "checkpoints.jsonl"
 
@@ -78,7 +79,7 @@ class LoopCheckpoints(Generic[ClientT]):
         best: Literal["min", "max"] = "min",
     ) -> None:
         for name, value in (("every", every), ("keep_last", keep_last)):
-            if type(value) is not int or value < 1:
+            if (as_whole(value) or 0) < 1:
                 raise InvalidInputError(f"checkpoints: {name}: expected 1 or more, got {value!r}")
         if best not in ("min", "max"):
             raise InvalidInputError(f"checkpoints: best: expected 'min' or 'max', got {best!r}")

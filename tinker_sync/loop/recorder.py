@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import operator
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import Clock
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._checks import as_whole
 from tinker_sync.usage.meter import TokenCounts
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class StepRecorder:
         """
         if self._file.closed:
             raise InvalidInputError("log: the recorder is closed; make another one for the same directory")
-        number = _whole(step)
+        number = as_whole(step)
         if number is None or number < 0:
             raise InvalidInputError(f"log: step: expected a whole number from 0 on, got {step!r}")
         if taken := _OURS & values.keys():
@@ -134,14 +134,6 @@ def append_line(file: io.FileIO, line: Mapping[str, Any]) -> None:
         file.write(b"\n")
     if (written := file.write(octets)) != len(octets):
         raise OSError(f"{file.name!s}: wrote {written} bytes of {len(octets)}; the disk may be full")
-
-
-def _whole(step: Any) -> int | None:
-    """Return a whole number of any library as an int, and None for any other value."""
-    try:
-        return None if isinstance(step, bool) else operator.index(step)
-    except TypeError:
-        return None
 
 
 def _took_s(future: Any) -> float:

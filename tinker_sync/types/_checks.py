@@ -6,6 +6,7 @@ They refuse the values that the reference client, the vendor's own, refuses. The
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,18 @@ from tinker_sync.errors import InvalidInputError
 
 Check = Callable[[Any, Any, Any], None]
 """A function that takes a model, a field and its value, and raises an error for a wrong value."""
+
+
+def as_whole(value: Any) -> int | None:
+    """Return a whole number of any library as an int; None for any other value, such as True or 3.0.
+
+    >>> as_whole(3), as_whole(True), as_whole("3")
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:

@@ -229,3 +229,11 @@ class ForwardBackwardOutput(AsDataclass, Model):
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput] = attrs.field(converter=_outputs)
     metrics: dict[str, float] = attrs.field(factory=Metrics, converter=Metrics)
+
+    if not TYPE_CHECKING:  # it would allow every name
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name == "loss":
+                message += "; it is one of the metrics: result.metrics['loss:sum']"
+            raise AttributeError(message, name=name, obj=self)

@@ -14,6 +14,7 @@ from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, find_call_site
 from tinker_sync.runtime.workers import Workers
+from tinker_sync.types._checks import as_whole
 
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import _sources
@@ -89,7 +90,7 @@ class TransferCalls(RestBase):
         target = _download.default_target(tinker_path) if to is None else Path(to)
         if target.name in ("", "..") or "\0" in str(target):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
-        if type(parts) is not int or not 1 <= parts <= MAX_PARTS:
+        if not 1 <= (as_whole(parts) or 0) <= MAX_PARTS:
             raise InvalidInputError(f"parts: expected 1 to {MAX_PARTS}, got {parts!r}")
         wish = _download.DownloadRequest(
             tinker_path=tinker_path,
