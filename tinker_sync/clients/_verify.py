@@ -288,7 +288,7 @@ def _compare(path: str, measured: Measured, deadline_at: float, copy: TrainingCl
         )
         after = copy.forward(_probe(1.0), _LOSS, deadline=left_s)
     for each in filter(None, (before, *still, after)):
-        each.looked_at = True  # this function raises the first failure; the others follow from it
+        each._note_look()  # this function raises the first failure; the others follow from it
     loss = _loss_of(before.result(), f"{path} is saved, but not verified")
     if _differ(loss, measured.loss, measured.tolerance):
         raise VerificationError(
