@@ -111,8 +111,9 @@ class Wake:
 
     def set(self) -> None:
         """End the wait under way, or else the next one."""
-        with suppress(RuntimeError):  # it was set already
-            self._lock.release()
+        if self._lock.locked():
+            with suppress(RuntimeError):  # another thread has just set it
+                self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Return True when `set` was called since the last wait, or False after `timeout_s`."""

@@ -7,11 +7,15 @@ so it must not need a lock that this thread holds, nor wait for another thread t
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from support.scripts import Script
 from support.signals import at_every_moment
 from support.tinker_stub import Stub, StubServer
 
@@ -187,3 +191,142 @@ def test_ctrl_c_in_cancel_hides_its_end_from_no_wait(world: World) -> None:
         assert future.cancelled(), moment
 
     at_every_moment(call, interrupt, check)
+
+
+# ------------------------------------------------------------------------------------------ by chance
+
+ROUNDS = int(os.environ.get("INTERRUPT_ROUNDS", "25"))
+LASTS_S = float(os.environ.get("SIGNALS_S", "3"))
+
+BY_CHANCE = """
+import concurrent.futures, faulthandler, itertools, random, time
+faulthandler.enable()
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+STEP = types.AdamParams()
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+sampler = service.create_sampling_client(base_model="stub/model").result(60)
+trainer = service.create_lora_training_client("stub/model").result(60)
+rest = service.create_rest_client()
+"""
+
+
+def test_a_timer_that_makes_every_call_on_top_of_every_call() -> None:
+    """SIGALRM comes every 3 ms. Its handler makes the next call; each 50th time, it waits for the call."""
+    text = f"""
+    calls = [
+        lambda: sampler.sample(PROMPT, 1, PARAMS),
+        lambda: sampler.compute_logprobs(PROMPT),
+        lambda: trainer.forward([DATUM], "cross_entropy"),
+        lambda: trainer.forward_backward([DATUM], "cross_entropy"),
+        lambda: trainer.optim_step(STEP),
+        lambda: trainer.save_state("a"),
+        lambda: trainer.save_weights_for_sampler("a"),
+        lambda: trainer.save_weights_and_get_sampling_client(),
+        lambda: service.create_sampling_client(base_model="stub/model"),
+        lambda: service.create_lora_training_client("stub/model"),
+        lambda: rest.list_training_runs(),
+        lambda: rest.list_checkpoints("run"),
+        lambda: rest.delete_checkpoint("run", "weights/a"),
+    ]
+    signals, made, inside = itertools.count(), [], []
+
+    def handle(*_):
+        number = next(signals)
+        if len(inside) < 3:
+            inside.append(number)
+            try:
+                made.append(calls[number % len(calls)]())
+                if number % 50 == 0:
+                    made[-1].exception(60)
+            finally:
+                inside.pop()
+
+    def check(future):
+        failure = future.exception(60)
+        assert failure is None, failure
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+    until, made_here = time.monotonic() + {LASTS_S}, 0
+    said = time.monotonic()
+    for call in itertools.cycle(calls):
+        future = call()
+        future.cancel() if made_here % 7 == 3 else check(future)
+        made_here += 1
+        service.get_server_capabilities()
+        while made:
+            check(made.pop())
+        if time.monotonic() - said > 5:
+            said = time.monotonic()
+            say(made_here)
+        if time.monotonic() > until:
+            break
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    while made:
+        check(made.pop())
+    say("whole", next(signals), made_here)
+    """
+    with StubServer() as stub:
+        stub.keep_log = False
+        with Script(BY_CHANCE + textwrap.dedent(text), URL=stub.url, unhurried=True) as script:
+            while not (line := script.hear()).startswith("whole"):
+                pass
+            ended = script.wait()
+    sys.stdout.write(f"{line}\n")  # for the long form
+    assert (ended.code, ended.err) == (0, "")
+    assert int(line.split()[1]) > 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "futures.append(sampler.sample(PROMPT, 1, PARAMS))",
+        "futures.append(trainer.optim_step(STEP))",
+        "futures.append(sampler.sample(PROMPT, 1, PARAMS)); futures[-1].cancel()",
+        "futures.append(trainer.optim_step(STEP)); futures[-1].result(60)",
+    ],
+    ids=["sample", "optim_step", "cancel", "result"],
+)
+def test_one_ctrl_c_at_a_random_moment(call: str) -> None:
+    """After each Ctrl-C, every future ends, no thread is left blocked, and the client goes on."""
+    text = f"""
+    draw, main = random.Random(7), threading.main_thread().ident
+    armed, fired, never = threading.Event(), threading.Event(), threading.Event()
+
+    def press():
+        while True:
+            armed.wait()
+            armed.clear()
+            never.wait(draw.random() * 0.002)
+            signal.pthread_kill(main, signal.SIGINT)
+            fired.set()
+
+    threading.Thread(target=press, daemon=True).start()
+    for round in range({ROUNDS}):
+        futures = []
+        try:
+            armed.set()
+            while True:
+                {call}
+        except KeyboardInterrupt:
+            pass
+        fired.wait()
+        fired.clear()
+        for future in futures:
+            if not future.cancelled():
+                assert future.exception(60) is None, future.exception(0)
+        assert not concurrent.futures.wait(futures, 60).not_done
+        assert sampler.sample(PROMPT, 1, PARAMS).result(60)
+        assert trainer.optim_step(STEP).result(60)
+        if round % 100 == 0:
+            say(round)
+    say("whole")
+    """
+    with StubServer() as stub:
+        with Script(BY_CHANCE + textwrap.dedent(text), URL=stub.url, unhurried=True) as script:
+            while script.hear() != "whole":
+                pass
+            ended = script.wait()
+        assert (ended.code, ended.err) == (0, "")
+        numbers = sorted({asked.json()["seq_id"] for asked in stub.asked("/optim_step")})
+    assert numbers == list(range(1, len(numbers) + 1))
