@@ -153,6 +153,12 @@ def proves_refusal(status: int, body: object) -> bool:
 UNREADABLE_ANSWERS: Final = 3
 """A request fails with this many answers that cannot be read; fewer may come from a proxy on the way."""
 
+EQUAL_ERRORS: Final = 8
+"""A poll of an open server fails with this many answers 500 in a row that have one JSON error: the result
+cannot be sent. Fewer, over a minute, may come from a short outage. The vendor's servers are behind gateways,
+whose errors are equal in an outage too, so their polls go on for as long as trouble may last.
+"""
+
 FIRST_S: Final = 0.5
 # Long enough to spare the server in an outage of minutes, short enough to resume soon after its end.
 LONGEST_S: Final = 30.0

@@ -364,6 +364,30 @@ def test_a_status_becomes_retryable_by_its_row_alone(
     assert Asking().pauses(reply(460), reply(460)) == [1.0, 2.0]
 
 
+def test_equal_errors_of_an_open_server_end_within_a_minute() -> None:
+    asking, error = Asking(open_server=True), reply(500, {"detail": "cannot encode the result"})
+    assert sum(filter(None, asking.pauses(*[error] * 7))) == 61.5
+    assert isinstance(asking.fails_with(error), errors.InternalServerError)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [reply(500, {"detail": number}) for number in range(12)],
+        [reply(500, b"<p>no</p>")] * 12,
+        [reply(503, {"detail": "down"})] * 12,
+        [*[reply(500, {"detail": "down"})] * 7, TRY_AGAIN] * 3,
+    ],
+    ids=["different", "a gateway's", "503", "with good answers"],
+)
+def test_other_errors_are_waited_out(answers: list[Reply]) -> None:
+    Asking(open_server=True).pauses(*answers)
+
+
+def test_the_service_may_answer_with_equal_errors_for_as_long_as_trouble_may_last() -> None:
+    assert len(Asking().pauses(*[reply(500, {"detail": "down"})] * 12)) == 12
+
+
 def test_a_promise_may_be_unknown_for_a_moment() -> None:
     unknown = reply(404, {"detail": "unknown"})
     asking = Asking()

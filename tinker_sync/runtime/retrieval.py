@@ -23,6 +23,7 @@ from attrs import define, field
 
 from tinker_sync._policy import (
     EMPTY_400,
+    EQUAL_ERRORS,
     FIRST_S,
     UNREADABLE_ANSWERS,
     Meaning,
@@ -66,6 +67,7 @@ _LONGEST_QUICK_PAUSE_S: Final = 5.0
 _BILLING_PAUSE_S: Final = 5.0
 _NOT_READY_PAUSE_S: Final = 1.0
 _BAD_POLL_PAUSE_S: Final = 0.25
+_COMPARED_BYTES: Final = 4096
 
 
 class Ask(NamedTuple):
@@ -163,6 +165,8 @@ class Retrieval:
     """The text of the newest of these failures; of use only while `trouble_since` is not None."""
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
+    _equal_errors: int = field(default=0, init=False)
+    _last_error: bytes = field(default=b"", init=False)
     _quick_polls: int = field(default=0, init=False)
     _bad_polls: int = field(default=0, init=False)
     _unknown_polls: int = field(default=0, init=False)
@@ -238,7 +242,7 @@ class Retrieval:
 
     def _forget_trouble(self) -> None:
         self.trouble_since = None
-        self._connection_failures = self._failures = 0
+        self._connection_failures = self._failures = self._equal_errors = 0
 
     def _forget_doubts(self) -> None:
         """Forget earlier doubtful answers, because the server has just shown that it works on the promise.
@@ -378,6 +382,12 @@ class Retrieval:
         if reply.status < 500:
             return self._back_off_connection(now, lambda: self._status_error(reply))
         self._failures += 1
+        last, self._last_error = self._last_error, bytes(reply.body[:_COMPARED_BYTES])
+        self._equal_errors = self._equal_errors + 1 if self._last_error == last else 1
+        if self.open_server and reply.status == 500 and self._equal_errors >= EQUAL_ERRORS:
+            error = self._status_error(reply)
+            if isinstance(error.body, dict):
+                return Failed(error)
         pause_s = delay_s(self._failures, draw=self.draw())
         return self._wait_out(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
