@@ -169,7 +169,11 @@ def test_an_unrepeatable_call_has_the_reason_in_its_error() -> None:
         ({"retry-after-ms": "200", "retry-after": "9"}, 0.2),
         ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
         ({"retry-after": "0.3"}, 0.3),
-        ({"retry-after": "3600"}, 3600.0),
+        ({"retry-after": "120"}, 120.0),
+        ({"retry-after": "3600000"}, 120.0),
+        ({"retry-after": "1e308"}, 120.0),
+        ({"retry-after-ms": "1e308"}, 120.0),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, 120.0),
         ({"retry-after": " 5 "}, 5.0),
         ({"retry-after": "0"}, None),
         ({"retry-after": "-5"}, None),
@@ -188,3 +192,11 @@ def test_an_unrepeatable_call_has_the_reason_in_its_error() -> None:
 )
 def test_w19_retry_after_in_its_three_forms(headers: dict[str, str], expected: float | None) -> None:
     assert retry_after_s(headers, 1000.0) == expected
+
+
+def test_a_pause_that_is_cut_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(100):
+        assert retry_after_s({"retry-after": "86400.5"}, 0.0) == 120.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server asks for a pause of 86400.5 s; this client asks again after 120 s"
+    ]

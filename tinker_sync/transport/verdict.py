@@ -7,15 +7,22 @@ it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
-from tinker_sync._clock import Clock, http_date
+from tinker_sync._clock import Clock, http_date, in_seconds
 from tinker_sync._policy import EMPTY_400, Meaning, Stage, rule_for
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
 from tinker_sync.transport.call import Call, Reply, SendFailed
+
+LONGEST_HINT_S: Final = 120.0
+"""The longest pause that a server gets by asking for it: a wrong header must not stop a client for hours."""
+
+_log = logging.getLogger(__name__)
 
 
 class Retry(NamedTuple):
@@ -132,9 +139,9 @@ def _is_empty_400(reply: Reply) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """Return the pause that a server asks for, or None.
+    """Return the pause that a server asks for, at most `LONGEST_HINT_S`, or None.
 
-    The headers are `retry-after-ms`, or `retry-after` with seconds or a date.
+    A longer pause is logged once. The headers are `retry-after-ms`, or `retry-after` with seconds or a date.
 
     Args:
         headers: the answer's headers, by lower-case name, or a mapping that ignores case.
@@ -148,16 +155,16 @@ def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
     """
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
-        return _positive(milliseconds / 1000)
+        return _usable(milliseconds / 1000)
     value = headers.get("retry-after")
     seconds = _number(value)
     if seconds is not None:
-        return _positive(seconds)
+        return _usable(seconds)
     moment = _moment(value)
     if moment is None:
         return None
     servers_now = _moment(headers.get("date"))
-    return _positive(moment - (now_s if servers_now is None else servers_now))
+    return _usable(moment - (now_s if servers_now is None else servers_now))
 
 
 def _number(text: str | None) -> float | None:
@@ -173,5 +180,13 @@ def _moment(text: str | None) -> float | None:
     return None if date is None else date.timestamp()
 
 
-def _positive(seconds: float) -> float | None:
-    return seconds if seconds > 0 else None
+def _usable(seconds: float) -> float | None:
+    if seconds > LONGEST_HINT_S:
+        _log_cut(in_seconds(seconds))
+    return min(seconds, LONGEST_HINT_S) if seconds > 0 else None
+
+
+@lru_cache(maxsize=256)  # each text once, though thousands of answers may carry it
+def _log_cut(wish: str) -> None:
+    wait = in_seconds(LONGEST_HINT_S)
+    _log.warning("the server asks for a pause of %s; this client asks again after %s", wish, wait)
