@@ -21,6 +21,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     BadRequestError,
+    DeadlineError,
     UnprocessableEntityError,
 )
 from tinker_sync.runtime.rate_limiter import RateLimiter
@@ -124,15 +125,15 @@ def test_a_fourth_bad_request_is_one_too_many() -> None:
 # ------------------------------------------------------------------------------------ submits
 
 
-@pytest.mark.parametrize(("tokens", "pause_s"), [(3, 1.0), (20_000, 5.0)])
-def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pause_s: float) -> None:
+@pytest.mark.parametrize(("tokens", "pauses_s"), [(3, 0.2 + 0.4), (20_000, 5.0 + 5.0)])
+def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pauses_s: float) -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
         stub.script("/asample", Answer(429), Answer(429))
         prompt = types.ModelInput.from_ints(list(range(tokens)))
         sampler.sample(prompt, 1, ONE_TOKEN).result(PATIENCE_S)
         assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0, 0, 0]
-        assert sum(paused(client)) == pytest.approx(2 * pause_s, abs=0.1)
+        assert sum(paused(client)) == pytest.approx(pauses_s, abs=0.1)
 
 
 def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
@@ -190,21 +191,72 @@ def test_at_most_400_samples_are_being_submitted() -> None:
         assert len(stub.await_asked("/asample", 401)) == 401
 
 
+def queue_paused(state: str) -> Answer:
+    return Answer(body={"type": "try_again", "queue_state": state, "queue_state_reason": "busy"})
+
+
 @pytest.mark.parametrize("state", ["paused_capacity", "paused_rate_limit"])
 def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
-    said = Answer(body={"type": "try_again", "queue_state": state, "queue_state_reason": "busy"})
     with world() as (stub, client):
         heard: list[Any] = []
         client.holder.notices.listen(heard.append)
         sampler = sampler_of(client)
-        stub.script("/retrieve_future", said)
+        stub.script("/retrieve_future", queue_paused(state))
         first = sampler.sample(PROMPT, 1, ONE_TOKEN)
         until(lambda: heard)
-        assert client.holder.server.ready().scheduler.gate.limiter._free is None
         second = sampler.sample(PROMPT, 1, ONE_TOKEN)
         assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
         assert sum(paused(client)) > 0.999
         assert (heard[0].state, heard[0].reason, heard[0].request_type) == (state, "busy", "Sample")
+
+
+@pytest.mark.parametrize("state", ["paused_capacity", "paused_rate_limit"])
+def test_samples_in_a_paused_queue_do_not_starve_those_of_another_model(state: str) -> None:
+    """The server reports the pause to each of 40 samples with each poll, and never works on them."""
+    release, stuck_ids, count = threading.Event(), set(), 40
+
+    def poll(asked: Asked) -> Answer | None:
+        request_id = asked.json()["request_id"]
+        if not release.is_set():
+            stuck_ids.add(request_id)
+        if request_id not in stuck_ids:
+            return None
+        said = queue_paused(state)
+        said.gate, said.delay_s = release, 0.25
+        return said
+
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key="tml-x") as client:  # type: ignore[attr-defined]
+        sampler, other = sampler_of(client), sampler_of(client)
+        other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        heard: list[Any] = []
+        client.holder.notices.listen(heard.append)
+        stub.script("/retrieve_future", *[poll] * 100_000)
+        stuck = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(count)]
+        until(lambda: len(stuck_ids) == count)
+        release.set()
+        until(lambda: len(heard) >= count)
+        for _ in range(2):
+            assert other.sample(PROMPT, 1, ONE_TOKEN).result(20.0).sequences[0].tokens == [6]
+        for future in stuck:
+            future.cancel()
+
+
+def test_a_paused_model_holds_its_own_samples_back_and_sends_them_in_order_afterwards() -> None:
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key="tml-x") as client:  # type: ignore[attr-defined]
+        sampler, other = sampler_of(client), sampler_of(client)
+        other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        line = sampler._line
+        line.hold_back(3600.0)
+        held = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(10)]
+        late = sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=0.05)
+        other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        with pytest.raises(DeadlineError, match="the server has no capacity for the model"):
+            late.result(PATIENCE_S)
+        assert len(stub.asked("/asample")) == 2
+        line.hold_back(0.0)
+        line._wait_for_capacity()
+        for future in held:
+            future.result(PATIENCE_S)
 
 
 def test_a_sample_the_server_stumbles_over() -> None:

@@ -12,7 +12,6 @@ pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 from tinker_sync.ray import sharing
 from tinker_sync.ray.sharing import Board
 from tinker_sync.runtime.rate_limiter import RateLimiter
-from tinker_sync.runtime.rate_window import FIRST_WINDOW
 
 PATIENCE_S = 120.0
 
@@ -59,10 +58,10 @@ def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatc
     assert board.follow("server", "b", version=0, hold_s=0).processes == 1
 
 
-def test_a_process_that_leaves_has_the_whole_window_again() -> None:
+def test_a_process_that_leaves_has_the_whole_rate_again() -> None:
     limiter = RateLimiter()
     limits = sharing.SharedLimits("server", limiter)
     limits.apply(sharing.News(version=1, delay_s=0.0, processes=5, rank=0))
     limits.stop()
     limiter.follow(2.0)
-    assert repr(limiter) == f"<RateLimiter closed, window {FIRST_WINDOW}, 0 in flight, 0 in line>"
+    assert repr(limiter) == "<RateLimiter closed, 50 a second, 0 in line>"

@@ -16,7 +16,7 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, StubServer
 
 import tinker_sync
-from tinker_sync.runtime.rate_window import FIRST_WINDOW
+from tinker_sync.runtime.rate_limiter import FIRST_RATE
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
 from tinker_sync.usage.meter import TokenCounts
@@ -196,9 +196,9 @@ def test_a_refusal_holds_for_all_processes() -> None:
     pauses = [after for before, after in pairwise(arrivals) if after - before > Storm.PAUSE_S / 2]
     assert pauses, "the processes went on while the server refused one of them"
     for reopened_s in pauses:
-        # Answers take `answer_s`, so these are sent before the first success widens a window.
+        # The rate of all processes together begins with this one, and no more than doubles in a second.
         first = [at_s for at_s in arrivals if reopened_s <= at_s < reopened_s + answer_s]
-        assert 1 <= len(first) <= FIRST_WINDOW
+        assert 1 <= len(first) <= 2 * FIRST_RATE * answer_s
     assert pauses[-1] > arrivals[60] + lasts_s
 
 

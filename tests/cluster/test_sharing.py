@@ -17,7 +17,6 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.ray import sharing
 from tinker_sync.ray.sharing import News
 from tinker_sync.runtime.rate_limiter import RateLimiter
-from tinker_sync.runtime.rate_window import FIRST_WINDOW
 from tinker_sync.usage.meter import TokenCounts
 
 
@@ -28,11 +27,11 @@ def test_many_processes_begin_again_in_turns() -> None:
         member = sharing.SharedLimits("server", limiter)
         member.apply(News(version=1, delay_s=5.0, processes=30, rank=rank))
         opens_in_s.append(closed_s(limiter))
-        assert "window 1," in repr(limiter)
+        assert "1.67 a second," in repr(limiter)
     assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
 
 
-def test_without_a_board_a_process_has_the_whole_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_board_a_process_has_the_whole_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = RateLimiter(clock=FakeClock())
     limiter.count_sharers(5)
     seen: list[str] = []
@@ -53,7 +52,7 @@ def test_without_a_board_a_process_has_the_whole_window(monkeypatch: pytest.Monk
     member._board = types.SimpleNamespace(follow=types.SimpleNamespace(remote=lambda *_: None))
     member._follow()
     assert len(seen) == 1
-    assert f"window {FIRST_WINDOW}," in seen[0]
+    assert "50 a second," in seen[0]
 
 
 def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its_part() -> None:
@@ -62,9 +61,9 @@ def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its
     permit = gate.try_acquire()
     assert permit is not None
     gate.throttled(permit, 5.0)
-    assert f"window {FIRST_WINDOW}," in repr(limiter)
+    assert "50 a second," in repr(limiter)
     sharing.SharedLimits("server", limiter).apply(News(version=2, delay_s=0.0, processes=5, rank=1))
-    assert "window 2," in repr(limiter)
+    assert "10 a second," in repr(limiter)
 
 
 @pytest.mark.parametrize("losses", [1, 9])

@@ -167,14 +167,6 @@ def test_a_call_that_is_interrupted_reserves_no_tokens(
     assert held == []
 
 
-# ------------------------------------------------------------------------------------- the server's work
-def work_of(sampler: SamplingClient) -> set[object]:
-    """Return the samples that the server works on, as far as the rate limiter knows."""
-    machinery = sampler.holder.server.machinery.value
-    assert machinery is not None
-    return machinery.scheduler.gate.limiter._window.work
-
-
 def test_a_sample_that_is_cancelled_as_its_promise_arrives_is_given_up_at_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,20 +184,7 @@ def test_a_sample_that_is_cancelled_as_its_promise_arrives_is_given_up_at_the_se
         future = sample(sampler)
         until(lambda: stub.asked("/cancel_future"))
         assert future.cancelled()
-        assert work_of(sampler) == set()
         assert stub.asked("/retrieve_future") == []
-
-
-def test_a_sample_that_the_server_has_forgotten_is_no_work(stub: Stub, sampler: SamplingClient) -> None:
-    again = threading.Event()
-    stub.script("/retrieve_future", Answer(410, {"detail": "forgotten"}))
-    stub.script("/asample", Answer(usual=True), Answer(usual=True, gate=again))
-    future = sample(sampler)
-    stub.await_asked("/asample", 2)
-    meanwhile = set(work_of(sampler))
-    again.set()
-    assert future.result(PATIENCE_S).sequences
-    assert (meanwhile, work_of(sampler)) == (set(), set())
 
 
 def test_tokens_of_a_response_that_does_not_fit_the_request_count(

@@ -7,4 +7,4 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 
 def closed_s(limiter: RateLimiter) -> float:
     """Return the seconds until the pause of a limiter is over; 0 without a pause."""
-    return max(limiter._window.closed_until_s - limiter._clock.now(), 0.0)
+    return limiter.pause_left_s()

@@ -14,13 +14,15 @@ from support.crowd import aside, let_others_run, together, until
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import rate_limiter
 from tinker_sync.runtime.rate_limiter import (
+    FIRST_RATE,
     Gate,
     LimiterState,
+    Permit,
     RateLimiter,
+    SendRate,
     key_fingerprint,
     shared_rate_limiter,
 )
-from tinker_sync.runtime.rate_window import FIRST_WINDOW, OPEN_WINDOW, Permit, RateWindow
 
 
 def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
@@ -74,34 +76,24 @@ def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({id(limiter) for limiter in limiters}) == 1
 
 
-def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_few_go() -> None:
+CROWD = 12
+
+
+def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_them_go_one_by_one_in_order() -> None:
     clock, limiter, gate = closed_limiter(5)
-    crowd = Crowd(3 * FIRST_WINDOW, gate)
+    crowd = Crowd(CROWD, gate)
     crowd.start(clock)
     clock.advance(4.9)
     assert crowd.permits == []
-    clock.advance(0.2)
-    until(lambda: len(crowd.permits) == FIRST_WINDOW)
-    clock.await_waiters(2 * FIRST_WINDOW)
-    assert len(crowd.permits) == FIRST_WINDOW  # not all threads at once
-    for _ in range(FIRST_WINDOW):
-        gate.succeeded(crowd.permits.pop())  # type: ignore[arg-type]
+    clock.advance(0.1)
+    for count in range(1, CROWD + 1):
+        until(lambda count=count: len(crowd.permits) == count)
+        clock.await_waiters(CROWD - count)
+        assert len(crowd.permits) == count
+        clock.advance(1.01 / FIRST_RATE)
     crowd.join()
-    assert sorted(crowd.order) == list(range(3 * FIRST_WINDOW))
+    assert crowd.order == list(range(CROWD))
     assert limiter.state() is LimiterState.REOPENING
-
-
-def test_first_come_first_served() -> None:
-    clock, limiter, gate = closed_limiter(5)
-    permit_holders = Crowd(8, gate)
-    limiter.count_sharers(FIRST_WINDOW)  # a window of one
-    permit_holders.start(clock)
-    clock.advance(5)
-    for count in range(1, 9):
-        until(lambda count=count: len(permit_holders.permits) == count)
-        gate.failed(permit_holders.permits[-1])  # type: ignore[arg-type]
-    permit_holders.join()
-    assert permit_holders.order == list(range(8))
 
 
 def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
@@ -124,34 +116,34 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
         assert gate.try_acquire() is None
         clock.nudge.set()
     assert permits[0] is not None
+    clock.advance(1)
     assert gate.try_acquire() is not None
 
 
-def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """After a refusal, the first thread waiting for a place must wake by itself at the end of the pause."""
-    clock, limiter, gate = closed_limiter(1)
-    limiter.count_sharers(FIRST_WINDOW)  # a window of one
+def test_a_refusal_while_others_wait_for_their_turn_holds_them_for_the_time_too() -> None:
+    clock, _, gate = closed_limiter(1)
     clock.advance(1)
     only = gate.try_acquire()
     assert only is not None
     crowd = Crowd(2, gate)
     crowd.start(clock)
     gate.throttled(only, delay_s=7)
-    until(lambda: 7.0 in clock.waits)
     clock.advance(6.9)
+    until(lambda: clock.waits[-1] < 1)
     assert crowd.permits == []
     clock.advance(0.2)
     until(lambda: len(crowd.permits) == 1)
-    gate.succeeded(crowd.permits[0])  # type: ignore[arg-type]
+    clock.await_waiters(1)
+    clock.advance(1)
     crowd.join()
 
 
-def test_the_end_of_a_pause_wakes_one_thread_who_lets_the_others_in() -> None:
+def test_the_end_of_a_pause_wakes_one_thread() -> None:
     clock, _, gate = closed_limiter(5)
-    crowd = Crowd(FIRST_WINDOW, gate)
+    crowd = Crowd(CROWD, gate)
     crowd.start(clock)
-    assert sorted(clock.waits) == [5.0] + [float("inf")] * (FIRST_WINDOW - 1)
-    clock.advance(5)
+    assert sorted(clock.waits) == [5.0] + [float("inf")] * (CROWD - 1)
+    until(lambda: clock.advance(1) or len(crowd.permits) == CROWD)
     crowd.join()
 
 
@@ -214,79 +206,47 @@ class PassingClock(FakeClock):
         return True
 
 
-class WatchedWindow(RateWindow):
-    """A window that records two figures at each permit: the free places, and the time since it reopened."""
+class WatchedRate(SendRate):
+    """A rate that records at each permit the time since the end of the pause."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock, pace=1.0)
-        self.room: list[int] = []  # guarded by the lock of the limiter
         self.since_closed_s: list[float] = []  # guarded by the lock of the limiter
 
     def count(self) -> Permit:
-        permit = super().count()
-        self.room.append(self.size - self.in_flight)
         self.since_closed_s.append(self._clock.now() - self.closed_until_s)
-        return permit
+        return super().count()
 
 
-def test_a_crowd_passes_without_exceeding_the_window() -> None:
-    """32 threads retry at a server that accepts `capacity` requests at once and refuses the others."""
+def test_a_crowd_passes_and_nobody_during_a_pause() -> None:
+    """32 threads send to a server that refuses one in three requests."""
     clock = PassingClock()
     limiter = RateLimiter(clock=clock)
-    limiter._window = window = WatchedWindow(clock)
+    limiter._rate = rate = WatchedRate(clock)
     gate = limiter.gate()
-    lock = threading.Lock()
-    under_way, refusals, capacity = 0, 0, 6
 
     def send(draw: random.Random) -> bool:
-        nonlocal under_way, refusals
         permit = gate.acquire()
         assert permit is not None
-        with lock:
-            under_way += 1
-            refused = under_way > capacity
-            refusals += refused
         let_others_run()
-        with lock:
-            under_way -= 1
-        if refused:
+        if draw.random() < 1 / 3:
             gate.throttled(permit, delay_s=draw.random())
-        elif draw.random() < 0.1:
-            gate.failed(permit)
-        else:
-            gate.succeeded(permit)
-            return True
-        return False
+            return False
+        gate.succeeded(permit)
+        return True
 
     def work(seed: int) -> int:
         draw = random.Random(seed)
         sent = 0
-        while sent < 50:
+        while sent < 20:
             sent += send(draw)
         return sent
 
     # An open limiter does not count its permits, so close it once.
     limiter.close_for(1)
-    assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [50] * 32
-    assert refusals > 0
-    assert min(window.room) >= 0
-    assert min(window.since_closed_s) >= 0
-    assert "0 in flight, 0 in line" in repr(limiter)
-
-
-def test_opens_only_when_no_thread_waits() -> None:
-    clock, limiter, gate = closed_limiter(1)
-    clock.advance(1)
-    limiter._window.size = OPEN_WINDOW - 1
-    permits = [gate.try_acquire() for _ in range(OPEN_WINDOW - 1)]
-    crowd = Crowd(3, gate)
-    crowd.start(clock)
-    gate.succeeded(permits.pop())  # type: ignore[arg-type]  # wide enough now, and there is room for two
-    until(lambda: len(crowd.permits) == 2)
-    assert limiter.state() is LimiterState.REOPENING
-    gate.failed(permits.pop())  # type: ignore[arg-type]
-    crowd.join()
-    assert limiter.state() is LimiterState.OPEN
+    assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [20] * 32
+    assert min(rate.since_closed_s) >= 0
+    assert "0 in line" in repr(limiter)
 
 
 def test_closing_races_with_entering() -> None:

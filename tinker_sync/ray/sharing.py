@@ -5,9 +5,8 @@ which ends with the process that made it.
 
 When the server refuses a request of one process, the rate limiter of that process closes: the process sends
 nothing for some time. It announces this to the board, and the limiters of all processes with the same server
-and key close for about the same time. They reopen with equal parts of the window. The window is the number of
-requests that a single process would have under way. If there are more processes than requests in the window,
-they reopen one group after the other.
+and key close for about the same time. They reopen with equal parts of the rate of a single process; many
+processes reopen one group after the other.
 
 Without a board, each process uses its own limiter and tries every few seconds to find or make a board. It
 then reports its usage to the new board.
@@ -35,7 +34,6 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, TinkerError
 from tinker_sync.runtime.lazy import Shared
 from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
-from tinker_sync.runtime.rate_window import FIRST_WINDOW
 from tinker_sync.usage.meter import Meter, TokenCounts
 
 if TYPE_CHECKING:
@@ -210,6 +208,8 @@ _TRIES: Final = 5
 _JOIN_S: Final = 20.0
 # The pause between the groups of processes that reopen; ten processes reopen at a time.
 _TURN_S: Final = 1.0
+_GROUP: Final = 10
+"""This many processes reopen together."""
 # The number of samplers to keep: off-policy rollouts use a few versions of the weights at once.
 _KEPT: Final = 4
 
@@ -356,13 +356,13 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Set the limiter's part of the window; close the limiter if the server refused another process.
+        """Set the limiter's part of the rate; close the limiter if the server refused another process.
 
         `News.delay_s` is the time to stay closed. Processes of higher rank stay closed a little longer.
         """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
-            self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)
+            self._limiter.follow(news.delay_s + news.rank // _GROUP * _TURN_S)
         self._joined.set()
 
     def _lose_board(self, error: Exception) -> None:

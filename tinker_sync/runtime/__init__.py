@@ -62,7 +62,7 @@ The other modules and their contents:
     poller, tickets        the requests under way and the timers; the sockets that the thread watches
     poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
                            answers, admits samples and sends small requests
-    rate_limiter, rate_window   the limit that the server's refusals set; samples wait there
+    rate_limiter           the limit that the server's refusals set; samples wait there
     byte_budget            the limit on bytes under way; samples and chunks wait there; the sizes of requests
     operation              a training call in the send queue: its parts, and its failures
     held_calls             calls on a client that is not ready yet

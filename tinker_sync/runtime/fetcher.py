@@ -79,6 +79,8 @@ class Promise:
     """The size of the result, if a poll for all samples (`session_poll`) has announced it, else None."""
     sdk_method: str = field(factory=current)
     """The public method of the user that the polls name in a header."""
+    hold_back: Callable[[float], object] | None = None
+    """For a sample: a function that sends no more samples of the same client for some seconds."""
     result_bytes: int = ANSWER_BYTES
     """The largest result that the request can have."""
 

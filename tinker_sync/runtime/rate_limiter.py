@@ -3,20 +3,22 @@
 One limiter belongs to a base URL and a key; `shared_rate_limiter` returns the same one to all clients of this
 process that use both. Each client has a `Gate` of its own, which it can close without closing the others.
 
-    permit = gate.acquire(timeout)      # waits while the limiter is closed or its window is full
+    permit = gate.acquire(timeout)      # waits while the limiter is closed or paces the requests
     ... send ...
-    gate.succeeded(permit)              # or gate.throttled(permit, delay_s) or gate.failed(permit), once
+    gate.succeeded(permit)              # or gate.throttled(permit, delay_s); neither, if the request failed
 
-While the limiter is open, a request passes after one look at an attribute, and nothing is counted. A
-`RateWindow` decides when and how far a refusal closes the limiter, and when it opens again.
+While the limiter is open, a request passes after one look at an attribute, and nothing is counted. After a
+refusal (429) the limiter closes for a while. Then it lets requests pass at a rate, which `SendRate` sets:
+further refusals lower it and successes raise it, until it limits nothing.
 
-The requests that wait form one line. The thread of the first one watches the time while the limiter is
-closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
-may use all of this. The limiter does not see the requests themselves.
+The requests that wait form one line. The thread of the first one watches the time. The others sleep until
+they are admitted or come first, so the end of a pause wakes one thread, not all. Any thread may use all of
+this. The limiter does not see the requests themselves.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
@@ -25,11 +27,34 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Shared
-from tinker_sync.runtime.rate_window import RECENT_S, Permit, RateWindow
+
+FIRST_RATE: Final = 50.0
+"""The requests a second after the first refusal: between the limits of slow and fast servers."""
+# Faster than one process sends, so a higher rate limits nothing.
+_OPEN_RATE: Final = 3000.0
+# The growth with each success, so the growth a second as a share of the rate: doubled each second while the
+# limit is unknown, then slowly, because each refusal may cost a pause of a second.
+_FAST: Final = 0.7
+_SLOW: Final = 0.05
+# A refusal so soon after a pause shows that the rate is far too high.
+_SOON_S: Final = 0.6
+_FAR_TOO_HIGH: Final = 0.5
+_TOO_HIGH: Final = 0.8
+# After this time without a refusal the limit may have changed; after the second one it is forgotten.
+RECENT_S: Final = 10.0
+_FORGET_S: Final = 60.0
+# The pauses after refusals that name no time: they double until the server accepts a request.
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 2.0
+# A thread that wakes this much too late makes up for the requests that it would have sent.
+_CREDIT_S: Final = 0.01
+_WORTH_A_LINE_S: Final = 10.0
+
+_log = logging.getLogger("tinker_sync.queue")
 
 
 def key_fingerprint(key: str) -> str:
@@ -42,21 +67,144 @@ def key_fingerprint(key: str) -> str:
 
 
 class LimiterState(Enum):
-    """The state of a limiter: all requests pass, none passes, or as many as its window allows.
+    """The state of a limiter: all requests pass, none passes, or they pass at a rate.
 
     OPEN -> CLOSED             a refusal or a pause
     CLOSED -> CLOSED           another refusal or pause: the later end counts
     CLOSED -> REOPENING        the pause is over
     REOPENING -> CLOSED        a refusal or a pause
-    REOPENING -> OPEN          the window limits nothing and no request waits
+    REOPENING -> OPEN          the rate limits nothing and no request waits
 
     Illegal: CLOSED -> OPEN, which would let all waiting requests go at once, and OPEN -> REOPENING, since
-    only a refusal or a pause sets a window.
+    only a refusal or a pause sets a rate.
     """
 
     OPEN = "open"
     CLOSED = "closed"
     REOPENING = "reopening"
+
+
+class Permit:
+    """A permission to send one request. A `counted` one was given while a rate limited the requests."""
+
+    __slots__ = ("counted", "epoch")
+
+    def __init__(self, epoch: int, counted: bool) -> None:
+        self.epoch = epoch
+        self.counted = counted
+
+
+class SendRate:
+    """The rate at which a limiter lets requests pass, and the pause during which it lets none pass.
+
+    Servers limit the rate of requests, their number in a window of time, or the work under way. All of them
+    refuse alike, so this class does not ask which it is: it looks for the rate that is hardly ever refused.
+    Refusals of requests that were under way together count once, and so do those without a success in
+    between: they lengthen the pause, because they say nothing about the rate.
+
+    Arithmetic without a lock: the limiter holds its lock when it calls a method, except for `is_closed`.
+
+    Args:
+        clock: measures time.
+        pace: the factor by which pauses are multiplied.
+    """
+
+    def __init__(self, clock: Clock, pace: float) -> None:
+        self._clock = clock
+        self._pace = pace
+        self.a_second = math.inf
+        """The requests that pass in a second, once the pause is over."""
+        self.epoch = 0
+        """Grows with each refusal that counts; a permit of an earlier epoch says nothing about the rate."""
+        self.closed_until_s = -math.inf
+        """The end of the latest pause; it may be in the past."""
+        self._first = FIRST_RATE
+        self._next_s = -math.inf  # when the next request may pass
+        self._growth = _FAST
+        self._accepted = False  # since the last refusal
+        self._reported = False  # a report has closed the limiter, and nothing was accepted since
+        self._pause_s = _FIRST_PAUSE_S
+
+    def is_closed(self) -> bool:
+        """Return True during a pause."""
+        return self._clock.now() < self.closed_until_s
+
+    def passes_in_s(self) -> float:
+        """Return the seconds until the next request may pass; 0 if one may pass now."""
+        now = self._clock.now()
+        if now > self.closed_until_s + _FORGET_S:
+            self.a_second = math.inf
+        next_s = -math.inf if math.isinf(self.a_second) else self._next_s
+        return max(self.closed_until_s - now, next_s - now, 0.0)
+
+    def count(self) -> Permit:
+        """Return a permit for a request that passes now."""
+        self._next_s = max(self._next_s, self._clock.now() - _CREDIT_S) + 1 / self.a_second
+        return Permit(self.epoch, counted=True)
+
+    def note_success(self, permit: Permit) -> None:
+        """Raise the rate, because the server has accepted a request that was sent after the last refusal."""
+        if permit.epoch != self.epoch:
+            return
+        self._accepted, self._reported, self._pause_s = True, False, _FIRST_PAUSE_S
+        if self._clock.now() > self.closed_until_s + RECENT_S:
+            self._growth = _FAST
+        self.a_second += self._growth
+        if self.a_second >= _OPEN_RATE:
+            self.a_second = math.inf
+
+    def refuse(self, permit: Permit, delay_s: float | None) -> bool:
+        """Close for `delay_s`, because the server has refused a request; None if it has named no time.
+
+        Refusals of requests that were under way together count as one. Return True for the first of them.
+        """
+        first = permit.epoch == self.epoch
+        if first:
+            self._lower()
+            if delay_s is None:
+                delay_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self.close(delay_s or 0.0)
+        return first
+
+    def follow(self, delay_s: float) -> None:
+        """Close for `delay_s`, because the server has refused a request of another process."""
+        if math.isinf(self.a_second) or not self.is_closed():
+            self._lower()
+        self.close(delay_s)
+
+    def pause(self, delay_s: float) -> None:
+        """Close for `delay_s`, and then let requests pass at a rate."""
+        if math.isinf(self.a_second):
+            self._lower()
+        self.close(delay_s)
+
+    def hear_report(self) -> bool:
+        """Return True if something was accepted since the last report, so that this one counts.
+
+        Each request that waits at the server repeats the report with each of its polls.
+        """
+        heard, self._reported = self._reported, True
+        return not heard
+
+    def share_among(self, processes: int) -> None:
+        """Divide the first rate after a refusal among the processes that share the server's limit."""
+        self._first = FIRST_RATE / max(1, processes)
+        if self.is_closed():
+            self.a_second = min(self.a_second, self._first)
+
+    def close(self, delay_s: float) -> None:
+        """Let no request pass for `delay_s`. The later end of two pauses counts."""
+        self.closed_until_s = max(self.closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
+
+    def _lower(self) -> None:
+        self.epoch += 1
+        if math.isinf(self.a_second):
+            self.a_second, self._growth, self._pause_s = self._first, _FAST, _FIRST_PAUSE_S
+        elif self._accepted:
+            soon = self._clock.now() < self.closed_until_s + _SOON_S
+            self.a_second *= _FAR_TOO_HIGH if soon else _TOO_HIGH
+            self._growth = _SLOW
+        self._accepted = False
 
 
 class _Turn:
@@ -91,7 +239,7 @@ class RateLimiter:
         # The permit while open, else None; written under _lock, read without.
         self._free: Permit | None = Permit(0, counted=False)
         self._lock = threading.Lock()
-        self._window = RateWindow(clock, pace)  # guarded by _lock, except where its attributes differ
+        self._rate = SendRate(clock, pace)  # guarded by _lock, except where its attributes differ
         self._line: deque[_Turn] = deque()  # guarded by _lock
         self._announce: Callable[[float], None] | None = None  # written once
         _fork.renew_in_child(self)
@@ -104,10 +252,15 @@ class RateLimiter:
         """Return the current state."""
         if self._free is not None:
             return LimiterState.OPEN
-        return LimiterState.CLOSED if self._window.is_closed() else LimiterState.REOPENING
+        return LimiterState.CLOSED if self._rate.is_closed() else LimiterState.REOPENING
 
-    def close_for(self, delay_s: float) -> None:
-        """Let no request pass for `delay_s`, and few afterwards, because the server has paused the queue.
+    def close_for(self, delay_s: float, *, reported: bool = False) -> None:
+        """Let no request pass for `delay_s`, and few afterwards, because the server has paused the account.
+
+        Args:
+            delay_s: the length of the pause.
+            reported: True for a report that the server repeats. It has no effect unless a request was
+                accepted since the last one, because the limiter would never open again.
 
         >>> limiter = RateLimiter()
         >>> limiter.close_for(5)
@@ -115,11 +268,12 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            self._window.pause(delay_s, was_open=self._shut_locked())
-            watch = self._first_locked()
-        _wake(watch)
-        if self._announce is not None:
-            self._announce(delay_s)
+            closes = not reported or self._rate.hear_report()
+            if closes:
+                self._rate.pause(delay_s)
+                self._free = None
+        if closes:
+            self._tell(delay_s)
 
     def share(self, announce: Callable[[float], None]) -> None:
         """Set a function that passes the delay of each refusal or pause to the limiters of other processes.
@@ -134,17 +288,17 @@ class RateLimiter:
         self._announce = announce
 
     def count_sharers(self, processes: int) -> None:
-        """Divide the first window after a refusal among the processes that share the server's limit.
-        The part of a process is at least 1. A closed limiter reopens with a window of at most that size.
+        """Divide the first rate after a refusal among the processes that share the server's limit.
+        A closed limiter reopens with a rate of at most that size.
 
         >>> limiter = RateLimiter()
         >>> limiter.follow(2)
         >>> limiter.count_sharers(4)
         >>> limiter
-        <RateLimiter closed, window 2, 0 in flight, 0 in line>
+        <RateLimiter closed, 12.5 a second, 0 in line>
         """
         with self._lock:
-            self._window.share_among(processes)
+            self._rate.share_among(processes)
 
     def follow(self, delay_s: float) -> None:
         """Close for `delay_s`, because the server has refused a request of another process.
@@ -156,41 +310,30 @@ class RateLimiter:
         <LimiterState.CLOSED: 'closed'>
         """
         with self._lock:
-            self._window.follow(delay_s, was_open=self._shut_locked())
-            watch = self._first_locked()
-        _wake(watch)
+            self._rate.follow(delay_s)
+            self._free = None
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
-        return self._clock.now() < self._window.closed_until_s + RECENT_S
+        return self._clock.now() < self._rate.closed_until_s + RECENT_S
+
+    def pause_left_s(self) -> float:
+        """Return the seconds until the present pause is over; 0 without a pause."""
+        return max(self._rate.closed_until_s - self._clock.now(), 0.0)
 
     def renew_after_fork(self) -> None:
-        """In a forked child, keep the pause and the window, and forget the requests of the parent."""
+        """In a forked child, keep the pause and the rate, and forget the requests of the parent."""
         self._lock = threading.Lock()
-        self._window.forget_requests()
         self._line = deque()
 
     def __repr__(self) -> str:
         state = self.state()
         with self._lock:
-            window = self._window
-            counts = f"window {window.size}, {window.in_flight} in flight, {len(self._line)} in line"
-        return f"<RateLimiter {state.value}, {counts}>"
+            return (
+                f"<RateLimiter {state.value}, {self._rate.a_second:.3g} a second, {len(self._line)} in line>"
+            )
 
     # ---------------------------------------------------- for gates
-
-    def _shut_locked(self) -> bool:
-        """Make each request ask the window from now on. Return True if the limiter was open.
-
-        Call this before the window counts the requests that the server works on. From then on, `begin_work`
-        takes the lock and, during a pause, makes the window count again. So no request is missed.
-        """
-        was_open, self._free = self._free is not None, None
-        return was_open
-
-    def _first_locked(self) -> _Turn | None:
-        """Return the first turn in line, or None. The caller wakes its thread to watch the end of a pause."""
-        return self._line[0] if self._line else None
 
     def _enter_locked(self, gate: Gate, turn: _Turn | None) -> Permit | None:
         """Return a permit if there is one now. Else put the turn, if given, into the line and return None.
@@ -198,30 +341,33 @@ class RateLimiter:
         """
         if gate._failure is not None:
             return None
-        if self._free is not None:
-            return self._free
-        if not self._line and self._window.has_room():
-            return self._window.count()
+        if not self._line:
+            self._open_locked()
+            if self._free is not None:
+                return self._free
+            if self._rate.passes_in_s() <= 0:
+                return self._rate.count()
         if turn is not None:
             self._line.append(turn)
         return None
 
-    def _admit_locked(self) -> list[_Turn]:
-        """Admit turns in order while there is room, and return them. Open the limiter if the window limits
-        nothing and the line is empty.
-        """
-        admitted, window = [], self._window
-        while self._line and window.has_room():
-            turn = self._line.popleft()
-            turn.permit = window.count()
-            admitted.append(turn)
-        if self._free is None and not self._line and window.limits_nothing():
-            self._free = Permit(window.epoch, counted=False)
-        return admitted
+    def _open_locked(self) -> None:
+        """Open the limiter if the rate limits nothing and no request waits."""
+        rate = self._rate
+        if self._free is None and not self._line and rate.passes_in_s() <= 0 and math.isinf(rate.a_second):
+            self._free = Permit(rate.epoch, counted=False)
 
-    def _watch_s_locked(self, turn: _Turn) -> float:
-        """Return how long the thread of a turn may sleep at most; infinity unless the turn is the first."""
-        return self._window.changes_in_s() if self._first_locked() is turn else math.inf
+    def _admit_locked(self) -> list[_Turn]:
+        """Admit turns in order while they may pass. Return those whose threads must wake: the admitted ones,
+        and the one that now comes first.
+        """
+        admitted = []
+        while self._line and self._rate.passes_in_s() <= 0:
+            turn = self._line.popleft()
+            turn.permit = self._rate.count()
+            admitted.append(turn)
+        self._open_locked()
+        return [*admitted, self._line[0]] if admitted and self._line else admitted
 
     def _leave_locked(self, turns: list[_Turn]) -> _Turn | None:
         """Remove turns from the line. Return the new first turn if its thread must now watch the time."""
@@ -229,22 +375,12 @@ class RateLimiter:
             return None
         watched = self._line[0] in turns
         self._line = deque(turn for turn in self._line if turn not in turns)
-        return self._first_locked() if watched else None
+        return self._line[0] if watched and self._line else None
 
-    def _end(self, permit: Permit, *, success: bool) -> None:
-        with self._lock:
-            self._window.end(permit, success=success)
-            admitted = self._admit_locked()
-        _wake(*admitted)
-
-    def _refuse(self, permit: Permit, delay_s: float, *, named: bool) -> None:
-        early = not named and self._announce is None
-        with self._lock:
-            self._shut_locked()
-            first = self._window.refuse(permit, delay_s, may_end_early=early)
-            watch = self._first_locked()
-        _wake(watch)
-        if first and self._announce is not None:
+    def _tell(self, delay_s: float) -> None:
+        if delay_s >= _WORTH_A_LINE_S:
+            _log.warning("samples pause for %s, because the server asks for it", in_seconds(delay_s))
+        if self._announce is not None:
             self._announce(delay_s)
 
 
@@ -307,67 +443,33 @@ class Gate:
         limiter = self.limiter
         if limiter._free is not None:
             return True
-        window = limiter._window
-        return permit.counted and permit.epoch == window.epoch and not window.is_closed()
+        rate = limiter._rate
+        return permit.counted and permit.epoch == rate.epoch and not rate.is_closed()
 
     def succeeded(self, permit: Permit) -> None:
-        """Give the permit back, because the server has accepted the request.
-        This widens the window by one if the limiter gave the permit after the last refusal and counted it.
-        """
+        """Note that the server has accepted the request, which raises a rate that limits the requests."""
         if permit.counted:
-            self.limiter._end(permit, success=True)
+            with self.limiter._lock:
+                self.limiter._rate.note_success(permit)
 
-    def failed(self, permit: Permit) -> None:
-        """Give the permit back; the server neither accepted the request nor asked for fewer requests."""
-        if permit.counted:
-            self.limiter._end(permit, success=False)
-
-    def begin_work(self, work: object) -> None:
-        """Note that the server works on a request from now on. Call this before `succeeded`.
-
-        Args:
-            work: an object that stands for the request.
-
-        >>> gate = RateLimiter().gate()
-        >>> gate.begin_work("sample 1")
-        >>> gate.end_work("sample 1")
-        """
-        limiter = self.limiter
-        window = limiter._window
-        if not window.work:
-            window.has_ended = False
-        window.work.add(work)
-        if limiter._free is None:
-            with limiter._lock:
-                if window.is_closed():
-                    window.bound_work()  # the request was under way when the server refused others
-
-    def end_work(self, work: object) -> None:
-        """Note that the server has finished a request, or that its result is not needed any more."""
-        limiter = self.limiter
-        limiter._window.work.discard(work)
-        limiter._window.has_ended = True
-        if limiter._free is None:
-            with limiter._lock:
-                limiter._window.end_work()
-                admitted = limiter._admit_locked()
-            _wake(*admitted)
-
-    def throttled(self, permit: Permit, delay_s: float, *, named: bool = True) -> None:
-        """Give the permit back and close the limiter for `delay_s`: the server asks for fewer requests.
+    def throttled(self, permit: Permit, delay_s: float | None = None) -> None:
+        """Close the limiter for a time, because the server asks for fewer requests.
 
         Args:
             permit: the permit of the refused request.
-            delay_s: the length of the pause.
-            named: True if the pause must last for the whole time, such as a time that the server has named.
-                With False, the pause may end when the server has finished half of its requests.
+            delay_s: the time that the server has named; None if it has named none.
 
         >>> gate = RateLimiter().gate()
         >>> gate.throttled(gate.acquire(), 1.0)
         >>> gate.limiter
-        <RateLimiter closed, window 10, 0 in flight, 0 in line>
+        <RateLimiter closed, 50 a second, 0 in line>
         """
-        self.limiter._refuse(permit, delay_s, named=named)
+        limiter = self.limiter
+        with limiter._lock:
+            first = limiter._rate.refuse(permit, delay_s)
+            limiter._free = None
+        if first:
+            limiter._tell(limiter.pause_left_s())
 
     def close(self, failure: Exception) -> None:
         """Close the gate: waiting and later calls of `acquire` raise a copy of `failure`.
@@ -399,9 +501,7 @@ class Gate:
                     return permit or self._leave(turn)
                 clock.wait(turn.event, min(sleep_s, left_s))
         except BaseException:
-            permit = self._leave(turn)
-            if permit is not None:
-                self.failed(permit)
+            self._leave(turn)
             raise
 
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
@@ -412,7 +512,9 @@ class Gate:
         turn.event.clear()
         with limiter._lock:
             admitted = limiter._admit_locked()
-            permit, sleep_s = turn.permit, limiter._watch_s_locked(turn)
+            permit = turn.permit
+            first = bool(limiter._line) and limiter._line[0] is turn
+            sleep_s = limiter._rate.passes_in_s() if first else math.inf
         _wake(*admitted)
         if permit is None and self._failure is not None:
             raise copy_exception(self._failure)

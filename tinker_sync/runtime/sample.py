@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tinker_sync._clock import in_seconds
 from tinker_sync._observe import TokensUsed
 from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
 from tinker_sync._secret import HeaderMap
@@ -234,6 +235,13 @@ class SampleJob:
         """True if the future has ended."""
         return self._future is not None and self._future.done()
 
+    def is_set_aside(self) -> bool:
+        """Return True if the server has no capacity for the model now; the sample is queued again later."""
+        aside = self._line.set_aside(self)
+        if aside:
+            self._last_words = "the server has no capacity for the model"
+        return aside
+
     def admit(self, *, may_wait: bool = True) -> bool | None:
         """Take places under the limits, and a number. Return True if the sample is to be submitted now.
 
@@ -353,7 +361,7 @@ class SampleJob:
             self._scheduler.put(self)
 
     def _on_promise(self, reply: Reply) -> None:
-        self._held.begin_work()
+        self._held.end_sending(accepted=True)
         line, scheduler, future = self._line, self._scheduler, self._future
         assert future is not None  # noqa: S101  # it was submitted
         try:
@@ -368,7 +376,6 @@ class SampleJob:
                 self.fail(error)
             return
         if future.done():
-            self._held.end_work()
             line.runtime.server.abandon(request_id)
             return
         # The result may take hours. The body and the call are not needed again, except after a submission
@@ -382,6 +389,7 @@ class SampleJob:
                 wants_proto=True,
                 roundtrip_s=scheduler.clock.now() - self._began_at,
                 sdk_method=self._sdk_method,
+                hold_back=line.hold_back,
                 result_bytes=most_sample_bytes(self._request, self.estimate_bytes),
             ),
             future,
@@ -395,7 +403,6 @@ class SampleJob:
 
         Fail the sample if that has happened too often.
         """
-        self._held.end_work()
         self._resubmits += 1
         if self._resubmits >= self._max_submissions:
             self.fail(error)
@@ -451,7 +458,6 @@ class SampleJob:
         # The fetch and the ticket refer to this job. The cycle would keep the client alive until a garbage
         # collection.
         self._fetch = self._ticket = None
-        self._held.end_work()
         self._held.give_back_place()
 
     def _late_error(self) -> Exception | None:
@@ -462,11 +468,15 @@ class SampleJob:
         future, clock = self._future, self._line.runtime.clock
         assert future is not None  # noqa: S101  # it is made before the sample waits
         sent = future.timeline.sending is not None
+        made, words = self._line.runtime.server.machinery.value, self._last_words or "it waited for its turn"
+        pause_s = made.scheduler.gate.limiter.pause_left_s() if made is not None else 0.0
+        if pause_s > 0:
+            words += f"; the server has asked for a pause, of which {in_seconds(pause_s)} are left"
         return DeadlineError(
             f"the sample was not {'accepted' if sent else 'sent'} within the deadline",
             method="POST",
             path=PATH,
             attempts=self._attempt,
             waited_s=clock.now() - future.timeline.queued,
-            last_words=self._last_words or "it waited for its turn",
+            last_words=words,
         )

@@ -8,7 +8,9 @@ order of the calls.
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -134,6 +136,8 @@ class SampleLine:
         self.parts: Lazy[tuple[SampleBodies, Callable[..., Any]]] = Lazy()
         """The encoder of the bodies and the function that polls for results, once `make_parts` was called."""
         self._clone_id = 0
+        self._held_until_s = -math.inf
+        self._aside: deque[SampleJob] = deque()
         _fork.renew_in_child(self)
 
     def submit(
@@ -160,6 +164,31 @@ class SampleLine:
         if not self.held.hold(job):
             self.runtime.pools.enter.run_call(self.held.release)
         return future
+
+    def hold_back(self, pause_s: float) -> None:
+        """Send no sample for some seconds, because the server has no capacity for the model."""
+        runtime = self.runtime
+        self._held_until_s = runtime.clock.now() + pause_s * runtime.settings.pace
+
+    def set_aside(self, job: SampleJob) -> bool:
+        """Keep a sample until its model has capacity, and return True; return False if it may have it now.
+
+        The one thread that admits samples calls this, so that those of other models can go meanwhile.
+        """
+        if self._held_until_s <= self.runtime.clock.now():
+            return False
+        self._aside.append(job)
+        if len(self._aside) == 1:
+            self._wait_for_capacity()
+        return True
+
+    def _wait_for_capacity(self) -> None:
+        left_s = self._held_until_s - self.runtime.clock.now()
+        if left_s > 0:
+            self.runtime.poller.after(left_s / self.runtime.settings.pace, self._wait_for_capacity)
+            return
+        while self._aside:
+            self._aside.popleft().queue_again()
 
     def make_numbers(self) -> None:
         """Prepare the sample numbers. The first call in a copy of a client may block to ask the server.
@@ -193,6 +222,7 @@ class SampleLine:
         """Forget the numbers in a forked child, which needs its own block, as a copy of a client does."""
         self.number_as_copy()
         self.parts = Lazy()
+        self._aside = deque()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
         """Return the function that polls for results: `Fetcher.fetch` or `SessionPoll.fetch`.

@@ -27,7 +27,6 @@ from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.rate_limiter import Gate
-from tinker_sync.runtime.rate_window import OPEN_WINDOW, default_delay_s
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -35,13 +34,19 @@ from tinker_sync.transport.verdict import Judge
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
-    from tinker_sync.runtime.rate_window import Permit
+    from tinker_sync.runtime.rate_limiter import Permit
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
 
 
 # For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
 _WEIGHT_AFTER_REFUSAL: Final = 20
+# The most samples in their send phase: until the server accepts or refuses them.
+_SENT_AT_ONCE: Final = 400
+# The refusal of a larger request costs so much bandwidth that the next try waits for longer.
+_SMALL_BYTES: Final = 128 * 1024
+_LARGE_PAUSE_S: Final = 5.0
+_BILLING_PAUSE_S: Final = 1.0
 # The most samples admitted at once on the poller's thread, which reads no answers meanwhile.
 _ADMITTED_AT_ONCE: Final = 16
 
@@ -250,6 +255,12 @@ class SampleScheduler:
             return bool(self._queue) and self._queue[0][0] < job.turn
 
     def _next(self) -> SampleJob | None:
+        job = self._pop()
+        while job is not None and job.is_set_aside():
+            job = self._pop()
+        return job
+
+    def _pop(self) -> SampleJob | None:
         with self._lock:
             while True:
                 self._take_in_locked()
@@ -276,7 +287,7 @@ class Holdings:
     """Set before the first place is taken."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}  # by kind: "place", "bytes", "permit", "work"
+        self._held: dict[str, Any] = {}  # by kind: "place", "bytes", "permit"
 
     def take(self, estimate_bytes: int, left_s: Callable[[], float | None]) -> bool:
         """Take the places that the sample does not hold yet. Return False if one of them is not free in time.
@@ -296,7 +307,7 @@ class Holdings:
             budget = scheduler.sending_bytes
             if scheduler.gate.limiter.recently_closed():
                 estimate_bytes *= _WEIGHT_AFTER_REFUSAL
-            weight = max(estimate_bytes, budget.limit_bytes // OPEN_WINDOW)
+            weight = max(estimate_bytes, budget.limit_bytes // _SENT_AT_ONCE)
             if not (budget.try_acquire(weight) or budget.acquire(weight, left_s())):
                 return False
             held["bytes"] = weight
@@ -311,17 +322,6 @@ class Holdings:
         permit: Permit | None = self._held.get("permit")
         return permit is None or self.scheduler.gate.lets_pass(permit)
 
-    def begin_work(self) -> None:
-        """Take note that the server has accepted the sample and works on it; the send phase is over."""
-        self._held["work"] = True
-        self.scheduler.gate.begin_work(self)
-        self.end_sending(accepted=True)
-
-    def end_work(self) -> None:
-        """Take note that the server does not work on the sample any more. No effect if it never did."""
-        if self._held.pop("work", None):
-            self.scheduler.gate.end_work(self)
-
     def end_sending(self, *, accepted: bool = False, refused: Throttled | None = None) -> None:
         """Give back the permit and the bytes of the send phase.
 
@@ -333,9 +333,9 @@ class Holdings:
         if permit is not None:
             gate = self.scheduler.gate
             if refused is not None:
-                gate.throttled(permit, refused.delay_s, named=refused.named)
-            else:
-                (gate.succeeded if accepted else gate.failed)(permit)
+                gate.throttled(permit, refused.delay_s)
+            elif accepted:
+                gate.succeeded(permit)
         weight = self._held.pop("bytes", None)
         if weight is not None:
             self.scheduler.sending_bytes.release(weight)
@@ -361,11 +361,10 @@ class Resubmit(NamedTuple):
 
 
 class Throttled(NamedTuple):
-    """The decision to close the limiter for a time, as the server asks, and then to submit again."""
+    """The decision to close the limiter for a time, and then to submit again."""
 
-    delay_s: float
-    named: bool = True
-    """False if the pause may end early, because the server has named no time."""
+    delay_s: float | None = None
+    """The time that the server has named; None to let the limiter decide."""
 
 
 class Refused(NamedTuple):
@@ -407,13 +406,13 @@ class SubmitPolicy:
         else:
             meaning = rule_for(outcome.status, Stage.SUBMIT).meaning
             if meaning is Meaning.BLOCKED and self._billing.may_pause():
-                return Throttled(default_delay_s(estimate_bytes))
+                return Throttled(_BILLING_PAUSE_S)
             found = self._judge.reply(outcome, call, Stage.SUBMIT)
         if found is None or isinstance(found, verdict.Fatal):
             return Refused(_error_of(found, call))
         if meaning is Meaning.THROTTLED:
-            if found.after_s is None:
-                return Throttled(default_delay_s(estimate_bytes), named=False)
+            if found.after_s is None and estimate_bytes > _SMALL_BYTES:
+                return Throttled(_LARGE_PAUSE_S)
             return Throttled(found.after_s)
         if call.attempt >= (max_attempts if found.limit is None else min(max_attempts, found.limit + 1)):
             return Refused(found.error)

@@ -22,7 +22,7 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import exits, sample
+from tinker_sync.runtime import exits
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
@@ -35,17 +35,18 @@ from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
-from tinker_sync.runtime.rate_window import default_delay_s
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call
+from tinker_sync.types.future import QueueState
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
 # it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
+_QUEUE_PAUSE_S: Final = 1.0
 
 
 class Machinery(NamedTuple):
@@ -413,9 +414,12 @@ class Server:
 
 def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
     def take(notice: QueueNotice, promise: Promise) -> None:
-        if notice.state.paused and promise.request_type == sample.REQUEST_TYPE:
-            # More samples would only make the queue at the server longer.
-            limiter.close_for(default_delay_s(0))
+        # More samples would only make the queue at the server longer: that of the account, or of one model.
+        if promise.hold_back is not None:
+            if notice.state is QueueState.PAUSED_RATE_LIMIT:
+                limiter.close_for(_QUEUE_PAUSE_S, reported=True)
+            elif notice.state.paused:
+                promise.hold_back(_QUEUE_PAUSE_S)
         notices.publish(notice, promise.request_type, promise.request_id)
 
     return take

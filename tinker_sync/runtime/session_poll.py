@@ -32,6 +32,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import evolve
+
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._numbers import numbers
 from tinker_sync._policy import Stage, delay_s, rule_for
@@ -387,15 +389,7 @@ class _Waiter:
 
     def fetch_alone(self, size: int | None) -> None:
         """Fetch this result. `size` is the announced size, or None without an announcement."""
-        announced = Promise(
-            self.promise.request_id,
-            self.promise.request_type,
-            self.promise.wants_proto,
-            self.promise.roundtrip_s,
-            size,
-            self.promise.sdk_method,
-            self.promise.result_bytes,
-        )
+        announced = evolve(self.promise, announced_bytes=size)
         self._fetch = self._owner._fetcher.fetch(
             announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._on_gone_promise
         )
