@@ -34,7 +34,7 @@ def results_of_training(training: TrainingClient, data: list[Datum], handle: Los
     assert_type(training.forward_custom(data, losses.DPO()).result(), ForwardBackwardOutput)
     assert_type(training.forward_backward_custom(data, losses.DPO()).result(), ForwardBackwardOutput)
     assert_type(training.optim_step(tinker_sync.AdamParams()).result(), OptimStepResponse)
-    assert_type(training.optim_step(tinker_sync.AdamParams()).result().metrics["grad_norm"], float | Any)
+    assert_type(training.optim_step(tinker_sync.AdamParams()).result().metrics["grad_norm"], float)
     assert_type(training.save_state("a").result(), types.SaveWeightsResponse)
     assert_type(training.save_weights_for_sampler("a").result().path, str)
     assert_type(training.save_weights_and_get_sampling_client().result(), SamplingClient)
@@ -75,3 +75,12 @@ def mistakes_are_seen(service: ServiceClient, training: TrainingClient, data: li
     training.forward(data, 3)  # type: ignore[arg-type]
     service.create_lora_training_client("m", lora_rank=8)  # type: ignore[call-arg]
     SamplingParams(max_token=3)  # type: ignore[call-arg]
+
+
+def metrics_of_a_step_infer_the_type_of_an_empty_dictionary(training: TrainingClient) -> None:
+    metrics = {}
+    stepped = training.optim_step(tinker_sync.AdamParams()).result()
+    if stepped.metrics:
+        metrics.update(stepped.metrics)
+    assert_type(metrics, dict[str, float])
+    types.OptimStepResponse(metrics=None)

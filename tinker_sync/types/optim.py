@@ -235,6 +235,8 @@ class OptimStepResponse(Model):
     __response__ = True
 
     if TYPE_CHECKING:  # nearly every server sends them, so that programs need not check for None
-        metrics: dict[str, float] | Any = None
+        metrics: dict[str, float]
+
+        def __init__(self, *, metrics: Mapping[str, float] | None = None) -> None: ...
     else:
         metrics: dict[str, float] | None = attrs.field(default=None, converter=_step_metrics)
