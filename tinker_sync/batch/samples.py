@@ -35,6 +35,7 @@ from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.naming import find_call_site
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 from tinker_sync.types._checks import as_whole
+from tinker_sync.types._structured import is_foreign, model_from
 
 if TYPE_CHECKING:
     import os
@@ -82,6 +83,8 @@ class Order:
         """
         if isinstance(prompt, ModelInput):
             return prompt
+        if is_foreign(ModelInput, prompt):
+            return model_from(ModelInput, prompt, "prompt")
         if isinstance(prompt, str):
             return ModelInput.from_text(prompt, self._known_tokenizer())
         if isinstance(prompt, Mapping):
@@ -204,10 +207,9 @@ def _check(prompts: Any, order: Order, window: Window) -> None:
         raise InvalidInputError(
             f"map: prompts: expected a list or a generator of prompts, got {type(prompts).__name__}"
         )
-    if not isinstance(order.sampling_params, SamplingParams):
-        raise InvalidInputError(
-            f"map: sampling_params: expected SamplingParams, got {type(order.sampling_params).__name__}"
-        )
+    params: Any = order.sampling_params
+    if not (isinstance(params, SamplingParams) or is_foreign(SamplingParams, params)):
+        raise InvalidInputError(f"map: sampling_params: expected SamplingParams, got {type(params).__name__}")
     if (as_whole(window.max_in_flight) or 0) < 1:
         raise InvalidInputError(f"map: max_in_flight: expected 1 or more, got {window.max_in_flight!r}")
     if window.on_error not in ("return", "raise"):

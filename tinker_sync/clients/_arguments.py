@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 from tinker_sync._secret import mask_url
 from tinker_sync._spelling import find_closest
 from tinker_sync.errors import ConfigurationError, InvalidInputError
+from tinker_sync.types._structured import described_class, is_foreign
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.sampling import SamplingParams
 from tinker_sync.types.scalars import LossFnType
@@ -210,7 +211,7 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
     Raises:
         InvalidInputError: an argument has a wrong class, the prompt is empty, or `max_tokens` is 0.
     """
-    if not isinstance(prompt, (ModelInput, Mapping)):
+    if not isinstance(prompt, (ModelInput, Mapping)) and not is_foreign(ModelInput, prompt):
         if isinstance(prompt, str):
             remedy = "ModelInput.from_text(text, tokenizer)"
         elif isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
@@ -218,7 +219,7 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
         else:
             remedy = "ModelInput.from_ints(token_ids)"
         raise InvalidInputError(
-            f"prompt: expected a ModelInput, got {type(prompt).__name__}; {remedy} makes one"
+            f"prompt: expected a ModelInput, got {described_class('ModelInput', prompt)}; {remedy} makes one"
         )
     if isinstance(prompt, ModelInput) and prompt.known_length() == 0:
         raise InvalidInputError(
@@ -229,10 +230,13 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
             "num_samples: expected a number, got SamplingParams; the order is "
             "sample(prompt, num_samples, sampling_params)"
         )
-    if sampling_params is not None and not isinstance(sampling_params, (SamplingParams, Mapping)):
-        raise InvalidInputError(
-            f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}"
-        )
+    if not (
+        sampling_params is None
+        or isinstance(sampling_params, (SamplingParams, Mapping))
+        or is_foreign(SamplingParams, sampling_params)
+    ):
+        got = described_class("SamplingParams", sampling_params)
+        raise InvalidInputError(f"sampling_params: expected SamplingParams, got {got}")
     longest = sampling_params.max_tokens if isinstance(sampling_params, SamplingParams) else None
     if longest == 0:
         raise InvalidInputError(

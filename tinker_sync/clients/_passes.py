@@ -17,6 +17,7 @@ from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLi
 from tinker_sync.types import (
     AdamParams,
     Datum,
+    DimuonParams,
     ForwardBackwardInput,
     ForwardBackwardOutput,
     OptimParams,
@@ -24,6 +25,7 @@ from tinker_sync.types import (
     OptimStepRequest,
     OptimStepResponse,
 )
+from tinker_sync.types._structured import is_foreign, model_from
 from tinker_sync.types.training import LossFnConfig, listed_data
 
 if TYPE_CHECKING:
@@ -252,6 +254,9 @@ class PassCalls(ClientFuture[Client]):
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step: give optim_params or adam_params, not both")
         params: Any = optim_params if optim_params is not None else adam_params
+        for kind in (AdamParams, DimuonParams):
+            if is_foreign(kind, params):
+                params = model_from(kind, params, "optim_step")
         if not isinstance(params, (AdamParams, OptimParamsBase)):
             number = isinstance(params, numbers.Real)
             hint = f"; write AdamParams(learning_rate={float(params)!r})" if number else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from tinker_sync._policy import Meaning, Stage, rule_for
 from tinker_sync.errors import APIConnectionError, InternalServerError, InvalidInputError, RateLimitError
@@ -53,6 +54,23 @@ class RetryConfig:
     def attempts(self) -> int:
         """`max_attempts`, or 1 without retries."""
         return self.max_attempts if self.enable_retry_logic else 1
+
+
+def as_retry_config(given: Any) -> RetryConfig:
+    """Return settings as they are, the defaults for None, or those of another package's `RetryConfig`.
+
+    Raises:
+        InvalidInputError: `given` is none of these.
+
+    >>> as_retry_config(None) == RetryConfig()
+    True
+    """
+    if given is None or isinstance(given, RetryConfig):
+        return given or RetryConfig()
+    if type(given).__name__ != "RetryConfig":
+        raise InvalidInputError(f"retry_config: expected a RetryConfig, got {type(given).__name__}")
+    names = (each.name for each in fields(RetryConfig))
+    return RetryConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
 
 
 def is_retryable_status_code(status_code: int) -> bool:

@@ -12,7 +12,7 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_sampler_path, refuse_bare_path
 from tinker_sync.clients._creation import ready, start, start_after
 from tinker_sync.clients._samples import SampleCalls
-from tinker_sync.clients.retry_config import RetryConfig
+from tinker_sync.clients.retry_config import RetryConfig, as_retry_config
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import Lazy, Shared
@@ -81,7 +81,7 @@ class SamplingClient(SampleCalls["SamplingClient"]):
         ...     len(second.sample(prompt, 1, params).result().sequences)
         1
         """
-        self._retry_config = retry_config or RetryConfig()
+        self._retry_config = as_retry_config(retry_config)
         copied = copied or sampling_session_id is not None
         self._line = SampleLine(holder, self._retry_config.attempts, copied=copied)
         super().__init__(holder, self._line.held)

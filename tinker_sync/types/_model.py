@@ -295,6 +295,11 @@ def _slots(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]
     return names, attrgetter(*names)
 
 
+@cache
+def _names_of_fields(cls: type) -> frozenset[str]:
+    return frozenset(map(attrgetter("name"), attrs.fields(cast("Any", cls))))
+
+
 # ---------------------------------------------------------------------------------------- the decorator
 
 
@@ -327,6 +332,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, init: bool = True
             auto_attribs=True,
         )
         owner.append(made)
+        cast("Any", made).__setstate__ = _whole(cast("Any", made).__setstate__)
         cast("Any", made).__setattr__ = cast("Any", made).__delattr__ = _refuse_change
         # Answers do not need it, because users do not construct them, and there are many of them.
         if not getattr(made, "__response__", False) and "__init__" in vars(made):
@@ -334,6 +340,31 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, init: bool = True
         return made
 
     return decorate if cls is None else decorate(cls)
+
+
+def _whole(restore: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return a `__setstate__` that also takes the pickles of other classes with the same fields.
+
+    A pickle of the reference client names the classes `tinker.Datum` and so on, which may be the names of
+    those of this package. Its state has the fields in another form, and the method made by attrs would leave
+    out those that it does not find.
+    """
+
+    def restore_whole(self: Any, state: Any) -> None:
+        names = _names_of_fields(cast("Any", type(self)))
+        if isinstance(state, Mapping) and state.keys() != names:
+            held = state.get("__dict__", state)  # that of pydantic models
+            given = {
+                each.alias: held[name]
+                for each in attrs.fields(type(self))
+                for name in (each.name, each.alias)
+                if each.init and name in held
+            }
+            made = model_from(type(self), given, type(self).__name__)
+            state = {name: getattr(made, name) for name in names}
+        restore(self, state)
+
+    return restore_whole
 
 
 _DERIVED = "converter derived from the annotation"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import inspect
 import math
 import types as python_types
 from collections.abc import Mapping, Sequence
@@ -192,6 +193,9 @@ def union_from(kind: Any, value: Any) -> Any:
     members = members_of(kind)
     if isinstance(value, members) or (value is None and type(None) in get_args(kind)):
         return value
+    for each in members:
+        if is_foreign(each, value):
+            return model_from(each, value)
     if not isinstance(value, Mapping):
         raise _not_a(" or ".join(each.__name__ for each in members), value)
     name, by_tag, open_member = union_table(members)
@@ -211,13 +215,15 @@ def union_from(kind: Any, value: Any) -> Any:
 
 
 def model_from(cls: type[StructuredT], value: Any, where: str = "") -> StructuredT:
-    """Return a model as it is, or make one from a mapping of its fields.
+    """Return a model as it is, or make one from a mapping of its fields or from a foreign object.
 
     Raises:
         InvalidInputError: the value does not fit. The text begins with `where`.
     """
     if isinstance(value, cls):
         return value
+    if is_foreign(cls, value):
+        value = {name: getattr(value, name) for name in _parameters(cast("Any", cls)) if hasattr(value, name)}
     if not isinstance(value, Mapping):
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], cls):
             held = f"{len(value)} in a {type(value).__name__}"
@@ -236,10 +242,48 @@ def model_from(cls: type[StructuredT], value: Any, where: str = "") -> Structure
         raise relocated(error, cls.__name__, where) from None
 
 
+def is_foreign(cls: type[Structured], value: Any) -> bool:
+    """Return True for an object of another package's class with the name and the fields of `cls`.
+
+    Libraries that are written for the reference client make such objects, for example a renderer of chats
+    that makes prompts. `model_from` converts them.
+    """
+    if isinstance(value, (Structured, Mapping)) or not _is_named(cls.__name__, value):
+        return False
+    return all(hasattr(value, name) for name in _required(cast("Any", cls)))
+
+
+def _is_named(name: str, value: object) -> bool:
+    return any(kind.__name__ == name for kind in type(value).__mro__)
+
+
+@cache
+def _required(cls: type) -> tuple[str, ...]:
+    parameters = inspect.signature(cls).parameters.values()
+    return tuple(each.name for each in parameters if each.default is each.empty)
+
+
+@cache
+def _parameters(cls: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls).parameters)
+
+
 def _not_a(wanted: str, value: Any, where: str = "", hint: str = "") -> InvalidInputError:
     # The text does not quote the value, because it may be a secret.
     return InvalidInputError(
-        f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}{hint}"
+        f"{where}: expected {wanted} or a mapping of its fields, got {described_class(wanted, value)}{hint}"
+    )
+
+
+def described_class(wanted: str, value: object) -> str:
+    """Return the name of a value's class, with the package and a remedy if only the package is wrong."""
+    name = type(value).__name__
+    if name not in wanted.split(" or "):
+        return name
+    package = type(value).__module__.partition(".")[0]
+    return (
+        f"the {name} of the package {package}, which has other fields; make it with tinker_sync, or run the "
+        "program with `python -m tinker_sync.as_tinker`"
     )
 
 

@@ -27,7 +27,7 @@ from tinker_sync.types._arrays import (
 from tinker_sync.types._checks import in_range
 from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from, refuse_all
+from tinker_sync.types._structured import is_foreign, model_from, refuse_all
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
 from tinker_sync.types.tensor_data import TensorData, not_tensors
 
@@ -139,7 +139,7 @@ def _tensor(name: str, value: Any) -> TensorData:
     dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
     if is_array(value):  # first, because training loops use arrays
         return TensorData._of(wire_array(value, where, dtype))
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or is_foreign(TensorData, value):
         return model_from(TensorData, value, where)
     if isinstance(value, (int, float, np.generic)):
         raise TypeError(
@@ -161,6 +161,9 @@ def _spans(given: Any) -> ProvenanceSpans | None:
         return None
     spans = list(given)
     for index, span in enumerate(spans):
+        for kind in (PromptProvenanceSpan, SampledProvenanceSpan):
+            if is_foreign(kind, span):
+                spans[index] = span = model_from(kind, span)  # noqa: PLW2901
         if not isinstance(span, (PromptProvenanceSpan, SampledProvenanceSpan)):
             raise TypeError(
                 f"Datum: span {index} must be a PromptProvenanceSpan or SampledProvenanceSpan, "

@@ -347,6 +347,17 @@ class TensorData(_Unlocked):
     def __copy__(self) -> Self:
         return self
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore a tensor from a pickle of the reference client's class, which has other names."""
+        made = TensorData(
+            state["_numpy"],
+            state["dtype"],
+            state["shape"],
+            state["sparse_crow_indices"],
+            state["sparse_col_indices"],
+        )
+        self._assign(made._numpy, made.dtype, made.shape, made._crow, made._col)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._numpy, self.dtype, self.shape, self._crow, self._col)
 

@@ -14,7 +14,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._dataclass import AsDataclass
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from, refuse_all
+from tinker_sync.types._structured import described_class, is_foreign, model_from, refuse_all
 from tinker_sync.types.datum import Datum, LossFnOutput, are_surely_valid
 from tinker_sync.types.tensor_data import TensorData
 
@@ -81,8 +81,10 @@ def _data(given: Any) -> list[Datum]:
     data = list(given)
     if set(map(type, data)) != _DATUMS_ONLY:
         for index, datum in enumerate(data):
-            if not isinstance(datum, Datum):
-                raise TypeError(f"data[{index}]: expected a Datum, got {type(datum).__name__}")
+            if is_foreign(Datum, datum):
+                data[index] = model_from(Datum, datum, f"data[{index}]")
+            elif not isinstance(datum, Datum):
+                raise TypeError(f"data[{index}]: expected a Datum, got {described_class('Datum', datum)}")
     return data
 
 
