@@ -17,6 +17,10 @@ from support import isolation, leaf_locks
 # This must come before the import of any module of the package, so that all its locks are watched.
 leaf_locks.install()
 
+from tinker_sync.runtime.futures import APIFuture  # noqa: E402
+
+leaf_locks.watch(APIFuture, "_end")
+
 # Without a limit of time, because the suite also runs on busy machines. Without a database, because a failure
 # prints the example that reproduces it.
 EXAMPLES = int(os.environ.get("EXAMPLES", "40"))

@@ -1,4 +1,4 @@
-"""Clocks and waits: the present time, waits for an event with a timeout, and the lock of futures.
+"""Clocks and waits: the present time, waits for an event with a timeout, and a signal without a lock.
 
 Code that waits or measures takes a `Clock`, so tests can pass one that never sleeps. Each wait is for an
 event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM_CLOCK`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import RLock, allocate_lock
+from _thread import allocate_lock
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -118,20 +118,3 @@ class Wake:
     def wait(self, timeout_s: float) -> bool:
         """Return True when `set` was called since the last wait, or False after `timeout_s`."""
         return self._lock.acquire(True, max(timeout_s, 0.0))
-
-
-class SafeCondition(RLock):  # type: ignore[misc]  # final in the published types alone
-    """The lock that ends a future, with the method of a condition that a future calls. Thread-safe.
-
-    `with` on a `threading.Condition` calls a Python method that takes the lock. Ctrl-C may interrupt that
-    method after it has taken the lock, and then the main thread holds the lock for ever. This class is itself
-    a lock of the interpreter, so `with` takes the lock in one step, which no signal interrupts. No thread
-    waits on it: threads wait for a `Wake` of the future.
-
-    >>> with SafeCondition() as held:
-    ...     held
-    True
-    """
-
-    def notify_all(self) -> None:
-        """Do nothing. A future calls this when it ends."""

@@ -5,19 +5,22 @@ import concurrent.futures
 import copy
 import gc
 import logging
+import re
 import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.crowd import aside, together, until
+from support.crowd import aside, start, together, until
 from support.raising import raising
+from support.signals import at_every_moment
 from support.steps import Steps
 
 from tinker_sync._clock import Wake
@@ -42,11 +45,13 @@ def failed(failure: BaseException) -> APIFuture[Any]:
 
 
 def test_it_has_the_fields_of_every_future() -> None:
-    theirs, ours = vars(concurrent.futures.Future()), vars(APIFuture())
-    assert theirs.keys() <= ours.keys()
-    assert {name: ours[name] for name in theirs if name != "_condition"} == {
-        name: value for name, value in theirs.items() if name != "_condition"
-    }
+    theirs, ours = vars(concurrent.futures.Future()), APIFuture[int]()
+    assert not theirs.keys() & vars(ours).keys()  # they are made when they are needed
+    private = {name for name in dir(concurrent.futures.Future) if re.match("_[^_]", name)}
+    own = {name for kind in APIFuture.__mro__[:2] for name in vars(kind)}
+    assert not own & ({*theirs} | private)
+    for name, value in theirs.items():
+        assert type(getattr(ours, name)) is type(value)
 
 
 def resolved(value: Any) -> APIFuture[Any]:
@@ -448,9 +453,9 @@ class TestCancel:
         steps = Steps("second cancel", "callbacks of the first")
 
         class Stepped(APIFuture[int]):
-            def _invoke_callbacks(self) -> None:
+            def _conclude(self, *given: Any) -> None:
                 with steps("callbacks of the first"):
-                    super()._invoke_callbacks()
+                    super()._conclude(*given)
 
         future, seen = Stepped(), []
         future.when_done(seen.append)
@@ -459,6 +464,35 @@ class TestCancel:
             with steps("second cancel"):
                 assert future.cancel()
         assert cancelled == [True]
+        assert seen == [future]
+
+    def test_ctrl_c_at_its_end_loses_no_thread_that_waits_and_no_callback(self) -> None:
+        class Interrupted(APIFuture[int]):
+            interrupted = False
+
+            def _conclude(self, *given: Any) -> None:
+                if not self.interrupted:
+                    self.interrupted = True
+                    raise KeyboardInterrupt
+                super()._conclude(*given)
+
+        future, seen = Interrupted(), list[Any]()
+        future.when_done(seen.append)
+        waiting = start(lambda: future.result(PATIENCE_S))
+        until(lambda: future._waiting)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+        assert future.cancelled()
+        assert seen == [future]
+        with pytest.raises(concurrent.futures.CancelledError):
+            waiting.result(PATIENCE_S)
+
+    def test_ctrl_c_in_a_callback_loses_no_other_callback(self) -> None:
+        future, seen = APIFuture[int](), list[Any]()
+        future.when_done(raising(KeyboardInterrupt()))
+        future.when_done(seen.append)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
         assert seen == [future]
 
     def test_one_of_many_who_end_it_wins(self) -> None:
@@ -607,3 +641,83 @@ def test_before_end_is_called_once_with_the_kind_of_the_end(
     assert end(future)
     assert not future.resolve(2)
     assert seen == [(succeeded, future.cancelled())]
+
+
+class TestAnyMoment:
+    """A signal at any moment of a method of a future, and what its handler does with the same future."""
+
+    CALLS: ClassVar[dict[str, Callable[[APIFuture[Any]], Any]]] = {
+        "cancel": lambda future: future.cancel(),
+        "begin": lambda future: future.begin(),
+        "done": lambda future: future.done(),
+        "result": lambda future: future.result(timeout=0),
+        "add_done_callback": lambda future: future.add_done_callback(lambda _: None),
+        "when_done": lambda future: future.when_done(lambda _: None),
+    }
+
+    @pytest.mark.parametrize("name", CALLS)
+    @pytest.mark.parametrize("inner", CALLS)
+    def test_a_signal_handler_may_use_the_same_future(self, name: str, inner: str) -> None:
+        start(partial(self._nest, self.CALLS[name], self.CALLS[inner])).result(PATIENCE_S)
+
+    def _nest(self, outer: Callable[[APIFuture[Any]], Any], inner: Callable[[APIFuture[Any]], Any]) -> None:
+        trial = [_Trial()]
+
+        def check(_: object, moment: str) -> None:
+            trial[0].future.resolve(7)
+            assert trial[0].seen == [trial[0].future] * 2, moment
+            trial[0] = _Trial()
+
+        assert at_every_moment(lambda: trial[0].run(outer), lambda: trial[0].run(inner), check)
+
+
+class _Trial:
+    def __init__(self) -> None:
+        self.future, self.seen = APIFuture[Any](), list[Any]()
+        self.future.when_done(self.seen.append)
+        self.future.when_done(self.seen.append)
+
+    def run(self, method: Callable[[APIFuture[Any]], Any]) -> None:
+        with suppress(TimeoutError, concurrent.futures.CancelledError):
+            method(self.future)
+
+
+class TestFunctionsOfTheStandardLibrary:
+    """The base class gets fields of its own when a function looks at them, before or after the end."""
+
+    ENDS: ClassVar[dict[str, Callable[[APIFuture[Any]], Any]]] = {
+        "resolve": lambda future: future.resolve(7),
+        "fail": lambda future: future.fail(KeyError("a")),
+        "cancel": lambda future: future.cancel(),
+        "expire": lambda future: future.expire(KeyError("a")),
+    }
+
+    @pytest.mark.parametrize("early", [False, True])
+    @pytest.mark.parametrize("name", ENDS)
+    def test_wait_and_as_completed(self, name: str, early: bool) -> None:
+        future, other = APIFuture[Any](), APIFuture[Any]()
+        if early:
+            assert concurrent.futures.wait([future, other], timeout=0).done == set()
+        with aside(
+            lambda: concurrent.futures.wait([future, other], PATIENCE_S, concurrent.futures.FIRST_COMPLETED),
+            lambda: next(concurrent.futures.as_completed([future, other], PATIENCE_S)),
+        ) as found:
+            self.ENDS[name](future)
+        assert found == [({future}, {other}), future]
+
+    def test_looks_of_many_threads_at_once(self) -> None:
+        for name, end in self.ENDS.items():
+            for _ in range(50):
+                future = APIFuture[Any]()
+                wait = partial(concurrent.futures.wait, [future], PATIENCE_S)
+                done = together(wait, wait, wait, partial(end, future))
+                assert [each.done for each in done[:3]] == [{future}] * 3, name
+
+    def test_callbacks_of_many_threads_run_once_each(self) -> None:
+        for _ in range(200):
+            future, seen = APIFuture[Any](), list[int]()
+            callbacks = [partial(lambda seen, n, _: seen.append(n), seen, n) for n in range(6)]
+            adders = [partial(future.when_done, each) for each in callbacks[:3]]
+            users = [partial(future.add_done_callback, each) for each in callbacks[3:]]
+            together(*adders, *users, partial(future.resolve, 7), future.cancel)
+            assert sorted(seen) == [0, 1, 2, 3, 4, 5]

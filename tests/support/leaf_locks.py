@@ -70,7 +70,12 @@ def install() -> None:
     """
     threading.Lock = _make_lock  # type: ignore[misc,assignment]
     for name in ("set_result", "set_exception", "cancel"):
-        setattr(Future, name, _checked(name, getattr(Future, name)))
+        watch(Future, name)
+
+
+def watch(kind: type[Future[Any]], name: str) -> None:
+    """Report each call of a method, which ends a future, under a lock."""
+    setattr(kind, name, _checked(name, getattr(kind, name)))
 
 
 def _make_lock() -> Any:

@@ -159,7 +159,7 @@ class ClientFuture(APIFuture[T], BaseClient):
 
     def _ended(self) -> None:
         # Not `_failure_of`, which would count as a look of the user.
-        failure = CancelledError() if self.cancelled() else self._exception
+        failure = CancelledError() if self.cancelled() else self.failure
         if failure is None:
             return
         told = failure if isinstance(failure, Exception) else TinkerError(f"the client failed: {failure!r}")

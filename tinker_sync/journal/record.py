@@ -407,7 +407,7 @@ class TrainingRecord:
 
 def _note_failure(sent: Sent, future: Any) -> None:
     """Take note that a save has replaced no checkpoint if the server has reported its failure."""
-    if isinstance(future._exception, RequestFailedError):
+    if isinstance(future.failure, RequestFailedError):
         sent.replaces = None
 
 

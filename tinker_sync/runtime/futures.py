@@ -11,11 +11,16 @@ workers are closed, they run in the thread that ends the future or adds them. Th
 added with `when_done` and run inline, so they must be short. After a cancel they run on a thread of the
 client (`soon`), because they take locks.
 
-Threads: any thread may wait, read or cancel, also in a signal handler or a finalizer on top of one of these
-methods. So none of them holds the lock that ends the future while a signal may be handled. What happens to a
-call is decided by the first append to the list `_claims`, a single step of the interpreter. One stage of the
-runtime at a time reports progress, by attribute writes that need no lock. This module does not depend on
-requests, worker threads or event loops; only an `await` loads `asyncio`.
+Threads: any thread may wait, read or cancel, and so may a signal handler, because a future has no lock.
+Whatever decides about a call is appended to one list, its story: callbacks, the mark of its begin, and
+outcomes. An append is one step of the interpreter, so all threads see one order: the first outcome that is
+valid counts, and a callback after it is late and runs where it was added. One stage of the runtime at a time
+reports progress, by attribute writes. This module does not depend on requests, worker threads or event loops;
+only an `await` loads `asyncio`.
+
+The base class guards its fields with a lock, which Ctrl-C may leave taken. So these fields, which take a
+kilobyte, exist only in a future that functions such as `concurrent.futures.wait` look at. They are made at
+this first look, and get the outcome by a callback.
 """
 
 from __future__ import annotations
@@ -24,13 +29,14 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, SafeCondition, Wake, in_seconds, slice_of
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import QUEUED, ProgressFuture
@@ -62,7 +68,50 @@ _NOT_FOR_USERS: Final = frozenset(
     | {"begin", "expire", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting", "turn_timer", "when_done"}
 )
-_ENDED: Final = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"})
+_BEGUN: Final = object()
+"""The mark in the story of a call that it has begun, so that it can neither be cancelled nor expire."""
+
+
+class _Outcome:
+    """How a call ends, or would have ended if no other outcome had come first."""
+
+    __slots__ = ("callbacks", "cancelled", "expired", "failure", "is_early", "result")
+
+    def __init__(
+        self,
+        result: Any = None,
+        failure: BaseException | None = None,
+        *,
+        cancelled: bool = False,
+        expired: bool = False,
+    ) -> None:
+        self.result = result
+        self.failure = failure
+        self.cancelled = cancelled
+        self.expired = expired
+        self.is_early = cancelled or expired
+        """True if this outcome is valid only before the call has begun."""
+        self.callbacks: list[Callable[[Any], object]] | None = None
+        """The callbacks that are left to call, the last one first; None before the first one is called."""
+
+
+Story = list[Any]
+"""What has happened to a call, in order: callbacks, each in a tuple of its own; `_BEGUN`; outcomes."""
+_OVER: Final[Any] = ()
+"""The story of a call that has ended, which takes no more items."""
+
+
+def _outcome_in(story: Story, before: object = None) -> _Outcome | None:
+    """Return the first valid outcome in a story, up to the item `before`."""
+    begun = False
+    for each in story:
+        if each is before:
+            return None
+        if each is _BEGUN:
+            begun = True
+        elif type(each) is _Outcome and not (begun and each.is_early):
+            return each
+    return None
 
 
 class APIFuture(ProgressFuture[T]):
@@ -96,13 +145,11 @@ class APIFuture(ProgressFuture[T]):
 
     It runs before waiting threads wake. After a cancel, it may run later than that.
     """
-    expired = False
-    """True if the deadline of the call came before the call began."""
     turn_timer: Any = None
     """The timer that ends the call at its deadline; None once the call has begun."""
-    # Made when they are needed, because no thread waits for most futures, and few have callbacks of users.
-    _wakes: Sequence[Wake] = ()
-    _callbacks: Sequence[Callable[[Any], object]] = ()
+    _outcome: _Outcome | None = None
+    _waiting: Any = ()  # a list of a `Wake` for each thread that waits
+    _callbacks: _Callbacks | None = None
     looked_at = False
     """True if the user has got the result, waits for it, or has added a callback.
 
@@ -127,16 +174,9 @@ class APIFuture(ProgressFuture[T]):
             clock: measures the timeline.
             when_done: called inline, one after the other, in the thread that ends the future.
         """
-        # The fields of a `Future`, without the condition that its own constructor makes.
-        self._condition = SafeCondition()  # type: ignore[assignment]  # it has all that a future uses
-        self._state = "PENDING"
-        self._result: T | None = None
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
+        self._story: Story = [(each,) for each in when_done]
         self._submit = submit
         self._soon = soon
-        self._claims: list[str] = []  # the first entry counts: "begun", "cancelled", "expired" or "ended"
         self._clock = clock
         self._generation = _fork._generation
         self._progress = QUEUED
@@ -152,7 +192,16 @@ class APIFuture(ProgressFuture[T]):
         >>> APIFuture().done()
         False
         """
-        return self._state in _ENDED or self.cancelled()
+        return self._outcome is not None or self._look() is not None
+
+    def running(self) -> bool:
+        """Return True if the call has begun, so that it cannot be cancelled, and has not ended.
+
+        >>> future = APIFuture()
+        >>> future.running(), future.begin(), future.running()
+        (False, True, True)
+        """
+        return not self.done() and _BEGUN in self._story
 
     def cancelled(self) -> bool:
         """Return True if the call was cancelled.
@@ -160,21 +209,23 @@ class APIFuture(ProgressFuture[T]):
         >>> APIFuture().cancelled()
         False
         """
-        claims = self._claims
-        return bool(claims) and claims[0] == "cancelled"
+        outcome = self._look()
+        return outcome is not None and outcome.cancelled
 
-    def running(self) -> bool:
-        """Return True if the runtime has begun to send the call, and the call has not ended.
+    @property
+    def expired(self) -> bool:
+        """True if the deadline of the call came before the call began."""
+        outcome = self._look()
+        return outcome is not None and outcome.expired
 
-        >>> APIFuture().running()
-        False
-        """
-        claims = self._claims
-        return bool(claims) and claims[0] == "begun" and self._state not in _ENDED
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """Mark the call as begun, as `begin` does, and return True. Return False if it has ended."""
-        return self.begin()
+    def _look(self) -> _Outcome | None:
+        """Return how the call has ended, or None."""
+        story, outcome = self._story, self._outcome  # in this order, because the end drops the story last
+        if outcome is None:
+            outcome = _outcome_in(story)
+            if outcome is not None:
+                self._outcome = outcome
+        return outcome
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
@@ -201,7 +252,7 @@ class APIFuture(ProgressFuture[T]):
         """
         self._wait(timeout)
         try:
-            return self._outcome()
+            return self._get()
         finally:
             del self  # a failure's traceback holds this frame, and the future holds the failure
 
@@ -219,7 +270,7 @@ class APIFuture(ProgressFuture[T]):
         self._wait(timeout)
         if self.cancelled():
             raise CancelledError
-        return super().exception()
+        return self.failure
 
     def future(self) -> APIFuture[T]:
         """Return this future, for scripts written for a client whose futures wrap another future.
@@ -252,17 +303,9 @@ class APIFuture(ProgressFuture[T]):
             if not self.done():
                 raise AwaitTimeout(self._describe_wait(timeout))
         try:
-            return self._outcome()
+            return self._get()
         finally:
             del self  # as in `result`
-
-    def _outcome(self) -> T:
-        try:
-            if self.cancelled():
-                raise CancelledError
-            return super().result()
-        finally:
-            del self
 
     def coroutine(self) -> Coroutine[Any, Any, T]:
         """Return `result_async()`, for `asyncio.create_task` and similar functions.
@@ -291,20 +334,32 @@ class APIFuture(ProgressFuture[T]):
             return
         self.refuse_foreign_wait()
         left_s = math.inf if timeout is None else timeout
+        ended = Wake()
+        vars(self).setdefault("_waiting", []).append(ended)
         try:
-            wake, wakes = Wake(), self.__dict__.setdefault("_wakes", [])
-            wakes.append(
-                wake
-            )  # before the look at the end: the thread that ends the future wakes after the end
             while not self.done():
                 if left_s <= 0:
                     raise WaitTimeout(self._describe_wait(timeout))
                 now_s = slice_of(left_s)
-                wake.wait(now_s)
+                ended.wait(now_s)
                 left_s -= now_s
-            wakes.remove(wake)
         finally:  # Ctrl-C may end the wait too
             self._note_look(self.done())
+            with suppress(ValueError):  # the end of the call has removed it
+                self._waiting.remove(ended)
+
+    def _get(self) -> T:
+        outcome = self._look()
+        assert outcome is not None  # noqa: S101
+        if outcome.cancelled:
+            raise CancelledError
+        if outcome.failure is None:
+            result: T = outcome.result
+            return result
+        try:
+            raise outcome.failure
+        finally:
+            del self, outcome  # as in `result`
 
     def _describe_wait(self, timeout: float | None) -> str:
         about = self._describe(*(f"request {request_id}" for request_id in self.request_ids[:1]))
@@ -333,32 +388,28 @@ class APIFuture(ProgressFuture[T]):
         True
         """
         self._note_look()
-        callbacks = self.__dict__.setdefault("_callbacks", [])
-        callbacks.append(fn)
-        self.when_done(_hand_over_callbacks)
+        callbacks = vars(self).setdefault("_callbacks", _Callbacks())
+        callbacks.waiting.append(fn)
+        self.when_done(_hand_over)
 
     def when_done(self, fn: Callable[[Any], object]) -> None:
         """Call `fn(self)` in the thread that ends the future, or now if the future has ended.
 
         An exception of `fn` is logged. For the runtime, not for users.
         """
-        # This first adds the callback and then looks at the end. The thread that ends the future first writes
-        # the end and then takes the callbacks. So one of them takes this one.
-        self._done_callbacks.append(fn)
-        if self._state in _ENDED:
-            self._invoke_callbacks()
-
-    def _hand_over(self) -> None:
-        job = partial(_call_each, self)
-        if self._submit is not None:
-            try:
-                self._submit(job)
-            except RuntimeError:
-                # The workers are closed, but a thread may still wait for the effect of these callbacks.
-                _log.debug("callbacks of %r run where it ended: the workers are closed", self)
-            else:
+        story = self._story
+        if self._look() is None:
+            entry = (fn,)  # a new object, so that its place in the story can be told
+            story.append(entry)
+            if _outcome_in(story, before=entry) is None:
                 return
-        job()
+        self._call(fn)
+
+    def _call(self, fn: Callable[[Any], object]) -> None:
+        try:
+            fn(self)
+        except Exception:  # noqa: BLE001  # as in every `Future`
+            _log.exception("a callback of %r failed", self)
 
     # ---------------------------------------------------- for the runtime
 
@@ -369,11 +420,7 @@ class APIFuture(ProgressFuture[T]):
         >>> future.resolve(1), future.resolve(2), future.result()
         (True, False, 1)
         """
-        try:
-            self.set_result(value)
-        except InvalidStateError:
-            return False
-        return True
+        return self._end(_Outcome(value))
 
     def fail(self, failure: BaseException) -> bool:
         """End this future with a failure and return True. Return False if it has already ended.
@@ -381,11 +428,7 @@ class APIFuture(ProgressFuture[T]):
         >>> APIFuture().fail(KeyError())
         True
         """
-        try:
-            self.set_exception(failure)
-        except InvalidStateError:
-            return False
-        return True
+        return self._end(_Outcome(failure=failure))
 
     def expire(self, failure: BaseException) -> bool:
         """End a call with a failure and return True. Return False if it has begun or ended.
@@ -394,10 +437,23 @@ class APIFuture(ProgressFuture[T]):
         >>> future.expire(TimeoutError()), future.begin()
         (True, False)
         """
-        if self._claim("expired") != "expired":
-            return False
-        self.expired = True
-        return self.fail(failure)
+        return _BEGUN not in self._story and self._end(_Outcome(failure=failure, expired=True))
+
+    def begin(self) -> bool:
+        """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
+        story = self._story
+        if _BEGUN not in story and self._outcome is None:
+            story.append(_BEGUN)
+        begun = not self.done()
+        timer = self.turn_timer
+        if timer is not None:
+            self.turn_timer = None
+            timer.cancel()
+        return begun
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Mark the call as begun, as `begin` does."""
+        return self.begin()
 
     def cancel(self) -> bool:
         """Cancel the call, if the runtime has not begun to send it.
@@ -409,70 +465,74 @@ class APIFuture(ProgressFuture[T]):
         >>> future.cancel(), future.cancelled()
         (True, True)
         """
-        if self._generation != _fork._generation or self._claim("cancelled") != "cancelled":
-            return self.cancelled()
-        try:
-            self._publish_cancel()
-        except KeyboardInterrupt:  # it may have come before the effect; a second call does no harm
-            self._publish_cancel()
-            raise
-        return True
+        if self._generation == _fork._generation and _BEGUN not in self._story:
+            self._end(_Outcome(cancelled=True))
+        return self.cancelled()
 
     def set_result(self, result: T) -> None:
         """End this future with a result, as `resolve` does; raise InvalidStateError if it has ended."""
-        self._refuse_cancelled()
-        self._complete(succeeded=True)
-        super().set_result(result)
+        if not self.resolve(result):
+            raise InvalidStateError(f"it has ended: {self!r}")
 
     def set_exception(self, exception: BaseException | None) -> None:
         """End this future with a failure, as `fail` does; raise InvalidStateError if it has ended."""
-        self._refuse_cancelled()
-        self._complete(succeeded=False)
-        super().set_exception(exception)
+        if not self._end(_Outcome(failure=exception)):
+            raise InvalidStateError(f"it has ended: {self!r}")
 
-    def _refuse_cancelled(self) -> None:
-        if self._claim("ended") == "cancelled":
-            raise InvalidStateError("the call was cancelled")
+    def _end(self, outcome: _Outcome) -> bool:
+        """End the call in this way, and return True; or return False if it has ended, or began too soon."""
+        story = self._story
+        if self.done():
+            return False
+        if not outcome.is_early:
+            self._complete(succeeded=outcome.failure is None)
+        try:
+            story.append(outcome)
+            if _outcome_in(story) is not outcome:
+                outcome.result = outcome.failure = None
+                return False
+            self._conclude(story, outcome)
+        except KeyboardInterrupt:  # in a cancel by the main thread
+            if _outcome_in(story) is outcome:
+                self._conclude(story, outcome)
+            raise
+        return True
 
-    def _publish_cancel(self) -> None:
-        """Wake the threads that wait for this future, and run its callbacks, where locks may be taken."""
-        self._wake_all()
-        if self._soon is not None:
+    def _conclude(self, story: Story, outcome: _Outcome) -> None:
+        """Wake the threads that wait, and have the callbacks called. May be called again after Ctrl-C."""
+        self._outcome = outcome
+        waiting = self._waiting
+        while waiting:
+            with suppress(IndexError):  # the thread has removed it
+                waiting.pop().set()
+        if outcome.callbacks is None:
+            before = reversed(story[: story.index(outcome)])
+            outcome.callbacks = [each[0] for each in before if type(each) is tuple]
+        if outcome.cancelled and self._soon is not None:
             try:
-                self._soon(self._end_cancelled)
+                self._soon(partial(self._call_all, outcome))
             except RuntimeError:  # the client is closed
                 pass
             else:
                 return
-        self._end_cancelled()
+        self._call_all(outcome)
 
-    def _end_cancelled(self) -> None:
-        self._complete(succeeded=False)
-        this = object()
-        if self.__dict__.setdefault("_ends_cancelled", this) is this:  # a second call would be an error
-            super().cancel()
-            super().set_running_or_notify_cancel()  # wakes threads in `concurrent.futures.wait`
+    def _call_all(self, outcome: _Outcome) -> None:
+        if outcome.is_early:
+            self._complete(succeeded=False)
+        self._story = _OVER  # the callbacks refer to the client and keep it alive
+        while outcome.callbacks:
+            self._call(outcome.callbacks.pop())
 
-    def _wake_all(self) -> None:
-        for wake in list(self._wakes):
-            wake.set()
+    def _make_base(self, name: str) -> Any:
+        """Make the fields of the base class, because a function looks at this one. Return its value."""
+        for each, value in vars(Future()).items():
+            vars(self).setdefault(each, value)
+        self.when_done(_publish)
+        return vars(self)[name]
 
-    def _invoke_callbacks(self) -> None:
-        """Wake the threads that wait, and run each callback once: the thread that takes it runs it.
-
-        The callbacks are dropped then, because they refer to the client and keep it alive.
-        """
-        self._wake_all()
-        callbacks = self._done_callbacks
-        while callbacks:
-            try:
-                callback = callbacks.pop(0)
-            except IndexError:
-                return
-            try:
-                callback(self)
-            except Exception:  # noqa: BLE001  # as in every `Future`
-                _log.exception("a callback of %r failed", self)
+    def __reduce__(self) -> Any:
+        raise TypeError(f"cannot pickle {type(self).__name__!r} object: its call goes on in this process")
 
     def _complete(self, *, succeeded: bool) -> None:
         """Store the moment of the end, and call the function in `before_end`. Only the first call counts."""
@@ -498,34 +558,64 @@ def settle(future: APIFuture[T], work: Callable[[], T]) -> None:
         future.resolve(value)
 
 
-def _hand_over_callbacks(future: APIFuture[Any]) -> None:
-    if future._callbacks:
-        future._hand_over()
+def _publish(future: APIFuture[Any]) -> None:
+    """Let the base class know the outcome, and those who wait by its means."""
+    outcome, mark = future._outcome, object()
+    # Two threads may have made the fields of the base class at the same time.
+    if outcome is None or vars(future).setdefault("_published", mark) is not mark:
+        return
+    if outcome.cancelled:
+        Future.cancel(future)
+        Future.set_running_or_notify_cancel(future)
+    elif outcome.failure is None:
+        Future.set_result(future, outcome.result)
+    else:
+        Future.set_exception(future, outcome.failure)
 
 
-def _call_each(future: APIFuture[Any]) -> None:
-    """Call the callbacks of users one after the other, unless another thread does this now.
+class _Callbacks:
+    """The callbacks of users of one future that have not run."""
 
-    That thread looks for more callbacks after it has written that it is not at work any more.
-    """
-    this = object()
-    callbacks: list[Callable[[Any], object]] = future.__dict__["_callbacks"]
-    while callbacks and future.__dict__.setdefault("_caller", this) is this:
+    __slots__ = ("turn", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[Any], object]] = []
+        self.turn: list[None] = [None]  # empty while a thread runs callbacks
+
+
+def _hand_over(future: APIFuture[Any]) -> None:
+    """Let a worker run the callbacks of users, or run them here without workers."""
+    if future._submit is not None:
         try:
-            _call_all(future, callbacks)
+            future._submit(partial(_run_callbacks, future))
+        except RuntimeError:
+            # The workers are closed, but a thread may still wait for the effect of these callbacks.
+            _log.debug("callbacks of %r run where it ended: the workers are closed", future)
+        else:
+            return
+    _run_callbacks(future)
+
+
+def _run_callbacks(future: APIFuture[Any]) -> None:
+    """Run the callbacks of users in order, unless another thread does; that one looks for more of them."""
+    callbacks = future._callbacks
+    assert callbacks is not None  # noqa: S101
+    while callbacks.waiting:
+        try:
+            callbacks.turn.pop()
+        except IndexError:
+            return
+        try:
+            while callbacks.waiting:
+                _call_back(future, callbacks.waiting.pop(0))
         finally:
-            del future.__dict__["_caller"]
+            callbacks.turn.append(None)
 
 
-def _call_all(future: APIFuture[Any], callbacks: list[Callable[[Any], object]]) -> None:
-    while callbacks:
-        callback = callbacks.pop(0)
-        try:
-            callback(future)
-        except BaseException as failure:  # even a callback's SystemExit must not end the worker
-            if (
-                isinstance(failure, KeyboardInterrupt)
-                and threading.current_thread() is threading.main_thread()
-            ):
-                raise
-            _log.exception("a callback of %r failed", future)
+def _call_back(future: APIFuture[Any], callback: Callable[[Any], object]) -> None:
+    try:
+        callback(future)
+    except BaseException as failure:  # even a callback's SystemExit must not end the worker
+        if isinstance(failure, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        _log.exception("a callback of %r failed", future)

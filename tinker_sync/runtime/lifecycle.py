@@ -284,7 +284,7 @@ class Lifecycle:
         self._unfinished.discard(future)
         if future._request_id is not None:
             self._promised.pop(future._request_id, None)
-        failure = future._exception
+        failure = future.failure
         if failure is not None:
             attach_unread(future)
             self.report(failure)

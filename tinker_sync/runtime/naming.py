@@ -215,7 +215,7 @@ def attach_unread(future: APIFuture[Any]) -> None:
     The `Unread` logs the failure when the future is collected or the process ends. A cancel gets no `Unread`,
     nor does a failure that follows from an earlier failure or from `close`.
     """
-    failure, site = future._exception, future.call_site
+    failure, site = future.failure, future.call_site
     if failure is None or site is None or isinstance(failure, _EXPECTED):
         return
     if future.looked_at or future.overlooked is not None:

@@ -75,17 +75,17 @@ class Timeline(NamedTuple):
         return None if self.completed is None else self.completed - self.queued
 
 
+_OF_BASE: Final = frozenset(vars(Future()))
+"""The names of the fields of every future."""
+
+
 class ProgressFuture(Future[T]):
     """A future that reports the progress of its call. Any thread may read; the runtime marks the progress."""
 
     _advice = "; call .result() first, which waits for it"
 
-    expired: bool
-    turn_timer: Any
     _clock: Clock
-    _claims: list[str]
-    _exception: BaseException | None
-    _state: str
+    _outcome: Any
     _progress: Status
     _request_id: str | None
     _queued_s: float
@@ -125,7 +125,7 @@ class ProgressFuture(Future[T]):
             return self._progress
         if self.cancelled():
             return Status(FutureState.DONE, "cancelled")
-        failure = self._exception
+        failure = self.failure
         return Status(FutureState.DONE, None if failure is None else f"failed: {type(failure).__name__}")
 
     @property
@@ -146,26 +146,7 @@ class ProgressFuture(Future[T]):
         >>> APIFuture().failure is None
         True
         """
-        return self._exception
-
-    def begin(self) -> bool:
-        """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
-        begun = self._claim("begun") == "begun" and not self.done()
-        timer = self.turn_timer
-        if timer is not None:
-            self.turn_timer = None
-            timer.cancel()
-        return begun
-
-    def _claim(self, fate: str) -> str:
-        """Decide what happens to the call, unless that is decided. Return what was decided.
-
-        Without a lock, because a signal handler may do this too: of several threads, the first append counts.
-        """
-        claims = self._claims
-        if not claims:
-            claims.append(fate)
-        return claims[0]
+        return self._outcome.failure if self.done() else None
 
     def mark_sending(self) -> None:
         """Mark the call as being sent. A repeated send keeps the moment of the first."""
@@ -203,7 +184,9 @@ class ProgressFuture(Future[T]):
     if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            # Called for missing attributes only; uses no fields, because a half-made future has none.
+            # Called for missing attributes only. A half-made future has no fields at all.
+            if name in _OF_BASE and "_story" in vars(self):
+                return self._make_base(name)
             advice = "" if name.startswith("_") else type(self)._advice
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)

@@ -142,7 +142,7 @@ class TrainingLine:
         Args:
             steps: the number of optimizer steps that were called before the pass.
         """
-        if not passed.cancelled() and passed._exception is None:
+        if not passed.cancelled() and passed.failure is None:
             metrics = passed.result(timeout=0).metrics
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
             if loss is not None:
