@@ -379,6 +379,24 @@ def test_versions_never_mix(tmp_path: Path, version: dict[str, Any]) -> None:
     assert bool(asked) == (version["etag"] == '"v2"' or "modified" in version)
 
 
+def test_bytes_that_changed_on_the_disk_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends no checksum, so only those of the parts show the change."""
+    monkeypatch.setattr(transfer_file, "_RUN_BYTES", PART)
+    with FileServer({"a": 8 * PART}) as server:
+        stopped_halfway(server, tmp_path / "out", after=6)
+        with (tmp_path / "out.partial" / "files" / "a").open("r+b") as file:
+            file.seek(PART // 2)
+            changed = bytes(octet ^ 1 for octet in file.read(3))
+            file.seek(PART // 2)
+            file.write(changed)
+        got = fetch(server, tmp_path / "out")
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+    assert 2 * PART <= got.bytes_resumed < 6 * PART
+    assert server.sent < 7 * PART
+
+
 def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
     """Without an `ETag`, a download goes on if the file begins with the bytes that have arrived."""
     with FileServer({"a": 6 * PART}, etag=None) as server:

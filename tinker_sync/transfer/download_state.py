@@ -25,7 +25,7 @@ from attrs import frozen
 
 from tinker_sync.errors import TransferError
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _MARK: Final = "tinker-sync-download.txt"
 _MARK_TEXT: Final = """\
 tinker_sync keeps an unfinished download in this directory.
@@ -239,13 +239,17 @@ class FileVersion:
         return all(one is None or two is None or one == two for one, two in pairs)
 
 
+Run = tuple[int, int, int]
+"""Bytes of a file that arrived in order: the first one, the one after the last, and their CRC-32."""
+
+
 @frozen
 class DownloadState:
-    """The state of an incomplete file: its version, its checksum, and the ranges of its bytes on the disk."""
+    """The state of an incomplete file: its version, its checksum, and the bytes that are on the disk."""
 
     version: FileVersion
     checksum: tuple[str, str] | None
-    have: tuple[Stretch, ...]
+    runs: tuple[Run, ...]
 
     def save(self, place: Path) -> None:
         """Write the state to a file, replacing the previous one."""
@@ -255,7 +259,7 @@ class DownloadState:
             "etag": self.version.etag,
             "modified": self.version.modified,
             "checksum": self.checksum,
-            "have": self.have,
+            "runs": self.runs,
         }
         write_json(place, tree)
 
@@ -267,13 +271,13 @@ class DownloadState:
             if tree["version"] != _VERSION:
                 return None
             checksum = tree["checksum"]
-            stretches = tuple((int(begin), int(end)) for begin, end in tree["have"])
-            if any(not 0 <= begin < end for begin, end in stretches):
+            runs = tuple((int(begin), int(end), int(crc)) for begin, end, crc in tree["runs"])
+            if any(not 0 <= begin < end for begin, end, _ in runs):
                 return None
             return cls(
                 FileVersion(size=tree["size"], etag=tree["etag"], modified=tree["modified"]),
                 (str(checksum[0]), str(checksum[1])) if checksum else None,
-                tuple(Coverage(stretches)),
+                runs,
             )
         except (ValueError, LookupError, TypeError):
             return None

@@ -2,6 +2,7 @@
 
 - Bytes that have arrived stay: after a broken connection, with a new address, or in a new process, the
   download asks only for what is missing.
+- A resumed download keeps only the bytes on the disk whose checksums are those with which they arrived.
 - Parts of different versions never mix: each request names the version in `If-Range`, and each response is
   compared with the first. When the server names no version, a resumed download first compares some of the
   bytes on the disk with the server's bytes.
@@ -17,7 +18,8 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -28,7 +30,7 @@ from tinker_sync._clock import Clock
 from tinker_sync.errors import TransferError
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.download_state import Coverage, DownloadState, FileVersion, Stretch
+from tinker_sync.transfer.download_state import Coverage, DownloadState, FileVersion, Run, Stretch
 from tinker_sync.transfer.progress import ProgressReporter
 from tinker_sync.transfer.response_head import Attempts, FileChanged, FileHead, TryAgain, read_head
 from tinker_sync.transfer.signed import (
@@ -42,6 +44,8 @@ from tinker_sync.transfer.signed import (
 # Large enough that the round trip for each part does not matter, small enough to fetch several parts at once.
 PART_BYTES: Final = 8 << 20
 _PIECE: Final = 128 << 10
+# The most bytes with one checksum of their own, which are fetched again if some of them were changed.
+_RUN_BYTES: Final = 64 << 20
 # A killed process loses at most the bytes that arrived in this time.
 SAVE_EVERY_S: Final = 1.0
 _MAX_VERSIONS: Final = 4
@@ -106,6 +110,7 @@ class FileDownload:
         self._encoded = encoded
         self._lock = threading.Lock()
         self._have = Coverage()  # guarded by _lock
+        self._runs: dict[int, Run] = {}  # guarded by _lock; by their ends
         self._taken: dict[int, Stretch] = {}  # guarded by _lock; by the number of the worker, 0 for `run`
         self._version = FileVersion()  # guarded by _lock; all None before the first response
         self._checksum: tuple[str, str] | None = None  # guarded by _lock
@@ -140,21 +145,34 @@ class FileDownload:
         if state is None or not self._place.exists():
             self._begin_again()
             return
-        end = max((end for _, end in state.have), default=0)
-        if self._place.stat().st_size < end:
-            self._begin_again()
-            return
+        runs = self._unchanged(state.runs)
+        have = Coverage((begin, end) for begin, end, _ in runs)
         with self._lock:
-            self._have, self._version, self._checksum = Coverage(state.have), state.version, state.checksum
-            done = self._have.total
+            self._have, self._version, self._checksum = have, state.version, state.checksum
+            self._runs = {run[1]: run for run in runs}
+            done = have.total
         size = state.version.size
         self._context.reporter.add(bytes_done=done, bytes_resumed=done, bytes_total=size or 0)
         if size is not None:
             self._size_known(size, size - done)
         # Without a named version, or if no byte is missing, no later request would notice that the server has
         # another file.
-        if state.have and (not state.version.named or done == size):
-            self._compare_sample(state.have[0])
+        if done and (not state.version.named or done == size):
+            self._compare_sample(next(iter(have)))
+
+    def _unchanged(self, runs: Iterable[Run]) -> list[Run]:
+        """Return those runs of bytes that are on the disk as they arrived."""
+        kept = []
+        with self._place.open("rb") as file:
+            for begin, end, crc in runs:
+                file.seek(begin)
+                found, left = 0, end - begin
+                while left and (piece := file.read(min(left, 1 << 20))):
+                    self._context.cancellation.refuse_stopped()
+                    found, left = zlib.crc32(piece, found), left - len(piece)
+                if not left and found == crc:
+                    kept.append((begin, end, crc))
+        return kept
 
     def _begin_again(self) -> None:
         self._state_file.unlink(missing_ok=True)
@@ -164,6 +182,7 @@ class FileDownload:
         with self._lock:
             done, size = self._have.total, self._version.size
             self._have, self._version, self._checksum = Coverage(), FileVersion(), None
+            self._runs = {}
             self._in_parts, self._failure, self._taken = True, None, {}
         if done or size:
             self._context.reporter.add(bytes_done=-done, bytes_total=-(size or 0))
@@ -277,10 +296,18 @@ class FileDownload:
                 rest = rest[file.write(rest) :]
         except OSError as error:
             raise TransferError(f"{self._place.name} cannot be written: {error.strerror}") from error
-        now = self._context.clock.now()
+        now, end = self._context.clock.now(), at + len(piece)
         with self._lock:
+            begin, _, crc = self._runs.get(at, (at, at, 0))
+        if end - begin > _RUN_BYTES:
+            begin, crc = at, 0
+        crc = zlib.crc32(piece, crc)
+        with self._lock:
+            if begin < at:
+                self._runs.pop(at, None)
+            self._runs[end] = (begin, end, crc)
             before = self._have.total
-            self._have.add(at, at + len(piece))
+            self._have.add(at, end)
             grown = self._have.total - before
             due = now - self._saved_at >= SAVE_EVERY_S
             if due:
@@ -298,7 +325,7 @@ class FileDownload:
         with self._lock:
             if self._version == FileVersion() and not self._have.total:
                 return  # no response has begun
-            state = DownloadState(self._version, self._checksum, tuple(self._have))
+            state = DownloadState(self._version, self._checksum, tuple(self._runs.values()))
         with self._place.open("r+b") as file:
             os.fsync(file.fileno())
         state.save(self._state_file)  # another thread may overwrite it with an older state, which is true too
