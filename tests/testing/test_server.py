@@ -257,7 +257,12 @@ def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
     with LocalServer(plan, model="tinker-sync/random", process=process, gap_patience_s=600.0) as server:
         wire = Wire(server.url, server.key)
         session = wire.session()
-        making = {"session_id": session, "model_seq_id": 0, "base_model": "tinker-sync/random"}
+        making = {
+            "session_id": session,
+            "model_seq_id": 0,
+            "base_model": "tinker-sync/random",
+            "lora_config": {"rank": 4},
+        }
         model = wire.result(wire.ok("/create_model", making)["request_id"])["model_id"]
         assert wire.optim(model, 1).status == code
         assert "metrics" in wire.result(wire.optim(model, 2).json()["request_id"])

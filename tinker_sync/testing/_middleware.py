@@ -7,14 +7,16 @@ fault out. To cut a connection, it sends the server an event, so a reset is a re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
 from tinker_sync._policy import Stage, rule_for
+from tinker_sync.errors import WireError
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.ordered import ORDERED
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
@@ -128,12 +130,19 @@ class _CallInProgress:
         await self._app(self._scope, self._receive, self._captured.take)
 
     async def refuse(self) -> None:
-        """Pass the call without its API key to the inner application, which refuses it, and drop this reply.
+        """Let the inner application refuse the call and count its sequence number as used. Drop this reply.
 
-        The server then counts the sequence number of the call as used.
+        It gets JSON that breaks off after the model and the number.
         """
-        headers = [pair for pair in self._scope["headers"] if pair[0].lower() != b"x-api-key"]
-        await self._app({**self._scope, "headers": headers}, self._receive, _CapturedReply().take)
+        place = _place_of(self._call)
+        if place is None:
+            return
+        content = json.dumps(place).removesuffix("}").encode()
+        headers = [pair for pair in self._scope["headers"] if pair[0].lower() not in _OF_THE_BODY]
+        headers.append((b"content-length", b"%d" % len(content)))
+        await self._app(
+            {**self._scope, "headers": headers}, _replay(content, self._receive), _CapturedReply().take
+        )
 
     async def send_fixed(self, fault: FixedReply) -> None:
         headers = [
@@ -201,6 +210,20 @@ def _uses_up_number(call: RecordedCall, fault: FixedReply) -> bool:
     """
     refusal = 400 <= fault.status < 500 and not rule_for(fault.status, Stage.CALL).passes
     return refusal and not fault.after_work and call.endpoint in ORDERED
+
+
+_OF_THE_BODY: Final = frozenset(
+    {b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"}
+)
+
+
+def _place_of(call: RecordedCall) -> dict[str, Any] | None:
+    """Return the model and the sequence number in the body of a call; None if they cannot be read."""
+    with contextlib.suppress(ValueError, WireError):
+        body = call.body
+        if isinstance(body, dict) and "model_id" in body:
+            return {name: body[name] for name in ("model_id", "seq_id") if name in body}
+    return None
 
 
 async def _read_body(receive: Receive) -> bytes:
