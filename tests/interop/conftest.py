@@ -5,6 +5,9 @@ install `tinker==0.36.0` afterwards. Without the reference client, pytest collec
 engine, the tokenizers and the images. They need torch, transformers or Pillow in its place, and are skipped
 without these.
 
+The loops of the cookbook for the reference client are compared where `tinker-cookbook` is installed, with
+version 0.38.
+
 This module has all expectations that depend on the version of the reference client.
 """
 
@@ -26,6 +29,8 @@ _WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py", "t
 
 _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)
+if not importlib.util.find_spec("tinker_cookbook"):
+    collect_ignore.append("test_cookbook_oracle.py")
 
 
 @pytest.fixture(scope="session")
