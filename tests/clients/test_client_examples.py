@@ -53,6 +53,14 @@ EXAMPLES = examples()
 TWINS = {place: doc for place, doc in EXAMPLES.items() if (place[0], place[1][:-6]) in EXAMPLES}
 
 
+def test_futures_have_no_other_names_than_those_for_users() -> None:
+    names = {name for name in dir(tinker_sync.APIFuture) if not name.startswith("_")} - _NOT_FOR_USERS
+    assert names == {
+        "add_done_callback", "cancel", "cancelled", "coroutine", "done", "exception", "failure", "future",
+        "request_id", "request_ids", "result", "result_async", "running", "status", "timeline",
+    }  # fmt: skip
+
+
 def test_the_clients_are_large() -> None:
     assert len(EXAMPLES) > 120
     assert len(TWINS) > 40

@@ -201,7 +201,7 @@ def test_a_failure_that_one_of_two_waits_has_seen_is_not_logged(
         future = trainer.save_state("a")
         with ThreadPoolExecutor(1) as pool:
             seen = pool.submit(future.exception, PATIENCE_S)
-            until(lambda: future.looked_at)
+            until(lambda: future._looked_at)
             _time_out(future)
             stub.script("/retrieve_future", FAILED)
             release.set()

@@ -143,7 +143,7 @@ def test_each_view_has_a_request_whose_future_has_just_ended(
 
     class EarlierStopwatch:
         def follow(self, future: APIFuture[Any]) -> None:
-            future.when_done(self._read)
+            future._when_done(self._read)
 
         def encoded(self, method: str, began_s: float) -> None:
             pass

@@ -66,7 +66,7 @@ class Run:
     def _take(self, part: Part, number: int, ended: Any) -> None:
         self.sent.append((number, part.known))
         if self.failure is None:
-            part.future.mark_accepted(f"req-{number}")
+            part.future._mark_accepted(f"req-{number}")
         ended(self.failure)
 
     def send(self, part: Part, number: int) -> list[BaseException | None]:
@@ -166,7 +166,7 @@ def test_an_answer_that_cannot_be_recorded_ends_the_call(run: Run) -> None:
 
     def send(part: Part, number: int, ended: Any) -> None:
         run.journal.close()
-        part.future.mark_accepted("req-1")
+        part.future._mark_accepted("req-1")
         ended(None)
 
     run.record.around(send, NotTaken)(Part("optim_step"), 1, ends.append)

@@ -289,13 +289,13 @@ class TestEndings:
     def test_answer_without_logprobs(self) -> None:
         short = [{"logprobs": {"data": [0.5], "dtype": "float32", "shape": [1]}}]
         with world(proto_results=False) as (stub, trainer):
-            for outputs, words in (
-                ([{}], "no logprobs"),
-                ([], "one for each datum, got 0"),
-                (short, "one for each target, got 1"),
+            for outputs, asked, words in (
+                ([{}], 1, "no logprobs"),
+                ([], 2, "one for each datum, got 0"),  # a wrong form is asked for again
+                (short, 2, "one for each target, got 1"),
             ):
                 answer = {"loss_fn_output_type": "x", "loss_fn_outputs": outputs, "metrics": {}}
-                stub.script("/retrieve_future", Answer(body=answer))
+                stub.script("/retrieve_future", *[Answer(body=answer)] * asked)
                 with pytest.raises(errors.APIResponseValidationError, match=words):
                     trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
@@ -442,9 +442,9 @@ class TestFuture:
         forward: APIFuture[Any] = APIFuture()
         both = TwoPassFuture(forward)
         assert (both.status().state, both.request_id) == (FutureState.QUEUED, None)
-        forward.mark_sending()
+        forward._mark_sending()
         assert both.status().state is FutureState.SENDING
-        forward.mark_accepted("req-1")
+        forward._mark_accepted("req-1")
         assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
         forward.resolve(None)
         assert both.status().reason == "the loss is being computed"
@@ -452,10 +452,10 @@ class TestFuture:
         backward: APIFuture[Any] = APIFuture()
         both.follow(backward)
         assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
-        backward.mark_sending()
+        backward._mark_sending()
         assert both.status().state is FutureState.WAITING
-        backward.mark_accepted("req-2")
-        backward.mark_paused("no room")
+        backward._mark_accepted("req-2")
+        backward._mark_paused("no room")
         assert (both.status().state, both.status().reason) == (FutureState.PAUSED, "no room")
         both.resolve(types.ForwardBackwardOutput("x", [], {}))
         assert both.request_ids == ("req-1", "req-2")

@@ -123,13 +123,13 @@ class TestCancel:
 
     def test_is_refused_once_sending_began(self) -> None:
         whole, parts = combined_of(2)
-        assert whole.begin()
+        assert whole._begin()
         assert not whole.cancel()
         assert not any(part.cancelled() for part in parts)
 
     def test_of_a_part_fails_the_whole(self) -> None:
         whole, parts = combined_of(2)
-        whole.begin()
+        whole._begin()
         parts[0].cancel()
         with pytest.raises(CancelledError):
             whole.result(0)
@@ -147,12 +147,12 @@ class TestProgress:
         whole, parts = combined_of(2)
         seen = [whole.status().state]
         for step in (
-            parts[1].mark_sending,
-            lambda: parts[1].mark_accepted("req-2"),
-            parts[0].mark_sending,
-            lambda: parts[0].mark_accepted("req-1"),
-            lambda: parts[1].mark_paused("rate limit"),
-            parts[1].mark_waiting,
+            parts[1]._mark_sending,
+            lambda: parts[1]._mark_accepted("req-2"),
+            parts[0]._mark_sending,
+            lambda: parts[0]._mark_accepted("req-1"),
+            lambda: parts[1]._mark_paused("rate limit"),
+            parts[1]._mark_waiting,
             lambda: parts[1].resolve(2),
             lambda: parts[0].resolve(1),
         ):
@@ -164,24 +164,24 @@ class TestProgress:
 
     def test_the_reason_of_a_pause_comes_through(self) -> None:
         whole, parts = combined_of(2)
-        parts[1].mark_paused("rate limit")
+        parts[1]._mark_paused("rate limit")
         assert whole.status() == Status(FutureState.PAUSED, "rate limit")
 
     def test_the_reason_of_a_delay_comes_through_once_all_parts_are_accepted(self) -> None:
         whole, parts = combined_of(3)
-        parts[1].mark_waiting("no answer")
+        parts[1]._mark_waiting("no answer")
         assert whole.status() == Status(FutureState.SENDING)
-        parts[0].mark_accepted("req-1")
+        parts[0]._mark_accepted("req-1")
         parts[2].resolve(3)
         assert whole.status() == Status(FutureState.WAITING, "no answer")
-        parts[1].mark_waiting()
+        parts[1]._mark_waiting()
         assert whole.status() == Status(FutureState.WAITING)
 
     def test_request_ids_stay_after_the_end(self) -> None:
         whole, parts = combined_of(3)
         assert (whole.request_id, whole.request_ids) == (None, ())
-        parts[2].mark_accepted("req-3")
-        parts[0].mark_accepted("req-1")
+        parts[2]._mark_accepted("req-3")
+        parts[0]._mark_accepted("req-1")
         assert (whole.request_id, whole.request_ids) == ("req-1", ("req-1", "req-3"))
         parts[1].fail(KeyError())
         assert (whole.request_id, whole.request_ids) == ("req-1", ("req-1", "req-3"))
@@ -190,12 +190,16 @@ class TestProgress:
         clock = FakeClock(now_s=10.0)
         parts = parts_of(2, clock)
         whole = combined(parts, clock=clock)
-        for step in (parts[1].mark_sending, lambda: parts[1].mark_accepted("req-2"), parts[0].mark_sending):
+        for step in (
+            parts[1]._mark_sending,
+            lambda: parts[1]._mark_accepted("req-2"),
+            parts[0]._mark_sending,
+        ):
             clock.advance(1)
             step()
         assert whole.timeline == Timeline(10.0, 11.0, None, None)
         for step in (
-            lambda: parts[0].mark_accepted("req-1"),
+            lambda: parts[0]._mark_accepted("req-1"),
             lambda: parts[0].resolve(1),
             lambda: parts[1].resolve(2),
         ):

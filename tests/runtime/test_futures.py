@@ -142,7 +142,7 @@ class TestARealFuture:
 class TestW04WaitingNeverCancels:
     def test_w4_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
         future = APIFuture[int]()
-        future.mark_accepted("req-1")
+        future._mark_accepted("req-1")
         for wait in (future.result, future.exception):
             with pytest.raises(
                 TimeoutError, match=r"no result after 0 s \(waiting, request req-1\)"
@@ -310,7 +310,7 @@ class TestCallbacks:
     def test_one_that_is_added_at_the_end_waits_for_the_earlier_ones(self) -> None:
         seen: list[str] = []
         future = APIFuture[int]()
-        future.when_done(lambda _: future.add_done_callback(lambda _: seen.append("b")))
+        future._when_done(lambda _: future.add_done_callback(lambda _: seen.append("b")))
         future.add_done_callback(lambda _: seen.append("a"))
         future.resolve(7)
         assert seen == ["a", "b"]
@@ -408,7 +408,7 @@ class TestCallbacks:
 
         future, callback = APIFuture[int](), Callback()
         gone = weakref.ref(callback)
-        future.when_done(callback)
+        future._when_done(callback)
         future.add_done_callback(callback)
         future.resolve(7)
         del callback
@@ -417,9 +417,9 @@ class TestCallbacks:
     def test_those_of_the_runtime_run_inline(self, workers: Workers) -> None:
         future = APIFuture[int](submit=workers.run)
         seen: list[threading.Thread] = []
-        future.when_done(lambda _: seen.append(threading.current_thread()))
+        future._when_done(lambda _: seen.append(threading.current_thread()))
         future.resolve(7)
-        future.when_done(lambda _: seen.append(threading.current_thread()))
+        future._when_done(lambda _: seen.append(threading.current_thread()))
         assert seen == [threading.current_thread()] * 2
 
 
@@ -429,17 +429,17 @@ class TestCancel:
         assert future.cancel()
         assert future.cancel()
         assert future.cancelled()
-        assert not future.begin()
+        assert not future._begin()
         with pytest.raises(concurrent.futures.CancelledError):
             future.result()
 
     def test_not_once_it_is_sent(self) -> None:
         future = APIFuture[int]()
-        assert future.begin()
+        assert future._begin()
         assert not future.cancel()
-        assert future.begin()  # the request is sent again
+        assert future._begin()  # the request is sent again
         assert future.resolve(7)
-        assert not future.begin()
+        assert not future._begin()
         assert not future.cancel()
 
     def test_what_comes_too_late_is_dropped(self) -> None:
@@ -458,7 +458,7 @@ class TestCancel:
                     super()._conclude(*given)
 
         future, seen = Stepped(), []
-        future.when_done(seen.append)
+        future._when_done(seen.append)
         with aside(future.cancel) as cancelled:
             until(future.cancelled)
             with steps("second cancel"):
@@ -477,7 +477,7 @@ class TestCancel:
                 super()._conclude(*given)
 
         future, seen = Interrupted(), list[Any]()
-        future.when_done(seen.append)
+        future._when_done(seen.append)
         waiting = start(lambda: future.result(PATIENCE_S))
         until(lambda: future._waiting)
         with pytest.raises(KeyboardInterrupt):
@@ -489,8 +489,8 @@ class TestCancel:
 
     def test_ctrl_c_in_a_callback_loses_no_other_callback(self) -> None:
         future, seen = APIFuture[int](), list[Any]()
-        future.when_done(raising(KeyboardInterrupt()))
-        future.when_done(seen.append)
+        future._when_done(raising(KeyboardInterrupt()))
+        future._when_done(seen.append)
         with pytest.raises(KeyboardInterrupt):
             future.cancel()
         assert seen == [future]
@@ -503,7 +503,7 @@ class TestCancel:
                 partial(future.fail, KeyError()),
                 future.cancel,
                 future.cancel,
-                future.begin,
+                future._begin,
             )
             won = {"resolved": outcomes[0], "failed": outcomes[1], "cancelled": outcomes[2] or outcomes[3]}
             assert sum(won.values()) == 1
@@ -516,16 +516,16 @@ class TestStatus:
     def test_on_the_way(self) -> None:
         future = APIFuture[int]()
         assert future.status() == Status(FutureState.QUEUED)
-        future.mark_sending()
+        future._mark_sending()
         assert future.status() == Status(FutureState.SENDING)
-        future.mark_accepted("req-1")
+        future._mark_accepted("req-1")
         assert future.status() == Status(FutureState.WAITING)
-        future.mark_paused("short of capacity")
+        future._mark_paused("short of capacity")
         assert future.status() == Status(FutureState.PAUSED, "short of capacity")
         assert repr(future) == "<APIFuture paused, short of capacity, req-1>"
         with pytest.raises(TimeoutError, match=r"\(paused, short of capacity, request req-1\)"):
             future.result(0)
-        future.mark_waiting()
+        future._mark_waiting()
         assert future.status() == Status(FutureState.WAITING)
         future.resolve(7)
         assert future.status() == Status(FutureState.DONE)
@@ -544,9 +544,9 @@ class TestStatus:
         clock = FakeClock(now_s=100.0)
         future = APIFuture[int](clock=clock)
         marks: list[Callable[[], object]] = [
-            future.mark_sending,
-            future.mark_sending,  # sent again: the first counts
-            lambda: future.mark_accepted("req-1"),
+            future._mark_sending,
+            future._mark_sending,  # sent again: the first counts
+            lambda: future._mark_accepted("req-1"),
             lambda: future.resolve(7),
             lambda: future.resolve(8),
         ]
@@ -571,7 +571,7 @@ class TestStatus:
 
     def test_a_refused_cancel_completes_nothing(self) -> None:
         future = APIFuture[int]()
-        future.begin()
+        future._begin()
         future.cancel()
         assert future.timeline.completed is None
 
@@ -610,7 +610,7 @@ def test_ctrl_c_cannot_leave_a_future_locked() -> None:
         if event == "return" and frame.f_code is entered:
             raise KeyboardInterrupt
 
-    for use in (future.when_done, future.add_done_callback):
+    for use in (future._when_done, future.add_done_callback):
         sys.setprofile(interrupt)
         try:
             use(lambda _: None)
@@ -637,7 +637,7 @@ def test_before_end_is_called_once_with_the_kind_of_the_end(
 ) -> None:
     future: APIFuture[int] = APIFuture()
     seen: list[tuple[bool, bool]] = []
-    future.before_end = lambda succeeded: seen.append((succeeded, future.done()))
+    future._before_end = lambda succeeded: seen.append((succeeded, future.done()))
     assert end(future)
     assert not future.resolve(2)
     assert seen == [(succeeded, future.cancelled())]
@@ -648,11 +648,11 @@ class TestAnyMoment:
 
     CALLS: ClassVar[dict[str, Callable[[APIFuture[Any]], Any]]] = {
         "cancel": lambda future: future.cancel(),
-        "begin": lambda future: future.begin(),
+        "begin": lambda future: future._begin(),
         "done": lambda future: future.done(),
         "result": lambda future: future.result(timeout=0),
         "add_done_callback": lambda future: future.add_done_callback(lambda _: None),
-        "when_done": lambda future: future.when_done(lambda _: None),
+        "when_done": lambda future: future._when_done(lambda _: None),
     }
 
     @pytest.mark.parametrize("name", CALLS)
@@ -674,8 +674,8 @@ class TestAnyMoment:
 class _Trial:
     def __init__(self) -> None:
         self.future, self.seen = APIFuture[Any](), list[Any]()
-        self.future.when_done(self.seen.append)
-        self.future.when_done(self.seen.append)
+        self.future._when_done(self.seen.append)
+        self.future._when_done(self.seen.append)
 
     def run(self, method: Callable[[APIFuture[Any]], Any]) -> None:
         with suppress(TimeoutError, concurrent.futures.CancelledError):
@@ -689,7 +689,7 @@ class TestFunctionsOfTheStandardLibrary:
         "resolve": lambda future: future.resolve(7),
         "fail": lambda future: future.fail(KeyError("a")),
         "cancel": lambda future: future.cancel(),
-        "expire": lambda future: future.expire(KeyError("a")),
+        "expire": lambda future: future._expire(KeyError("a")),
     }
 
     @pytest.mark.parametrize("early", [False, True])
@@ -717,7 +717,7 @@ class TestFunctionsOfTheStandardLibrary:
         for _ in range(200):
             future, seen = APIFuture[Any](), list[int]()
             callbacks = [partial(lambda seen, n, _: seen.append(n), seen, n) for n in range(6)]
-            adders = [partial(future.when_done, each) for each in callbacks[:3]]
+            adders = [partial(future._when_done, each) for each in callbacks[:3]]
             users = [partial(future.add_done_callback, each) for each in callbacks[3:]]
             together(*adders, *users, partial(future.resolve, 7), future.cancel)
             assert sorted(seen) == [0, 1, 2, 3, 4, 5]

@@ -107,7 +107,7 @@ def test_a_callback_may_end_the_client_again() -> None:
     future: APIFuture[int] = APIFuture()
     life.end_with_client(future)
     done = threading.Event()
-    future.when_done(lambda _: (life.fail_calls(), done.set()))
+    future._when_done(lambda _: (life.fail_calls(), done.set()))
     life.fail_calls()
     assert done.is_set()
 

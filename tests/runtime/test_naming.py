@@ -190,7 +190,7 @@ def await_result(future: APIFuture[Any], timeout: float) -> None:
 
 
 def attach_again_at_the_end(future: APIFuture[Any]) -> None:
-    future.when_done(attach_unread)
+    future._when_done(attach_unread)
 
 
 def test_a_child_does_not_log_the_failures_of_its_parent(

@@ -53,7 +53,7 @@ def test_a_line_after_two_seconds_and_one_warning_at_the_limit(
         changes.add(futures[0])
     for future in futures[1:]:
         changes.add(future, "optim_step")
-    futures[0].when_done(lambda _: None)
+    futures[0]._when_done(lambda _: None)
     waiting = threading.Thread(target=changes.wait, args=(60.0,))
     with caplog.at_level(logging.WARNING):
         waiting.start()
@@ -82,7 +82,7 @@ def test_ended_calls_that_were_left_behind_are_forgotten(monkeypatch: pytest.Mon
     changes = PendingChanges()
     waiting, ended = APIFuture[Any](), APIFuture[Any]()
     changes.add(waiting, "save_state")
-    monkeypatch.setattr(APIFuture, "when_done", lambda *_: None)  # as if Ctrl-C had come before it
+    monkeypatch.setattr(APIFuture, "_when_done", lambda *_: None)  # as if Ctrl-C had come before it
     changes.add(ended, "optim_step")
     ended.resolve(None)
     assert changes.under_way()

@@ -240,9 +240,9 @@ class TestW02Cancel:
 
 def test_one_that_is_cancelled_before_it_begins_gets_no_number(bench: Bench) -> None:
     class Late(APIFuture[Any]):
-        def begin(self) -> bool:
+        def _begin(self) -> bool:
             self.cancel()
-            return super().begin()
+            return super()._begin()
 
     part = FakePart("late")
     part.future = Late()
@@ -920,7 +920,7 @@ class TestNoLockIsHeld:
         bench.failures["a"] = REFUSED
         bench.append("a")
         made = bench.append("b")
-        made.future.when_done(lambda _: seen.append(repr(bench.queue)))
+        made.future._when_done(lambda _: seen.append(repr(bench.queue)))
         if end == "failure":
             bench.workers.do_all()
         else:
@@ -930,7 +930,7 @@ class TestNoLockIsHeld:
 
     def test_a_callback_may_call_again(self, bench: Bench) -> None:
         first = bench.append("a")
-        first.future.when_done(lambda _: bench.append("b"))
+        first.future._when_done(lambda _: bench.append("b"))
         bench.workers.do_all()
         first.future.resolve(1)
         bench.workers.do_all()

@@ -43,9 +43,9 @@ class SteppedFuture(APIFuture[Any]):
         super().__init__()
         self._steps = steps
 
-    def begin(self) -> bool:
+    def _begin(self) -> bool:
         with self._steps("begin"):
-            return super().begin()
+            return super()._begin()
 
 
 class SteppedPart(FakePart):
@@ -96,7 +96,7 @@ class TestForcedInterleavings:
         with workers() as pool:
             queue = SendQueue(at_once(send), pool.run)
             first, second = operation("a"), operation("b")
-            first.future.when_done(hold)
+            first.future._when_done(hold)
             enqueue(queue, first)
             with steps("append"):
                 enqueue(queue, second)

@@ -106,7 +106,7 @@ def as_completed(
 def _as_completed(futures: list[FutureT], timeout: float | None, progress: bool) -> Iterator[FutureT]:
     for each in futures:
         if isinstance(each, APIFuture):
-            each.refuse_foreign_wait()
+            each._refuse_foreign_wait()
     bar = ProgressBar(progress, len(set(futures)), "done")
     try:
         for future in concurrent.futures.as_completed(futures, timeout):

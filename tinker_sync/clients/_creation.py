@@ -154,7 +154,7 @@ class ClientFuture(APIFuture[T], BaseClient):
             return True
         if self.done() and (failure := _failure_of(self)) is not None:
             raise copy_exception(failure)
-        self.refuse_foreign_wait()
+        self._refuse_foreign_wait()
         return False
 
     def _ended(self) -> None:
@@ -185,8 +185,8 @@ def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T
     If `call` fails, the client fails too. If the client is cancelled, `call` is cancelled.
     """
     _expect(client)
-    client.when_done(lambda ended: call.cancel() if ended.cancelled() else None)
-    call.when_done(partial(_go_on, client, carried(work)))
+    client._when_done(lambda ended: call.cancel() if ended.cancelled() else None)
+    call._when_done(partial(_go_on, client, carried(work)))
 
 
 def ready(client: ClientFuture[Any]) -> None:
@@ -197,7 +197,7 @@ def ready(client: ClientFuture[Any]) -> None:
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
     client.holder.lifecycle.end_with_client(client)
-    client.when_done(ClientFuture._ended)  # added last: only reads of the failure by the user count
+    client._when_done(ClientFuture._ended)  # added last: only reads of the failure by the user count
 
 
 def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:
@@ -218,9 +218,9 @@ def _run(client: ClientFuture[Any], job: Callable[[], object]) -> None:
 
 def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
     """Run the work, then make the client ready, or fail it. Runs on a worker."""
-    if not client.begin():
+    if not client._begin():
         return
-    client.mark_sending()
+    client._mark_sending()
     try:
         work()
         client._become_ready()

@@ -152,7 +152,7 @@ def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[A
     record = _record_of(line)
     for sent in record.unread:
         future = line.runtime.lifecycle.make_future()
-        future.mark_accepted(sent.request_id or "")
+        future._mark_accepted(sent.request_id or "")
         line.runtime.server.ready().fetcher.fetch(
             Promise(sent.request_id or "", ENDPOINTS[sent.call].promises or sent.call),
             future,

@@ -214,8 +214,8 @@ def follow(
             path = saved.result(timeout=0).path
             _log.warning("%s is saved, but not verified: the client was closed before", path)
 
-    saved.when_done(go_on)
-    verified.when_done(end)
+    saved._when_done(go_on)
+    verified._when_done(end)
     return verified
 
 

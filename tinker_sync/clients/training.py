@@ -260,7 +260,7 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         if self._line.record is not None:
             self._line.record.refuse_in_fork()
         if not self._held.open:
-            self.refuse_foreign_wait()
+            self._refuse_foreign_wait()
         self._line.queue.take_over()
 
     def recover(self, *, deadline: float | None = None) -> TrainingClient:

@@ -163,7 +163,7 @@ class Recording:
     def follow(self, future: APIFuture[Any]) -> None:
         """Add a record of a request when its future ends."""
         self._under_way[future] = (current(), _thread())
-        future.when_done(self._on_ended)
+        future._when_done(self._on_ended)
 
     def encoded(self, method: str, began_s: float) -> None:
         """Add a record: the calling thread has encoded a request for `method` from `began_s` until now."""

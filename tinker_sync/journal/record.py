@@ -208,7 +208,7 @@ class TrainingRecord:
 
     def follow(self, sent: Sent, future: Any) -> None:
         """When `future` ends with a result, record that the result of the request has arrived."""
-        future.when_done(lambda ended: self._note_result(sent, ended))
+        future._when_done(lambda ended: self._note_result(sent, ended))
 
     def refuse_in_fork(self) -> None:
         """Raise a JournalError in a forked child; see `JournalFile.refuse_in_fork`."""

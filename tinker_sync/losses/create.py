@@ -70,7 +70,7 @@ def create(
     if graph is None:
         future.resolve(handle)
         return future
-    future.before_end = partial(_forget_failed, weakref.ref(runtime), handle.key)
+    future._before_end = partial(_forget_failed, weakref.ref(runtime), handle.key)
     try:
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
@@ -117,13 +117,13 @@ def _store(
     deadline_at: float,
 ) -> None:
     """Send the request, and let the fetcher poll for its result. Runs on a worker for losses."""
-    if not future.begin():
+    if not future._begin():
         return
-    future.mark_sending()
+    future._mark_sending()
     began_at = runtime.clock.now()
     try:
         promise = runtime.server.call("create_custom_loss", request, deadline_at=deadline_at)
-        future.mark_accepted(promise.request_id)
+        future._mark_accepted(promise.request_id)
         runtime.server.ready().fetcher.fetch(
             Promise(
                 promise.request_id,

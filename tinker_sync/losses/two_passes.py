@@ -60,7 +60,7 @@ class TwoPassFuture(ComposedFuture[ForwardBackwardOutput, ForwardBackwardOutput]
 
     >>> forward = APIFuture()
     >>> both = TwoPassFuture(forward)
-    >>> forward.mark_accepted("req-1")
+    >>> forward._mark_accepted("req-1")
     >>> both.request_ids, both.status().state
     (('req-1',), <FutureState.WAITING: 'waiting'>)
     """
@@ -162,7 +162,7 @@ class TwoPassCall(TrainingCall):
         if self._future is None:
             self._follow(forward.future)
         self._place = Operation("forward_backward", (), self.future, forward.parallel, forward.alone)
-        forward.future.when_done(self._forward_ended)
+        forward.future._when_done(self._forward_ended)
         return [forward, self._place] if self._train else [forward]
 
     def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
@@ -177,8 +177,8 @@ class TwoPassCall(TrainingCall):
         # It is no request, so recordings do not follow it.
         lease: APIFuture[Any] = APIFuture(clock=runtime.clock)
         runtime.lifecycle.end_with_client(lease)
-        lease.when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
-        future.when_done(lambda _: lease.cancel())
+        lease._when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
+        future._when_done(lambda _: lease.cancel())
         return future
 
     def _forward_ended(self, forward: APIFuture[ForwardBackwardOutput]) -> None:
@@ -211,7 +211,7 @@ class TwoPassCall(TrainingCall):
             backward, failure = _try(partial(self._prepare_backward, evaluated))
             if backward is not None:
                 self._both.follow(backward.future)
-                backward.future.when_done(partial(self._backward_ended, evaluated))
+                backward.future._when_done(partial(self._backward_ended, evaluated))
                 self.line.queue.fill(self._place, backward.parts)
                 return
         assert failure is not None  # noqa: S101

@@ -54,7 +54,7 @@ async def wait_for_end(future: APIFuture[Any], timeout: float | None) -> None:
         arrived.add_done_callback(lambda _: timer.cancel())
     if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
         _pulses.setdefault(loop, _Pulse()).follow(loop, arrived)
-    future.when_done(announce)
+    future._when_done(announce)
     await arrived
 
 

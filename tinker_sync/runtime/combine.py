@@ -45,7 +45,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         self._parts: tuple[APIFuture[PartT], ...] = ()
         self._let_go = False  # guarded by _lock; the whole has ended
         self._ended_ids: tuple[str, ...] = ()
-        self.when_done(_let_go_of_parts)
+        self._when_done(_let_go_of_parts)
 
     def _add(self, *parts: APIFuture[PartT]) -> bool:
         """Add parts and return True. Return False, and add none, if this future has ended."""
@@ -68,7 +68,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         """The ids of all requests that the server accepted, in the order of the parts.
 
         >>> part = APIFuture()
-        >>> part.mark_accepted("req-1")
+        >>> part._mark_accepted("req-1")
         >>> CombinedFuture([part, APIFuture()], merge=list).request_ids
         ('req-1',)
         """
@@ -100,7 +100,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     def _cancels_parts(self) -> bool:
         """Return True if this future, which has ended, is to cancel those parts that can be cancelled."""
-        return self.cancelled() or self.expired
+        return self.cancelled() or self._expired
 
 
 def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:
@@ -166,7 +166,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         added = self._add(*parts)
         for part in parts:
             if added:
-                part.when_done(self._part_ended)
+                part._when_done(self._part_ended)
             elif self._cancels_parts():
                 part.cancel()
 

@@ -274,13 +274,13 @@ class Fetch(Generic[T]):
             if self._trouble is not None:
                 self._trouble = None
                 if self._future.status().state is FutureState.WAITING:
-                    self._future.mark_waiting()
+                    self._future._mark_waiting()
         elif isinstance(action, Wait):
             self._trouble = self._trouble or Trouble()
             if self._trouble.is_due(now, action.delay_s):
                 self._fetcher.on_trouble(self._promise.request_type, self._retrieval.trouble)
             if now + action.delay_s - self._retrieval.trouble_since >= QUIET_S:
-                self._future.mark_waiting(self._retrieval.trouble)
+                self._future._mark_waiting(self._retrieval.trouble)
 
     def _act(self, action: Action, now: float) -> None:
         if isinstance(action, Finished):
@@ -401,9 +401,9 @@ class _Notices:
 
     def __call__(self, notice: QueueNotice) -> None:
         if notice.state.paused:
-            self._future.mark_paused(notice.reason or notice.state.value)
+            self._future._mark_paused(notice.reason or notice.state.value)
         else:
-            self._future.mark_waiting()
+            self._future._mark_waiting()
         try:
             self._fetcher.on_notice(notice, self._promise)
         except Exception:  # noqa: BLE001  # an exception of an observer must not fail the call

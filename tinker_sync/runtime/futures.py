@@ -8,7 +8,7 @@ awaits the future, or a Ctrl-C, the work goes on and the future stays usable. On
 Callbacks: the callbacks of users run on the workers given to the constructor (`submit`), in the order of
 their addition and never under a lock, also if the future has already ended. Without workers, or once the
 workers are closed, they run in the thread that ends the future or adds them. The callbacks of the runtime are
-added with `when_done` and run inline, so they must be short. After a cancel they run on a thread of the
+added with `_when_done` and run inline, so they must be short. After a cancel they run on a thread of the
 client (`soon`), because they take locks.
 
 Threads: any thread may wait, read or cancel, and so may a signal handler, because a future has no lock.
@@ -62,11 +62,10 @@ else:
         """
 
 
-# Completion in shells and notebooks leaves these out, because only the runtime uses them.
+# What only the runtime uses begins with an underscore, so that editors do not offer it. Completion in shells
+# leaves out these names too: those of every `Future`, and the two by which a test ends a future of its own.
 _NOT_FOR_USERS: Final = frozenset(
-    {"before_end", "call_site", "expired", "looked_at", "only_reads", "overlooked", "refuse_foreign_wait"}
-    | {"begin", "expire", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel"}
-    | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting", "turn_timer", "when_done"}
+    {"fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel"}
 )
 _BEGUN: Final = object()
 """The mark in the story of a call that it has begun, so that it can neither be cancelled nor expire."""
@@ -131,26 +130,26 @@ class APIFuture(ProgressFuture[T]):
     """
 
     _foreign = "this call was made before the process was forked; its result arrives in the parent only"
-    only_reads = False
+    _only_reads = False
     """True if the call changes nothing at the server; the end of its client then fails the call at once."""
-    call_site: Any = None
+    _call_site: Any = None
     """The public method of the call and the user's line that called it (`naming.CallSite`), or None.
 
-    `runtime.naming` uses this, `overlooked` and `looked_at` to log a failure that the user never looks at.
+    `runtime.naming` uses this, `_overlooked` and `_looked_at` to log a failure that the user never looks at.
     """
-    overlooked: Any = None
+    _overlooked: Any = None
     """The object that logs the failure of the call unless the user looks at it; None without a failure."""
-    before_end: Callable[[bool], object] | None = None
+    _before_end: Callable[[bool], object] | None = None
     """A function that runs once when the future ends; it gets True for a result, False otherwise.
 
     It runs before waiting threads wake. After a cancel, it may run later than that.
     """
-    turn_timer: Any = None
+    _turn_timer: Any = None
     """The timer that ends the call at its deadline; None once the call has begun."""
     _outcome: _Outcome | None = None
     _waiting: Any = ()  # a list of a `Wake` for each thread that waits
     _callbacks: _Callbacks | None = None
-    looked_at = False
+    _looked_at = False
     """True if the user has got the result, waits for it, or has added a callback.
 
     A wait that ends early, by a timeout, Ctrl-C or a cancel of the task, sets it to False.
@@ -198,7 +197,7 @@ class APIFuture(ProgressFuture[T]):
         """Return True if the call has begun, so that it cannot be cancelled, and has not ended.
 
         >>> future = APIFuture()
-        >>> future.running(), future.begin(), future.running()
+        >>> future.running(), future._begin(), future.running()
         (False, True, True)
         """
         return not self.done() and _BEGUN in self._story
@@ -213,7 +212,7 @@ class APIFuture(ProgressFuture[T]):
         return outcome is not None and outcome.cancelled
 
     @property
-    def expired(self) -> bool:
+    def _expired(self) -> bool:
         """True if the deadline of the call came before the call began."""
         outcome = self._look()
         return outcome is not None and outcome.expired
@@ -293,7 +292,7 @@ class APIFuture(ProgressFuture[T]):
         """
         self._note_look()
         if not self.done():
-            self.refuse_foreign_wait()
+            self._refuse_foreign_wait()
             from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
 
             try:
@@ -322,7 +321,7 @@ class APIFuture(ProgressFuture[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self.result_async().__await__()
 
-    def refuse_foreign_wait(self) -> None:
+    def _refuse_foreign_wait(self) -> None:
         """Refuse to wait in a forked child for a call of the parent; only the parent can finish it."""
         if self._generation != _fork._generation and not self.done():
             raise TinkerError(self._foreign)
@@ -332,7 +331,7 @@ class APIFuture(ProgressFuture[T]):
         self._note_look()
         if self.done():
             return
-        self.refuse_foreign_wait()
+        self._refuse_foreign_wait()
         left_s = math.inf if timeout is None else timeout
         ended = Wake()
         vars(self).setdefault("_waiting", []).append(ended)
@@ -368,9 +367,9 @@ class APIFuture(ProgressFuture[T]):
 
     def _note_look(self, looked: bool = True) -> None:
         """Take note that the user looks at the call, so that its failure need not be logged, or does not."""
-        self.looked_at = looked
-        if looked and self.overlooked is not None:
-            self.overlooked.text = ""
+        self._looked_at = looked
+        if looked and self._overlooked is not None:
+            self._overlooked.text = ""
 
     # ---------------------------------------------------- callbacks
 
@@ -390,9 +389,9 @@ class APIFuture(ProgressFuture[T]):
         self._note_look()
         callbacks = vars(self).setdefault("_callbacks", _Callbacks())
         callbacks.waiting.append(fn)
-        self.when_done(_hand_over)
+        self._when_done(_hand_over)
 
-    def when_done(self, fn: Callable[[Any], object]) -> None:
+    def _when_done(self, fn: Callable[[Any], object]) -> None:
         """Call `fn(self)` in the thread that ends the future, or now if the future has ended.
 
         An exception of `fn` is logged. For the runtime, not for users.
@@ -430,30 +429,30 @@ class APIFuture(ProgressFuture[T]):
         """
         return self._end(_Outcome(failure=failure))
 
-    def expire(self, failure: BaseException) -> bool:
+    def _expire(self, failure: BaseException) -> bool:
         """End a call with a failure and return True. Return False if it has begun or ended.
 
         >>> future = APIFuture()
-        >>> future.expire(TimeoutError()), future.begin()
+        >>> future._expire(TimeoutError()), future._begin()
         (True, False)
         """
         return _BEGUN not in self._story and self._end(_Outcome(failure=failure, expired=True))
 
-    def begin(self) -> bool:
+    def _begin(self) -> bool:
         """Mark the call as begun: it cannot be cancelled any more. Return False if it has already ended."""
         story = self._story
         if _BEGUN not in story and self._outcome is None:
             story.append(_BEGUN)
         begun = not self.done()
-        timer = self.turn_timer
+        timer = self._turn_timer
         if timer is not None:
-            self.turn_timer = None
+            self._turn_timer = None
             timer.cancel()
         return begun
 
     def set_running_or_notify_cancel(self) -> bool:
         """Mark the call as begun, as `begin` does."""
-        return self.begin()
+        return self._begin()
 
     def cancel(self) -> bool:
         """Cancel the call, if the runtime has not begun to send it.
@@ -528,17 +527,17 @@ class APIFuture(ProgressFuture[T]):
         """Make the fields of the base class, because a function looks at this one. Return its value."""
         for each, value in vars(Future()).items():
             vars(self).setdefault(each, value)
-        self.when_done(_publish)
+        self._when_done(_publish)
         return vars(self)[name]
 
     def __reduce__(self) -> Any:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object: its call goes on in this process")
 
     def _complete(self, *, succeeded: bool) -> None:
-        """Store the moment of the end, and call the function in `before_end`. Only the first call counts."""
+        """Store the moment of the end, and call the function in `_before_end`. Only the first call counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
-        before_end, self.before_end = self.before_end, None
+        before_end, self._before_end = self._before_end, None
         if before_end is not None:
             before_end(succeeded)
 

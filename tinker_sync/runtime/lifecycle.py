@@ -188,7 +188,7 @@ class Lifecycle:
 
         A failure of the future goes to `report`.
         """
-        future.when_done(self.on_ended)
+        future._when_done(self.on_ended)
         if not future.done():
             self._track(future)
 
@@ -213,7 +213,7 @@ class Lifecycle:
         """
         clock = self.connection.clock
         began_at = clock.now()
-        if deadline_at > began_at + _WATCHED_S or future.turn_timer is not None:
+        if deadline_at > began_at + _WATCHED_S or future._turn_timer is not None:
             return
         ref = weakref.ref(future)
 
@@ -230,16 +230,16 @@ class Lifecycle:
                 waited_s = clock.now() - began_at
                 failure = DeadlineError(words, waited_s=waited_s, last_words="it waited for its turn")
             if failure is not None:
-                call.expire(failure)
+                call._expire(failure)
 
         def begin() -> None:
             call = ref()
-            if call is None or call.done() or call.turn_timer is not None:
+            if call is None or call.done() or call._turn_timer is not None:
                 return
             # The poller multiplies pauses by the pace, and a deadline is none.
             delay_s = (deadline_at - clock.now()) / self.connection.settings.pace
-            call.turn_timer = timer = self._poller.after(delay_s, expire)
-            call.when_done(lambda _: timer.cancel())
+            call._turn_timer = timer = self._poller.after(delay_s, expire)
+            call._when_done(lambda _: timer.cancel())
             if call.running():  # begun meanwhile
                 timer.cancel()
 
@@ -269,7 +269,7 @@ class Lifecycle:
             self._promised[request_id] = future
         if future._request_id is not None and future._request_id != request_id:
             self._promised.pop(future._request_id, None)  # it was submitted again
-        future.mark_accepted(request_id)
+        future._mark_accepted(request_id)
         if future.done():
             self._promised.pop(request_id, None)
         return True
@@ -312,7 +312,7 @@ class Lifecycle:
         """
         if self.pending:
             for future in list(self._unfinished):
-                if future.only_reads:
+                if future._only_reads:
                     future.fail(ClientClosedError())
             self.pending.wait(limit_s)
 

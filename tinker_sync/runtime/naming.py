@@ -205,8 +205,8 @@ def log_if_unread(future: APIFuture[Any], site: CallSite) -> None:
 
     If the call fails and the user never looks at it, an `Unread` logs the failure.
     """
-    future.call_site = site
-    future.when_done(attach_unread)
+    future._call_site = site
+    future._when_done(attach_unread)
 
 
 def attach_unread(future: APIFuture[Any]) -> None:
@@ -215,10 +215,10 @@ def attach_unread(future: APIFuture[Any]) -> None:
     The `Unread` logs the failure when the future is collected or the process ends. A cancel gets no `Unread`,
     nor does a failure that follows from an earlier failure or from `close`.
     """
-    failure, site = future.failure, future.call_site
+    failure, site = future.failure, future._call_site
     if failure is None or site is None or isinstance(failure, _EXPECTED):
         return
-    if future.looked_at or future.overlooked is not None:
+    if future._looked_at or future._overlooked is not None:
         return
     name, code, line = site
     call = name.rpartition(".")[2] or "a call"
@@ -232,7 +232,7 @@ def overlook(future: APIFuture[Any], text: str) -> None:
 
     The user may wait for the future, or begin to look at it meanwhile.
     """
-    future.overlooked = unread = Unread(text)
-    if future.looked_at:
+    future._overlooked = unread = Unread(text)
+    if future._looked_at:
         unread.text = ""
     weakref.finalize(future, unread.log)

@@ -53,7 +53,7 @@ class PendingChanges:
             name: the name of the call; "" stands for the public method that runs in this thread.
         """
         self._names[future] = name or current().rpartition(".")[2] or "a call"
-        future.when_done(self._on_ended)
+        future._when_done(self._on_ended)
 
     def __len__(self) -> int:
         return len(self._names)

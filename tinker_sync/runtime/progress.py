@@ -148,23 +148,23 @@ class ProgressFuture(Future[T]):
         """
         return self._outcome.failure if self.done() else None
 
-    def mark_sending(self) -> None:
+    def _mark_sending(self) -> None:
         """Mark the call as being sent. A repeated send keeps the moment of the first."""
         if self._sending_s is None:
             self._sending_s = self._clock.now()
         self._progress = SENDING
 
-    def mark_accepted(self, request_id: str) -> None:
+    def _mark_accepted(self, request_id: str) -> None:
         """Mark the call as accepted by the server under this id."""
         self._request_id = request_id
         self._accepted_s = self._clock.now()
         self._progress = WAITING
 
-    def mark_paused(self, reason: str | None) -> None:
-        """Mark the call as paused by the server, until `mark_waiting` or the end."""
+    def _mark_paused(self, reason: str | None) -> None:
+        """Mark the call as paused by the server, until `_mark_waiting` or the end."""
         self._progress = Status(FutureState.PAUSED, reason)
 
-    def mark_waiting(self, trouble: str | None = None) -> None:
+    def _mark_waiting(self, trouble: str | None = None) -> None:
         """Mark the call as accepted by the server, which is probably working on it.
 
         Args:

@@ -189,7 +189,7 @@ class SampleJob:
         """Make and return the future that the user holds."""
         lifecycle = self._line.runtime.lifecycle
         self._future = future = lifecycle.make_future(self._on_done)
-        future.only_reads, future.call_site = True, find_call_site()
+        future._only_reads, future._call_site = True, find_call_site()
         lifecycle.end_in_turn(future, self.deadline_at, "the sample", self._late_error)
         return future
 
@@ -304,7 +304,7 @@ class SampleJob:
                 runtime.lifecycle.note_encoded(self._sdk_method, began_s)
             self._key = self._scheduler.next_key()
         self._attempt += 1
-        self._future.mark_sending()
+        self._future._mark_sending()
         self._call = call = Call(
             method="POST",
             path=PATH,
@@ -334,7 +334,7 @@ class SampleJob:
             # This does not count as an attempt: the server asks for fewer requests of all kinds.
             self._attempt -= 1
             self._held.end_sending(refused=decision)
-            self._future.mark_paused(self._last_words)
+            self._future._mark_paused(self._last_words)
             self.queue_again()
             return
         self._held.end_sending()

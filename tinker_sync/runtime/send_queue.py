@@ -187,7 +187,7 @@ class SendQueue(Generic[PartT]):
         for each in added:
             if refusal is None:
                 # A function, because a bound method would be one object more for each queued call.
-                each.future.when_done(partial(SendQueue._forget_ended, self, each))
+                each.future._when_done(partial(SendQueue._forget_ended, self, each))
             else:
                 each.fail(refusal)
         if added and refusal is None:
@@ -270,7 +270,7 @@ class SendQueue(Generic[PartT]):
             if isinstance(found, Sending):
                 self._resume(found)
             # `begin` takes the future's lock, so `_lock` is free here. The state keeps other threads out.
-            elif found.future.begin():
+            elif found.future._begin():
                 self._begin(found)
             else:
                 with self._lock:  # it was cancelled, so it gets no number
@@ -346,7 +346,7 @@ class SendQueue(Generic[PartT]):
             self._end_send(sending, index, None, stays=True)
             return
         part = sending.operation.parts[index]
-        part.future.mark_sending()
+        part.future._mark_sending()
         ended = partial(self._end_send, sending, index)
         _run(partial(self._send, part, sending.first_number + index), ended)
 
@@ -393,7 +393,7 @@ class SendQueue(Generic[PartT]):
         elif stage:
             self._launch(sending, stage)
         elif sending.operation.alone:
-            sending.operation.future.when_done(lambda _: self._conclude(sending))
+            sending.operation.future._when_done(lambda _: self._conclude(sending))
         else:
             self._conclude(sending)
 
@@ -535,7 +535,7 @@ class SendQueue(Generic[PartT]):
 
     def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
         """Drop a queued operation and its bodies at once if it was cancelled, expired or has no requests."""
-        left = future.cancelled() or future.expired
+        left = future.cancelled() or future._expired
         with self._lock:
             if not (left or not operation.parts) or operation not in self._queue:
                 return

@@ -385,7 +385,7 @@ class _Waiter:
         self.number = owner.next_number()
         self.probed_at = 0
         """The number of the first probe that led to this one; 0 while the sample is not probed."""
-        future.when_done(lambda _: owner.done_with(self))
+        future._when_done(lambda _: owner.done_with(self))
 
     def fetch_alone(self, size: int | None) -> None:
         """Fetch this result. `size` is the announced size, or None without an announcement."""

@@ -101,7 +101,7 @@ class Reservation:
         This happens before waiting threads wake. After a cancel, it may happen later than that.
         """
         if self._held:
-            future.before_end = self.release
+            future._before_end = self.release
             if future.done():  # it may have been cancelled just now
                 self.release()
 

@@ -131,7 +131,7 @@ class TrainingLine:
         log_if_unread(future, find_call_site())
         if call.name.startswith("forward_backward"):
             self.passed = True
-            future.when_done(partial(TrainingLine._note_pass, self, self._steps))
+            future._when_done(partial(TrainingLine._note_pass, self, self._steps))
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
@@ -147,7 +147,7 @@ class TrainingLine:
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
             if loss is not None:
                 self.curve.append((self.runtime.clock.now(), loss))
-        unread = passed.overlooked
+        unread = passed._overlooked
         if unread is None:
             return
         if self._steps > steps:

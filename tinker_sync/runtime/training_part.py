@@ -185,7 +185,7 @@ class PartSender:
         that the server accepted in an earlier run is not sent again; its result is fetched.
         """
         if part.known is not None:
-            part.future.mark_accepted(part.known)
+            part.future._mark_accepted(part.known)
             self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
             ended(None)
         else:

@@ -70,12 +70,12 @@ class RestBase(BaseClient):
         runtime = self._runtime
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[T] = runtime.lifecycle.make_future()
-        future.only_reads, future.call_site = not changes, find_call_site()
+        future._only_reads, future._call_site = not changes, find_call_site()
 
         def run() -> None:
-            if not future.begin():
+            if not future._begin():
                 return
-            future.mark_sending()
+            future._mark_sending()
             try:
                 value = work()
             except Exception as error:  # noqa: BLE001  # the future raises it

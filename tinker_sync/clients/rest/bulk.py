@@ -137,7 +137,7 @@ class BulkCalls(RestBase):
 
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[list[CheckpointOutcome]] = runtime.lifecycle.make_future()
-        future.call_site = find_call_site()
+        future._call_site = find_call_site()
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
         _Bulk(wanted, call, parallel, progress, future).start(runtime.pools.callback.run)
         runtime.lifecycle.note_change(future)

@@ -195,14 +195,14 @@ class TransferCalls(RestBase):
         runtime = self._runtime
         runtime.lifecycle.refuse_if_leaving()
         future: APIFuture[T] = runtime.lifecycle.make_future()
-        future.call_site = find_call_site()
+        future._call_site = find_call_site()
         control = _signed.Cancellation()
-        future.when_done(lambda _: control.stop())
+        future._when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)
 
         def run() -> None:
             try:
-                future.mark_sending()
+                future._mark_sending()
                 future.resolve(work(control))
             except Exception as error:  # noqa: BLE001  # the future raises it
                 future.fail(error)
