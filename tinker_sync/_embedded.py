@@ -86,8 +86,7 @@ def hold_server(base_url: str, key: Secret | None) -> ServerHold | None:
 
 def current_server() -> EmbeddedServer | None:
     """Return the server of this process, or None before the first client asks for it."""
-    with _lock:
-        return _current
+    return _current
 
 
 def find_key(base_url: str) -> Secret | None:

@@ -316,6 +316,7 @@ def at_opcode(number: int, handler: Callable[[], object]) -> Iterator[list[int]]
     def trace(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != tinker_sync.runtime.workers.__file__:
             return None
+        frame.f_trace = trace  # from Python 3.13 on, the next line has no effect without it
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and next(counted) == number:
             reached.append(number)

@@ -57,6 +57,7 @@ class _Interruption:
     def begin(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.moment is not None or not frame.f_code.co_filename.startswith(_TRACED):
             return None
+        frame.f_trace = self.step  # from Python 3.13 on, the next line has no effect without it
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self.step
 

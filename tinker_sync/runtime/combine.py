@@ -17,12 +17,12 @@ thread that resolves the last part merges the results. Rules of a combined futur
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._numbers import numbers
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 
@@ -40,19 +40,21 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         self, *, submit: Submit | None = None, soon: Submit | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         super().__init__(submit=submit, soon=soon, clock=clock)
-        self._lock = threading.Lock()
-        # Written under _lock; empty before the parts are known, and after the end of the whole.
+        # Empty before the parts are known, and after the end of the whole.
         self._parts: tuple[APIFuture[PartT], ...] = ()
-        self._let_go = False  # guarded by _lock; the whole has ended
         self._ended_ids: tuple[str, ...] = ()
         self._when_done(_let_go_of_parts)
 
     def _add(self, *parts: APIFuture[PartT]) -> bool:
-        """Add parts and return True. Return False, and add none, if this future has ended."""
-        with self._lock:
-            if not self._let_go:
-                self._parts = (*self._parts, *parts)
-            return not self._let_go
+        """Add parts and return True. Return False, and add none, if this future has ended.
+
+        One thread at a time calls this. It takes no lock, because Ctrl-C may come at any point.
+        """
+        self._parts = (*self._parts, *parts)
+        if self.done():  # the thread that ended this future may have missed them
+            self._parts = ()
+            return False
+        return True
 
     @property
     def request_id(self) -> str | None:
@@ -104,12 +106,10 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
 
 def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:
-    with whole._lock:
-        whole._let_go = True
-        parts = whole._parts
-        whole._ended_ids = _ids(parts)
-        whole._sending_s, whole._accepted_s = whole._moments(parts)
-        whole._parts = ()
+    parts = whole._parts
+    whole._ended_ids = _ids(parts)
+    whole._sending_s, whole._accepted_s = whole._moments(parts)
+    whole._parts = ()
     if whole._cancels_parts():
         for part in parts:
             part.cancel()
@@ -150,7 +150,8 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         """
         super().__init__(submit=submit, soon=soon, clock=clock)
         self._merge = merge
-        self._missing = 0  # guarded by _lock once the parts report to this future
+        self._expected = 0  # the number of parts
+        self._arrived = numbers(1)
         if parts:
             self.follow(parts)
 
@@ -162,7 +163,7 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         (None, <FutureState.QUEUED: 'queued'>)
         """
         assert parts, "nothing to combine"  # noqa: S101
-        self._missing = len(parts)
+        self._expected = len(parts)
         added = self._add(*parts)
         for part in parts:
             if added:
@@ -201,12 +202,9 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
         if failure is not None:
             self.fail(failure)
             return
-        with self._lock:
-            self._missing -= 1
-            # After this future has failed, it has no parts, and `_missing` does not reach 0.
-            arrived = self._parts if self._missing == 0 else ()
-        if arrived:
-            self._merge_all(arrived)
+        # After this future has failed or was cancelled, it has no parts.
+        if next(self._arrived) == self._expected and (parts := self._parts):
+            self._merge_all(parts)
 
     def _merge_all(self, parts: tuple[APIFuture[PartT], ...]) -> None:
         try:
