@@ -392,7 +392,8 @@ class TrainingRecord:
     def _note_result(self, sent: Sent, future: Any) -> None:
         """Record that a result has arrived, and its path if it is a checkpoint. A failure is no result."""
         _note_failure(sent, future)
-        if sent.arrived or future.cancelled() or future.exception() is not None:
+        # `exception()` would count as a look of the user, after which a failure is not logged.
+        if sent.arrived or future.cancelled() or future.failure is not None:
             return
         sent.arrived = True
         if sent.path is None:  # `replace` looks up saves; no later call of this run gets this number
