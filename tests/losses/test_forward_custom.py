@@ -75,6 +75,12 @@ def test_the_mean_counts_tokens_over_all_chunks(training: Any) -> None:
     assert metrics["loss:mean"] == metrics["loss:sum"]
 
 
+def test_data_that_train_nothing_have_a_mean_too(training: Any) -> None:
+    data = [datum(1, weights=[0, 0, 0])]
+    metrics = training.forward_backward(data, "cross_entropy").result(PATIENCE_S).metrics
+    assert (metrics["loss:sum"], metrics["loss:mean"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("inputs", "count"),
     [

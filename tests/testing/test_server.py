@@ -22,6 +22,7 @@ from tinker_sync.errors import (
     NotFoundError,
     TinkerError,
 )
+from tinker_sync.local.store import Store
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 
@@ -47,6 +48,46 @@ def test_environment_variables_point_at_the_server(monkeypatch: pytest.MonkeyPat
         with tinker_sync.ServiceClient() as client:
             assert models(client) == [MODEL]
             assert client.holder.settings.pace == server.pace
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_program_may_end_without_closing_the_server(tmp_path: Path, process: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+from tinker_sync.testing import LocalServer
+if __name__ == "__main__":
+    server = LocalServer(model={MODEL!r}, process={process}, data_dir={str(tmp_path / "data")!r}).start()
+    service = server.service()
+    training = service.create_lora_training_client({MODEL!r}, rank=2)
+    training.save_state("a").result()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with Store(tmp_path / "data") as store:
+        [session] = store.list_sessions(10, 0)[0]
+        assert session.status["type"] == "client_finished"
+
+
+def test_a_step_without_a_pass_is_a_step_that_the_log_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tinker_sync.local")
+    with local() as server, server.service() as service:
+        training = service.create_lora_training_client(MODEL, rank=2)
+        datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1]), {"target_tokens": [2]})
+        training.forward_backward([datum], "cross_entropy")
+        assert training.optim_step(tinker_sync.AdamParams()).result().metrics["grad_norm"] > 0
+        assert "has no gradients" not in caplog.text
+        training.forward([datum], "cross_entropy")
+        assert training.optim_step(tinker_sync.AdamParams()).result().metrics["grad_norm"] == 0
+        assert "has no gradients" in caplog.text
 
 
 def test_each_server_has_its_own_key() -> None:

@@ -222,15 +222,15 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
 
     Args:
         output: the output of the call.
-        trained: the number of target tokens that the loss counts; with 0, the output stays as it is.
+        trained: the number of target tokens that the loss counts; with 0, the mean is that of one token.
 
     >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
     {'loss:sum': 6.0, 'loss:mean': 1.5}
     """
     metrics = output.metrics
-    if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
+    if "loss:sum" not in metrics or "loss:mean" in metrics:
         return output
-    return output._with(metrics=Metrics({**metrics, "loss:mean": metrics["loss:sum"] / trained}))
+    return output._with(metrics=Metrics({**metrics, "loss:mean": metrics["loss:sum"] / max(trained, 1)}))
 
 
 def add_loss(

@@ -25,7 +25,7 @@ from tinker_sync.local.engine.sampler import Sampler
 from tinker_sync.local.host import blas
 from tinker_sync.local.host.base_model import BaseModel
 from tinker_sync.local.host.host import Host, UnknownRun
-from tinker_sync.local.host.workers import Cancelled, HostClosed, TrainWorker
+from tinker_sync.local.host.workers import Cancelled, HostClosed, JobWorker
 
 MODEL = BaseModel(tiny.NAME, tiny.directory())
 DATA = [Example(np.array([5, 6, 7]), {"target_tokens": np.array([6, 7, 8])})]
@@ -86,7 +86,7 @@ def test_a_finished_job_is_freed() -> None:
     class Data:
         """A double of a large request."""
 
-    worker, data = TrainWorker("tinker-engine-train"), Data()
+    worker, data = JobWorker("tinker-engine-train"), Data()
     alive = weakref.ref(data)
     worker.submit(lambda data=data: str(data)).result(120)  # type: ignore[misc]
     del data
@@ -175,7 +175,7 @@ def test_waiting_work_fails_at_the_end() -> None:
 
 def test_an_unused_host_closes() -> None:
     Host([MODEL]).close()
-    TrainWorker("tinker-never").close()
+    JobWorker("tinker-never").close()
 
 
 def test_blas_has_one_thread_while_small_models_compute() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from support.engine_models import busy_params, tiny_weights
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+from tinker_sync.local.host.workers import JobWorker
 from tinker_sync.local.server.adapters import Adapters
 
 WEIGHTS = tiny_weights()
@@ -27,7 +28,7 @@ def play(test: Callable[[Adapters, list[LoraParams]], Awaitable[None]], limit: f
     forgotten: list[LoraParams] = []
 
     async def main() -> None:
-        with ThreadPoolExecutor(2) as pool:
+        with contextlib.closing(JobWorker("tinker-disk", threads=2)) as pool:
             adapters = Adapters(forgotten.append, pool, limit_bytes=int(limit * EACH))
             try:
                 await test(adapters, forgotten)

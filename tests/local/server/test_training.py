@@ -77,7 +77,9 @@ def test_what_cannot_be_computed_fails_its_promise_and_takes_its_number(server: 
     assert "data[0]" in failed["error"]
     other = {"optimizer_params": {"type": "muon", "lr": 1}, "model_id": model, "seq_id": 3}
     assert "adamw" in server.result_of("/optim_step", other)["error"]
-    norm = server.result(ids(server.optim(model, 4, learning_rate=0.1))[0])["metrics"]["grad_norm"]
+    nan = server.result(ids(server.optim(model, 4, learning_rate=float("nan")))[0])
+    assert (nan["category"], "learning_rate: must be finite" in nan["error"]) == ("user", True)
+    norm = server.result(ids(server.optim(model, 5, learning_rate=0.1))[0])["metrics"]["grad_norm"]
     assert norm == 0.0  # nothing of the failed ones was kept
 
 

@@ -12,7 +12,7 @@ from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.host.base_model import BaseModel
 from tinker_sync.local.host.blas import ONE_BLAS_THREAD, SMALL_WIDTH
-from tinker_sync.local.host.workers import SampleHandle, SampleWorker, TrainWorker
+from tinker_sync.local.host.workers import JobWorker, SampleHandle, SampleWorker
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Host:
 
     def __init__(self, models: Iterable[BaseModel], *, max_rows: int = 256) -> None:
         self.models = {model.name: model for model in models}
-        self._trainer = TrainWorker("tinker-engine-train")
+        self._trainer = JobWorker("tinker-engine-train")
         self._sampler = SampleWorker("tinker-engine-sample", max_rows=max_rows)
         self._runs: dict[str, AdapterTrainer] = {}  # used by the training thread only
         self._small = all(model.config.hidden_size <= SMALL_WIDTH for model in self.models.values())

@@ -1,9 +1,12 @@
-"""The two computing threads, each with a queue of work; results go to futures.
+"""The two computing threads and those for files, with queues of work; results go to futures.
 
 The training thread does one job after another. The sampling thread owns a `Sampler` for each base model: new
 requests join those in progress at the next token if there is room, so requests of all clients are computed
 together. Both threads block while their queues are empty. numpy releases Python's interpreter lock in large
 products, so the two threads compute in parallel most of the time.
+
+These are no executors of the standard library, which take no work at the end of a program: a client in the
+same process then still ends its session at the server.
 """
 
 from __future__ import annotations
@@ -44,47 +47,50 @@ class _Job:
 
 
 class Worker(ABC):
-    """The base of both workers: a thread with a queue of work. Thread-safe."""
+    """The base of all workers: threads with a queue of work. Thread-safe."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    def __init__(self, name: str, *, threads: int = 1) -> None:
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False  # guarded by _lock
         self._started = False  # guarded by _lock
 
     def _put(self, handle: Any) -> bool:
-        """Queue an item. The first item starts the thread. Return False if the worker is closed."""
+        """Queue an item. The first item starts the threads. Return False if the worker is closed."""
         with self._lock:
             if self._closed:
                 return False
             if not self._started:
                 self._started = True
-                self._thread.start()
+                for thread in self._threads:
+                    thread.start()
             self._queue.put(handle)
         return True
 
     def close(self) -> None:
-        """End the thread after its present job or step, and wait for this at most `JOIN_S`.
+        """End the threads after their present job or step, and wait for each at most `JOIN_S`.
 
         Unfinished work fails with `HostClosed`.
         """
         with self._lock:
             self._closed = True
             started = self._started
-            self._queue.put(None)
+            for _ in self._threads:
+                self._queue.put(None)
         if started:
-            self._thread.join(JOIN_S)
+            for thread in self._threads:
+                thread.join(JOIN_S)
 
     @abstractmethod
     def _run(self) -> None:
         """Work until the queue yields None."""
 
 
-class TrainWorker(Worker):
-    """A worker that runs jobs in the order of submission.
+class JobWorker(Worker):
+    """A worker that begins jobs in the order of submission.
 
-    >>> worker = TrainWorker("tinker-engine-train")
+    >>> worker = JobWorker("tinker-engine-train")
     >>> worker.submit(lambda: 6 * 7).result(timeout=5)
     42
     >>> worker.close()

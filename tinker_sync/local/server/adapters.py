@@ -13,7 +13,6 @@ import asyncio
 import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tinker_sync.local.engine.lora import LoraParams, LoraSettings
     from tinker_sync.local.engine.model import ModelConfig
+    from tinker_sync.local.host.workers import JobWorker
 
 LIMIT_BYTES = 512 * 1024 * 1024
 
@@ -49,7 +49,7 @@ class Adapters:
     """
 
     def __init__(
-        self, forget: Callable[[LoraParams], None], executor: Executor, *, limit_bytes: int = LIMIT_BYTES
+        self, forget: Callable[[LoraParams], None], executor: JobWorker, *, limit_bytes: int = LIMIT_BYTES
     ) -> None:
         self._forget = forget
         self._executor = executor
@@ -143,7 +143,7 @@ class Adapters:
             self._folder = None
 
     async def _in_executor(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        return await asyncio.wrap_future(self._executor.submit(lambda: work(*arguments)))
 
 
 def _read(spilled: _Spilled) -> LoraParams:

@@ -137,7 +137,7 @@ class App:
             elif refused is None:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 refused = Refused(500, f"internal error: {type(problem).__name__}")
-            elif refused.status >= 500:
+            elif refused.status >= 500 and not self.service.closing:
                 logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
             # The conflict lasts, so clients that repeat a request after any 409 must not repeat this one.
             advice = {"x-should-retry": "false"} if refused.status == 409 else {}

@@ -1,7 +1,7 @@
 """The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
 The state belongs to the thread of the event loop. Work that blocks (files, the database, large bodies) runs
-in a small executor, which also fills `downloads`. Computations run in the host. Handlers await both.
+on a few threads, which also fill `downloads`. Computations run in the host. Handlers await both.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import hashlib
 import logging
 import random
 import secrets
-import threading
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.local.host.workers import JobWorker
 from tinker_sync.local.server.adapters import Adapters, adapter_key
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused, UserFault, failure_of
@@ -140,7 +140,7 @@ class Service:
         self.ignored: set[str] = set()
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
-        self.disk: ThreadPoolExecutor = None  # type: ignore[assignment]  # set by start
+        self.disk = JobWorker("tinker-disk", threads=_DISK_THREADS)
         self.adapters: Adapters = None  # type: ignore[assignment]  # set by start
         self._random = random.Random(flags.seed) if flags.seed is not None else random.SystemRandom()  # noqa: S311
         self._seed = flags.seed if flags.seed is not None else secrets.randbits(63)
@@ -151,12 +151,9 @@ class Service:
     # ------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Start the executor and the timers. The application calls this before the first request."""
+        """Start the timers. The application calls this before the first request."""
         self.loop = asyncio.get_running_loop()
-        self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
-        # Start all threads of the executor now; it would otherwise start them under load.
-        together = threading.Barrier(_DISK_THREADS)
-        await asyncio.gather(*(self.on_disk(together.wait) for _ in range(_DISK_THREADS)))
+        await self.on_disk(lambda: None)  # starts the threads now, not under load
         self.adapters = Adapters(self.host.forget, self.disk)
         if self.flags.seed is not None:
             # Ids must differ from those of earlier servers with the same seed and store, so the number of
@@ -167,7 +164,7 @@ class Service:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Answer the waiting polls, cancel the work under way, and close the host and the executor."""
+        """Answer the waiting polls, cancel the work under way, and close the host and the file threads."""
         for timer in [*self._timers, *([self._sweeper] if self._sweeper else [])]:
             timer.cancel()
         self.closing = True
@@ -183,13 +180,13 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.adapters.close()
         await self.on_disk(self.host.close)
-        self.disk.shutdown(wait=True)
+        self.disk.close()
 
     # ------------------------------------------------------------------------------------ work elsewhere
 
     async def on_disk(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Run a blocking function in the executor, and return its result."""
-        return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
+        """Run a blocking function on a thread for files, and return its result."""
+        return await asyncio.wrap_future(self.disk.submit(lambda: work(*arguments, **options)))
 
     async def computed(self, future: Future[T]) -> T:
         """Return the result of a future of the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 calls = Calls()
+logger = logging.getLogger("tinker_sync.local")
 
 LARGE_BYTES = 256 * 1024
 """The size from which bodies are decoded on another thread."""
@@ -163,6 +165,13 @@ async def optim_step(service: Service, ask: Ask) -> Any:
             **{field.name: getattr(params, field.name) for field in attrs.fields(AdamSettings)}
         )
         norm = await service.computed(service.host.train(model.run_id, lambda run: run.optim_step(settings)))
+        if norm == 0:
+            logger.info(
+                "optim_step %s of model %s has no gradients: no forward_backward since the last step, or "
+                "all of its weights or advantages were 0",
+                request.seq_id,
+                model.run_id,
+            )
         return OptimStepResponse(metrics={"grad_norm": norm, "learning_rate": settings.learning_rate})
 
     return submit(service, ask, "OptimStep", model, request.seq_id, work)
