@@ -155,7 +155,7 @@ def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
 
 
 def test_refused_samples_are_sent_again_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, sent, count = SampleJob.submit, [], 20
+    submit, sent, count = SampleJob.submit, [], 15
     clock, release = FakeClock(automatic=False), threading.Event()
 
     def note(job: SampleJob) -> None:
@@ -181,14 +181,21 @@ def test_refused_samples_are_sent_again_in_the_order_of_the_calls(monkeypatch: p
     assert sent == list(range(count))
 
 
-def test_at_most_400_samples_are_being_submitted() -> None:
+def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:
     with room_for(1000), world() as (stub, client):
         sampler = sampler_of(client)
+        release = stub.hold("/asample", 100)
+        first = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(500)]
+        until(lambda: len(client.holder.server.ready().scheduler) == 482)  # a worker holds one more
+        assert len(stub.await_asked("/asample", 17)) == 17
+        release.set()
+        for future in first:
+            future.result(PATIENCE_S)
         stub.script("/asample", *[Answer(status=0)] * 450)
         for _ in range(450):
             sampler.sample(PROMPT, 1, ONE_TOKEN)
-        until(lambda: len(client.holder.server.ready().scheduler) == 48)  # a worker holds one more
-        assert len(stub.await_asked("/asample", 401)) == 401
+        until(lambda: len(client.holder.server.ready().scheduler) == 48)
+        assert len(stub.await_asked("/asample", 901)) == 901
 
 
 def queue_paused(state: str) -> Answer:

@@ -393,7 +393,7 @@ class FullLimit:
     """A limit that lets every sample pass, but only after a wait. It keeps the longest time of each wait."""
 
     limit_bytes = 1000
-    limiter = SimpleNamespace(recently_closed=lambda: False)
+    limiter = SimpleNamespace(recently_closed=lambda: False, sent_at_once=400)
 
     def __init__(self, waits: list[float | None]) -> None:
         self._waits = waits

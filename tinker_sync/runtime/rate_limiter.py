@@ -53,6 +53,8 @@ _LONGEST_PAUSE_S: Final = 2.0
 # A thread that wakes this much too late makes up for the requests that it would have sent.
 _CREDIT_S: Final = 0.01
 _WORTH_A_LINE_S: Final = 10.0
+_SENT_AT_FIRST: Final = 16
+_SENT_AT_ONCE: Final = 400
 
 _log = logging.getLogger("tinker_sync.queue")
 
@@ -242,6 +244,7 @@ class RateLimiter:
         self._rate = SendRate(clock, pace)  # guarded by _lock, except where its attributes differ
         self._line: deque[_Turn] = deque()  # guarded by _lock
         self._announce: Callable[[float], None] | None = None  # written once
+        self._accepted = 0  # up to _SENT_AT_ONCE; not exact, because it is counted without the lock
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
@@ -312,6 +315,17 @@ class RateLimiter:
         with self._lock:
             self._rate.follow(delay_s)
             self._free = None
+
+    @property
+    def sent_at_once(self) -> int:
+        """The most requests of a client in their send phase: few at first, more as the server accepts them.
+
+        So a server with a low limit, which nobody knows before its first refusal, does not refuse hundreds.
+
+        >>> RateLimiter().sent_at_once
+        16
+        """
+        return min(_SENT_AT_FIRST + 2 * self._accepted, _SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
@@ -448,9 +462,12 @@ class Gate:
 
     def succeeded(self, permit: Permit) -> None:
         """Note that the server has accepted the request, which raises a rate that limits the requests."""
+        limiter = self.limiter
+        if limiter._accepted < _SENT_AT_ONCE:
+            limiter._accepted += 1
         if permit.counted:
-            with self.limiter._lock:
-                self.limiter._rate.note_success(permit)
+            with limiter._lock:
+                limiter._rate.note_success(permit)
 
     def throttled(self, permit: Permit, delay_s: float | None = None) -> None:
         """Close the limiter for a time, because the server asks for fewer requests.

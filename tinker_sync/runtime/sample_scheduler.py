@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 # For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
 _WEIGHT_AFTER_REFUSAL: Final = 20
-# The most samples in their send phase: until the server accepts or refuses them.
-_SENT_AT_ONCE: Final = 400
 # The refusal of a larger request costs so much bandwidth that the next try waits for longer.
 _SMALL_BYTES: Final = 128 * 1024
 _LARGE_PAUSE_S: Final = 5.0
@@ -307,7 +305,7 @@ class Holdings:
             budget = scheduler.sending_bytes
             if scheduler.gate.limiter.recently_closed():
                 estimate_bytes *= _WEIGHT_AFTER_REFUSAL
-            weight = max(estimate_bytes, budget.limit_bytes // _SENT_AT_ONCE)
+            weight = max(estimate_bytes, budget.limit_bytes // scheduler.gate.limiter.sent_at_once)
             if not (budget.try_acquire(weight) or budget.acquire(weight, left_s())):
                 return False
             held["bytes"] = weight
