@@ -16,6 +16,8 @@ import attrs
 if TYPE_CHECKING:
     import dataclasses
 
+    from typing_extensions import Self
+
 
 class _OfDataclass:
     """A descriptor that returns an attribute of the dataclass with the fields of its owner."""
@@ -50,6 +52,11 @@ class AsDataclass:
     else:
         __dataclass_fields__ = _OfDataclass()
         __dataclass_params__ = _OfDataclass()
+
+    def __replace__(self, /, **changes: Any) -> Self:  # for `copy.replace`, which is new in Python 3.13
+        from dataclasses import replace
+
+        return replace(self, **changes)
 
     @classmethod
     def _dataclass_fields(cls) -> Iterator[tuple[str, Any, dict[str, Any]]]:
