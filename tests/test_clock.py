@@ -6,10 +6,13 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
+from support.crowd import start
 
+from tinker_sync import _clock
 from tinker_sync._clock import SYSTEM_CLOCK, http_date
 
 
@@ -56,3 +59,15 @@ def test_a_fake_clock_wakes_waits_that_are_over() -> None:
         event.set()
         assert long.result(PATIENCE_S) is True
     assert sorted(clock.waits) == [5.0, 50.0]
+
+
+def test_ctrl_c_right_after_a_lock_was_taken_gives_it_back() -> None:
+    class Interrupted(_clock._InterruptibleLock):
+        def acquire(self, *given: Any, **options: Any) -> bool:
+            super().acquire(*given, **options)
+            raise KeyboardInterrupt
+
+    lock = Interrupted()
+    with pytest.raises(KeyboardInterrupt), lock:
+        pass
+    assert start(lambda: super(Interrupted, lock).acquire(False)).result(PATIENCE_S)

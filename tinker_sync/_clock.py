@@ -6,11 +6,13 @@ event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from _thread import RLock as _RLock
 from _thread import allocate_lock
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -118,3 +120,29 @@ class Wake:
     def wait(self, timeout_s: float) -> bool:
         """Return True when `set` was called since the last wait, or False after `timeout_s`."""
         return self._lock.acquire(True, max(timeout_s, 0.0))
+
+
+class _InterruptibleLock(_RLock):  # type: ignore[misc]  # final in the published types alone
+    """A lock whose `with` block Ctrl-C cannot leave locked on Python 3.14.
+
+    There, Ctrl-C may come after `with` has called a method of the interpreter that takes the lock, and before
+    the block is protected. After a method in Python it does not come there, and this one gives the lock back.
+    """
+
+    def __enter__(self) -> bool:  # type: ignore[override]  # `with` passes no arguments
+        try:
+            self.acquire()
+        except BaseException:
+            with suppress(RuntimeError):  # it was not taken yet
+                self.release()
+            raise
+        return True
+
+
+def make_lock() -> Any:
+    """Return a lock for `with` blocks of a thread that Ctrl-C interrupts.
+
+    >>> with make_lock():
+    ...     pass
+    """
+    return _InterruptibleLock() if sys.version_info[:2] == (3, 14) else threading.Lock()

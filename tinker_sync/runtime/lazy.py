@@ -6,13 +6,13 @@ Any thread may call the methods. No lock is held while a value is made.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Hashable, MutableMapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, NamedTuple, TypeVar
 
+from tinker_sync._clock import make_lock
 from tinker_sync.errors import APIConnectionError, DeadlineError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
@@ -43,7 +43,7 @@ class Lazy(Generic[T]):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._flight: _Try | None = None  # guarded by _lock; the try under way
         self.value: T | None = None
         """The value, or None before it is made. Reading it never waits."""
@@ -108,7 +108,7 @@ class Lazy(Generic[T]):
 
     def renew_after_fork(self) -> None:
         """Forget a try of the parent, which no thread of the child would end. Keep a value that was made."""
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._flight = None
 
 
@@ -134,7 +134,7 @@ class Shared(Generic[K, T]):
         is_usable: Callable[[T], bool] = lambda _: True,
         discard: Callable[[T], object] = lambda _: None,
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._values = values  # guarded by _lock
         self._is_usable = is_usable
         self._discard = discard
@@ -163,4 +163,4 @@ class Shared(Generic[K, T]):
 
     def renew_after_fork(self) -> None:
         """Replace the lock, which another thread of the parent may have held."""
-        self._lock = threading.Lock()
+        self._lock = make_lock()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tinker_sync._clock import make_lock
 from tinker_sync._observe import CallFailed, Event, Observer, Stopwatch
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork, exits
@@ -95,7 +96,7 @@ class Lifecycle:
         """The status and the detail that were given to the `close` of the client; None before it."""
         self.queues: tuple[Closable, ...] = ()
         """The places where calls wait for their turn."""
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._last_calls: _fork.Members[HasLastCall] = _fork.Members()
         self._unfinished: set[APIFuture[Any]] = set()
         # The unfinished calls that the server has accepted. As above, each step is one of the interpreter.
@@ -404,7 +405,7 @@ class Lifecycle:
 
     def renew_after_fork(self) -> None:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._last_calls = _fork.Members()
         self._unfinished, self._promised = set(), {}
         self.pending.forget()
