@@ -21,6 +21,7 @@ from support.tinker_stub import Stub, StubServer
 
 from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
+from tinker_sync.runtime.naming import current
 
 PATIENCE_S = 60.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
@@ -157,6 +158,7 @@ def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name
         raise KeyboardInterrupt
 
     def check(future: Future[Any] | None, moment: str) -> None:
+        assert current() == "", moment  # later requests would have the name of the interrupted call
         if future is not None:
             assert end_of(future) is None, moment
         for later in (sample(world), step(world)):

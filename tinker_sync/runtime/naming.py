@@ -54,8 +54,8 @@ def named(name: str) -> Iterator[None]:
     'RestClient.get_session'
     """
     before = current()
-    _set(name)
     try:
+        _set(name)
         yield
     finally:
         _set(before)
@@ -137,11 +137,14 @@ def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def naming(*args: Any, **kwargs: Any) -> Any:
         if current():
             return method(*args, **kwargs)
-        _set(name)
-        try:
-            return method(*args, **kwargs)
-        finally:
+        try:  # all within the block, because Ctrl-C may come after each step
+            _set(name)
+            value = method(*args, **kwargs)
             _set("")
+        except BaseException:
+            _set("")
+            raise
+        return value
 
     return naming
 
@@ -150,11 +153,14 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
     async def naming(*args: Any, **kwargs: Any) -> Any:
         if current():
             return await method(*args, **kwargs)
-        _set(name)
         try:
-            return await method(*args, **kwargs)
-        finally:
+            _set(name)
+            value = await method(*args, **kwargs)
             _set("")
+        except BaseException:
+            _set("")
+            raise
+        return value
 
     return naming
 
