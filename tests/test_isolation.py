@@ -135,7 +135,9 @@ def test_a_breach_fails_its_test_only(complaints: dict[str, dict[str, str]], bre
 
 def test_the_users_configuration_is_out_of_sight(tmp_path: Path) -> None:
     names = {name.upper() for name in os.environ}
-    assert not [name for name in names if name.startswith("TINKER_") or name.endswith("_PROXY")]
+    found = [name for name in names if name.startswith("TINKER_") or name.endswith("_PROXY")]
+    assert found == ["TINKER_LOCAL_DATA_DIR"]
+    assert os.environ["TINKER_LOCAL_DATA_DIR"] == "temporary"
     assert not names & {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "NETRC"}
     assert list(Path.home().iterdir()) == []
     assert Path("~").expanduser() == Path.home()

@@ -24,12 +24,38 @@ if TYPE_CHECKING:
     from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
 
 LOCAL: Final = "local"
-"""The base URL that stands for the embedded server."""
+"""The base URL that stands for the embedded server; `local:PATH` names the directory for its state, too."""
+TEMPORARY: Final = "temporary"
+"""Stands for a directory that ends with the server. A directory of this name is `./temporary`."""
+DEFAULT_DATA_DIR: Final = "~/.tinker/local"
 
 _LOOPBACK: Final = ("http://127.", "http://localhost:", "http://[::1]:")
 
 _lock = threading.Lock()
 _current: EmbeddedServer | None = None  # guarded by _lock
+
+
+def is_local(base_url: str) -> bool:
+    """Return True for a base URL that stands for the embedded server.
+
+    >>> is_local("local"), is_local("local:~/runs"), is_local("http://localhost:8000")
+    (True, True, False)
+    """
+    return base_url.partition(":")[0] == LOCAL
+
+
+def find_data_dir(base_url: str, variable: str | None) -> str | None:
+    """Return the directory for the state of the embedded server; None for one that ends with the server.
+
+    Args:
+        base_url: "local" or "local:PATH".
+        variable: the value of `TINKER_LOCAL_DATA_DIR`.
+
+    >>> find_data_dir("local", None), find_data_dir("local:runs", "x"), find_data_dir("local", "temporary")
+    ('~/.tinker/local', 'runs', None)
+    """
+    given = base_url.partition(":")[2] or variable or DEFAULT_DATA_DIR
+    return None if given == TEMPORARY else given
 
 
 def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> ServerRecord:
@@ -53,9 +79,9 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
         found = current_server()
         if found is not None and found.serves(data_dir, model):
             return found.record
-        from tinker_sync.local.process.server import EmbeddedServer, find_parent_server
+        from tinker_sync.local.process.server import EmbeddedServer, find_running_server
 
-        made = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
+        made = find_running_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
         with _lock:
             kept = _current is found  # else another thread was faster; check its server
             if kept:

@@ -150,6 +150,7 @@ class _Surroundings:
         """Remove the user's settings. Set a new home directory if a test has written into the present one."""
         for name in foreign_settings(list(os.environ)):
             del os.environ[name]
+        os.environ["TINKER_LOCAL_DATA_DIR"] = "temporary"
         if self._home is None or os.environ.get("HOME") != str(self._home) or any(self._home.iterdir()):
             self._home = self._homes / str(next(self._numbers))
             self._home.mkdir()

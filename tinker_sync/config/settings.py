@@ -263,8 +263,9 @@ class Settings:
 
         Args:
             base_url: `TINKER_BASE_URL`. The address of the server, which may have a path. "local" is an
-                embedded server. `TINKER_LOCAL_DATA_DIR` names a directory for its state, which is otherwise
-                lost at its end; `TINKER_LOCAL_MODEL` adds a Hugging Face directory to the built-in models.
+                embedded server, which keeps its checkpoints in `~/.tinker/local`. "local:PATH" or
+                `TINKER_LOCAL_DATA_DIR` names another directory, and "temporary" one that ends with it.
+                `TINKER_LOCAL_MODEL` adds a Hugging Face directory to the built-in models.
             api_key: `TINKER_API_KEY`, else the default key of the credentials file, unless there is a
                 command. An embedded server has its own key.
             credential_cmd: `TINKER_CREDENTIAL_CMD`. A shell command that prints the credential.
@@ -389,10 +390,9 @@ def _resolve_server(
     the server's key replaces `TINKER_API_KEY` and the stored key.
     """
     asked = address or env.secret("TINKER_BASE_URL")
-    if asked is not None and asked.reveal() == _embedded.LOCAL:
-        reserved = _embedded.reserve_server(
-            data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
-        )
+    if asked is not None and _embedded.is_local(asked.reveal()):
+        data_dir = _embedded.find_data_dir(asked.reveal(), env.text("TINKER_LOCAL_DATA_DIR"))
+        reserved = _embedded.reserve_server(data_dir=data_dir, model=env.text("TINKER_LOCAL_MODEL"))
         return reserved.base_url, reserved.key
     base_url = _read_base_url(address, env)
     found = _embedded.find_key(base_url) if api_key is None else None

@@ -82,7 +82,7 @@ def run(
     if png is not None:
         _check_png(Path(png))
     screen, began = Screen(out or sys.stdout), time.monotonic()
-    with ServiceClient(base_url=base_url or "local") as service:
+    with ServiceClient(base_url="local:temporary" if base_url in (None, "local") else base_url) as service:
         course = _Course(service, screen, seed, steps, model or TINY, embedded=base_url in (None, "local"))
         course.introduce()
         sorting = course.teach_sorting()

@@ -10,12 +10,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
 from support.scripts import UNHURRIED
+from support.served import served
 
 import tinker_sync
 from tinker_sync.local.store import Store
@@ -104,6 +106,80 @@ sys.stdin.readline()
         [run] = store.session_runs(session.session_id)
         [row] = store.list_checkpoints(run)
         assert store.load_checkpoint(run, row.kind, row.name)
+
+
+SAVE = """
+import sys
+from tinker_sync import ServiceClient
+with ServiceClient(base_url=sys.argv[1] if len(sys.argv) > 1 else "local") as client:
+    training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
+    print(training.save_state("kept").result().path)
+"""
+LOAD = """
+from tinker_sync import ServiceClient
+with ServiceClient(base_url="local") as client:
+    for found in client.create_rest_client().list_user_checkpoints().result().checkpoints:
+        path = found.tinker_path
+        print(path, client.create_training_client_from_state(path).get_info().lora_rank)
+"""
+
+
+def at_home(home: Path) -> dict[str, str]:
+    """Return the environment of a user who has set nothing."""
+    return {"HOME": str(home), "USERPROFILE": str(home), "TINKER_LOCAL_DATA_DIR": ""}
+
+
+def test_a_later_program_finds_the_checkpoints_of_an_earlier_one(tmp_path: Path) -> None:
+    environment = at_home(tmp_path)
+    with program(tmp_path, SAVE, **environment) as process:
+        [path] = finish(process)
+    with program(tmp_path, LOAD, **environment) as process:
+        assert finish(process) == [path, "2"]
+    assert (tmp_path / ".tinker" / "local" / "state.sqlite").exists()
+
+
+@pytest.mark.parametrize("why", ["another server", "not a directory"])
+def test_a_home_that_cannot_be_used_gives_a_warning_and_a_temporary_one(tmp_path: Path, why: str) -> None:
+    home = tmp_path / ".tinker" / "local"
+    if why == "another server":
+        used: Any = Store(home)
+    else:
+        (tmp_path / ".tinker").touch()
+        used = nullcontext()
+    with used, program(tmp_path, SAVE, **at_home(tmp_path)) as process:
+        output, errors = process.communicate(timeout=PATIENCE_S * 2)
+    assert (process.returncode, output[:9]) == (0, "tinker://"), errors
+    assert "checkpoints of this program's embedded server end with it" in errors
+    assert "local:PATH" in errors
+    if why == "another server":
+        assert list((home / "checkpoints").iterdir()) == []
+
+
+def test_a_directory_that_was_named_is_used_or_an_error(tmp_path: Path) -> None:
+    code = SAVE.replace('"local"', repr(f"local:{tmp_path / 'mine'}"))
+    with Store(tmp_path / "mine"), program(tmp_path, code) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S * 2)
+    assert "ConfigurationError" in errors
+    with program(tmp_path, code) as process:
+        assert finish(process)[0].startswith("tinker://")
+    with Store(tmp_path / "mine") as store:
+        assert store.list_user_checkpoints(10, 0)[1] == 1
+
+
+def test_a_program_uses_the_server_that_its_user_has_started(tmp_path: Path) -> None:
+    environment = at_home(tmp_path)
+    with (
+        served(**environment) as (_, url),
+        program(
+            tmp_path,
+            f"{SAVE}\nprint(client.holder.settings.base_url)",
+            **environment,
+        ) as process,
+    ):
+        path, used = finish(process)
+    assert used == url
+    with Store(tmp_path / ".tinker" / "local") as store:
+        assert [row.tinker_path for row in store.list_user_checkpoints(10, 0)[0]] == [path]
 
 
 @needs_fork

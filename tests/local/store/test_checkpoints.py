@@ -46,6 +46,16 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
         assert store.checkpoint("r-1", "training", "a") == saved == store.list_checkpoints("r-1")[0]
 
 
+def test_the_oldest_checkpoints_are_deleted_beyond_a_size(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        rows = [store.save_checkpoint("r-1", "sampler", name, adapter(), {}) for name in "abcd"]
+        assert store.prune(sum(row.size_bytes for row in rows)) == 0
+        assert store.prune(sum(row.size_bytes for row in rows[2:])) == 2
+        assert names(store) == {"sampler_weights/c", "sampler_weights/d"}
+        assert len(folders(tmp_path)) == 2
+        assert store.prune(0) == 2
+
+
 def test_a_training_checkpoint_has_optimizer_and_info_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(), {"steps": 3})

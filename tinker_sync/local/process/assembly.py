@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +15,18 @@ if TYPE_CHECKING:
 _ADVICE: Final = "; name another directory (--data-dir, or TINKER_LOCAL_DATA_DIR for base_url='local')"
 
 
+class UnusableDirectory(ConfigurationError):
+    """The error for a directory that cannot hold the state of a server."""
+
+
 @contextmanager
 def assemble(
-    data_dir: Path, *, key: str, models: Sequence[str], flags: Mapping[str, Any] | None = None
+    data_dir: Path,
+    *,
+    key: str,
+    models: Sequence[str],
+    flags: Mapping[str, Any] | None = None,
+    most_bytes: int | None = None,
 ) -> Iterator[Asgi]:
     """Open a store, make a host, yield the application that uses both, and close the store after the block.
 
@@ -29,9 +38,11 @@ def assemble(
         key: the key that clients send.
         models: the base models to offer, see `load_base_model`.
         flags: settings of the server, by name, see `tinker_sync.local.server.flags`.
+        most_bytes: delete the oldest checkpoints beyond this size; None: delete none.
 
     Raises:
-        ConfigurationError: the directory, a model or a setting cannot be used.
+        UnusableDirectory: the directory cannot be used.
+        ConfigurationError: a model or a setting cannot be used.
     """
     # Imported here because they take most of the time that a server needs to start.
     from tinker_sync.local.host.host import Host
@@ -49,6 +60,9 @@ def assemble(
         store = Store(data_dir)
     except StoreError as problem:
         advice = _ADVICE if problem.kind in ("unwritable", "full") else ""
-        raise ConfigurationError(f"{problem}{advice}") from problem
+        raise UnusableDirectory(f"{problem}{advice}") from problem
     with store:
+        if most_bytes is not None:
+            with suppress(StoreError):  # a full disk; the next start tries again
+                store.prune(most_bytes)
         yield build(store, Host(loaded), key=key, flags=chosen)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,8 @@ def main(orders: dict[str, Any]) -> None:
     Args:
         orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket; None:
             bind "port"), "port", "key", "models", "data_dir" (None: a directory in "place") and, if wanted,
-            "flags" (settings).
+            "flags" (settings), "or_temporary" (True: use a directory in "place" if "data_dir" cannot be used)
+            and "most_bytes" (the most bytes of checkpoints that are kept; the oldest ones go first).
     """
     place = Path(orders["place"])
     report = _StartReport()
@@ -51,19 +52,32 @@ def main(orders: dict[str, Any]) -> None:
 
 
 def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
-    from tinker_sync.local.process.assembly import assemble
+    from tinker_sync.local.process.assembly import UnusableDirectory, assemble
     from tinker_sync.local.process.running import run
 
     descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)
-    data_dir = Path(orders["data_dir"] or place / "data")
-    with assemble(data_dir, key=orders["key"], models=orders["models"], flags=orders.get("flags")) as app:
+    options = {"key": orders["key"], "models": orders["models"], "flags": orders.get("flags")}
+    with ExitStack() as parts:
+        notice = ""
+        data_dir = Path(orders["data_dir"] or place / "data")
+        try:
+            most_bytes = orders.get("most_bytes")
+            app = parts.enter_context(assemble(data_dir, **options, most_bytes=most_bytes))
+        except UnusableDirectory as problem:
+            if not orders.get("or_temporary"):
+                raise
+            notice = (
+                f"the checkpoints of this program's embedded server end with it, because {problem}; to keep "
+                "them, name another directory (base_url='local:PATH' or TINKER_LOCAL_DATA_DIR)"
+            )
+            app = parts.enter_context(assemble(place / "data", **options))
         run(
             app,
             host="127.0.0.1",
             port=orders["port"],
             listening=listening,
-            ready=lambda _: report.send("ready", ""),
+            ready=lambda _: report.send("ready", notice),
             begun=watch.on_end,
         )
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError, TinkerError
-from tinker_sync.local.process.serving import DEFAULT_DATA_DIR, LOOPBACK, serve
+from tinker_sync.local.process.serving import LOOPBACK, serve
 
 KEY_VARIABLE: Final = "TINKER_LOCAL_KEY"
 _LEVELS: Final = ("debug", "info", "warning", "error")

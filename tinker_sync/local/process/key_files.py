@@ -128,10 +128,19 @@ def find(base_url: str) -> ServerRecord | None:
     return None
 
 
-def find_owned_by(pid: int) -> ServerRecord | None:
-    """Return the record of a running server that belongs to a process, or None if there is none."""
-    records = (_read(place) for place in _list_places())
-    return next((record for record in records if record is not None and record.owner == pid), None)
+def find_usable(owner: int | None, data_dir: str | None, model: str | None) -> ServerRecord | None:
+    """Return the record of a running server with these options, or None if there is none.
+
+    It belongs to the process `owner`, or is one of `serve`.
+    """
+    for record in map(_read, _list_places()):
+        if (
+            record is not None
+            and (record.owner == owner or record.lasting)
+            and (record.data_dir, record.model) == (data_dir, model)
+        ):
+            return record
+    return None
 
 
 def is_listening(base_url: str) -> bool:
@@ -168,7 +177,12 @@ def _parse(place: Path) -> ServerRecord | None:
     try:
         tree = json.loads((place / _FILE).read_text(encoding="utf-8"))
         return ServerRecord(
-            str(tree["base_url"]), Secret(tree["key"]), int(tree["owner"]), tree["data_dir"], tree["model"]
+            str(tree["base_url"]),
+            Secret(tree["key"]),
+            int(tree["owner"]),
+            tree["data_dir"],
+            tree["model"],
+            bool(tree["lasting"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

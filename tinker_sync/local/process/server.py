@@ -12,6 +12,7 @@ Any thread may call this module.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync._secret import Secret
 from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
 
@@ -28,7 +30,11 @@ from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerErr
 if TYPE_CHECKING:
     from tinker_sync.local.process.server_process import ServerProcess
 
+_log: Final = logging.getLogger("tinker_sync.local")
+
 HOST: Final = "127.0.0.1"
+MOST_BYTES: Final = 4 << 30
+"""The most bytes of checkpoints in the default directory; the oldest ones are deleted at a start."""
 BUILT_IN_MODEL: Final = "tinker-sync/tiny"
 # The time for work in progress, such as a last report, and for removing files. Saved state needs no time: it
 # is on the disk at any moment.
@@ -40,8 +46,8 @@ class ServerRecord(NamedTuple):
 
     Attributes:
         owner: the id of the process that the server belongs to.
-        data_dir, model: the options of the owner's `EmbeddedServer`, as absolute paths. A server of `serve`
-            has None for both.
+        data_dir, model: the options of the owner's `EmbeddedServer` or of `serve`, as absolute paths.
+        lasting: True for a server of `serve`, which any process of the user may use for its directory.
     """
 
     base_url: str
@@ -49,6 +55,7 @@ class ServerRecord(NamedTuple):
     owner: int
     data_dir: str | None = None
     model: str | None = None
+    lasting: bool = False
 
 
 class EmbeddedServer:
@@ -77,6 +84,7 @@ class EmbeddedServer:
         self._process: ServerProcess | None = None  # guarded by _lock
         self._failure: str | None = None  # guarded by _lock; set once, final
         self._socket: socket.socket | None = None  # guarded by _lock; the port, until a process takes it
+        self._notice = ""  # guarded by _lock; why the state is not in the directory, until it is logged
         self._found = False  # guarded by _lock; True once the server of another process has answered
         if record is None:
             self._socket = bind_port()
@@ -173,6 +181,7 @@ class EmbeddedServer:
                 its model. The next call tries again.
             APIConnectionError: the server has ended by itself, or that of another process does not listen.
         """
+        launched = False
         with self._lock:  # held during the start, so that one thread starts the server and the others wait
             if not self._is_own:
                 self._look_for_it_locked()
@@ -180,6 +189,13 @@ class EmbeddedServer:
                 raise APIConnectionError(self._failure or "")
             if self._is_own and self._process is None:
                 self._process = self._launch_locked()
+                self._notice = self._process.notice
+                launched = True
+            notice, self._notice = self._notice, ""
+        if notice:
+            _log.warning("%s", notice)
+        elif launched and self.record.data_dir:
+            _log.info("the embedded server keeps its checkpoints in %s", self.record.data_dir)
 
     def stop(self) -> None:
         """End the child process, if this process has one, and free the port. Idempotent.
@@ -230,6 +246,8 @@ class EmbeddedServer:
             "data_dir": self.record.data_dir,
             "models": [BUILT_IN_MODEL, *([self.record.model] if self.record.model else [])],
         }
+        if self.record.data_dir == _absolute(DEFAULT_DATA_DIR):
+            orders |= {"or_temporary": True, "most_bytes": MOST_BYTES}
         with alive:  # the child inherits the file, and its lock
             return ServerProcess.start(place, listening, orders, inherited=[alive.fileno()])
 
@@ -261,7 +279,8 @@ class EmbeddedServer:
             self._found = _is_listening(self.base_url)
             if not self._found:
                 self._failure = (
-                    "the embedded server belongs to the process that this one came from, and is gone"
+                    "the embedded server belongs to the process that this one came from, or to another one, "
+                    "and is gone"
                 )
 
     def __repr__(self) -> str:
@@ -288,20 +307,22 @@ class ServerHold:
             server._let_go()
 
 
-def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
-    """Return the server of the process that started this one by `multiprocessing`.
+def find_running_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
+    """Return a running server with these options that this process may use.
 
-    Return None if `multiprocessing` did not start this process, or if the process that started it has no
-    running server with these options.
+    It is that of the process that started this one by `multiprocessing`, or one that the user has started by
+    `serve` for the same directory.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
-    if parent is None:
+    directory = _absolute(data_dir)
+    # A directory that a server uses has a file `lock`. Without it, nothing else is loaded and looked at.
+    if parent is None and not (directory and os.path.exists(os.path.join(directory, "lock"))):
         return None
     from tinker_sync.local.process import key_files
 
-    record = key_files.find_owned_by(parent.pid)
-    if record is None or (record.data_dir, record.model) != (_absolute(data_dir), _absolute(model)):
+    record = key_files.find_usable(None if parent is None else parent.pid, directory, _absolute(model))
+    if record is None:
         return None
     return EmbeddedServer(record=record) if _is_listening(record.base_url) else None
 

@@ -63,6 +63,8 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], place: Path) -> None:
         self._process = process
         self._place = place
+        self.notice = ""
+        """Why the server does not keep its state in the directory of its orders."""
 
     @classmethod
     def start(
@@ -178,6 +180,7 @@ class ServerProcess:
         report = json.loads(line)
         if report["state"] != "ready":
             raise _make_error(report)
+        self.notice = report["message"]
 
     def _read_log_tail(self) -> str:
         try:

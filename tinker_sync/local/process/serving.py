@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.process import key_files
@@ -22,7 +23,6 @@ from tinker_sync.local.process.server import BUILT_IN_MODEL, ServerRecord
 if TYPE_CHECKING:
     from tinker_sync.local.process.running import Stop
 
-DEFAULT_DATA_DIR: Final = "~/.tinker/local"
 LOOPBACK: Final = key_files.HOST
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
@@ -78,7 +78,10 @@ def serve(
         def announce(actual: int) -> None:
             url = f"http://{f'[{host}]' if ':' in host else host}:{actual}"
             if key_files.is_loopback(host):
-                _publish_key(url, secret, cleanup)
+                offered = None if model is None else str(Path(model).expanduser().absolute())
+                # A server that lacks the newer calls is for those who know its address.
+                record = ServerRecord(url, secret, os.getpid(), str(directory), offered, not json_only)
+                _publish_key(record, cleanup)
             if ready is not None:
                 ready(url, secret)
 
@@ -86,13 +89,13 @@ def serve(
             run(app, host=host, port=port, ready=announce, begun=begun)
 
 
-def _publish_key(url: str, key: Secret, cleanup: ExitStack) -> None:
+def _publish_key(record: ServerRecord, cleanup: ExitStack) -> None:
     """Write the key file of a server on a loopback address, and remove it at the cleanup.
 
     Without the file, users must pass the key to their clients.
     """
     with suppress(ConfigurationError):
-        place, alive = key_files.publish(ServerRecord(url, key, os.getpid()))
+        place, alive = key_files.publish(record)
         cleanup.callback(alive.close)
         cleanup.callback(shutil.rmtree, place, ignore_errors=True)
 

@@ -247,6 +247,26 @@ class Checkpoints(Tables):
             self._folders.discard(row["folder"])
         return len(rows)
 
+    def prune(self, most_bytes: int) -> int:
+        """Delete the oldest checkpoints until the others have at most `most_bytes` bytes together.
+
+        Returns:
+            The number of deleted checkpoints.
+
+        Raises:
+            StoreError: a failure of the disk.
+        """
+        doomed, left = [], most_bytes
+        with self._write("old checkpoints could not be deleted") as connection:
+            for row in connection.execute("SELECT * FROM checkpoints ORDER BY number DESC").fetchall():
+                left -= row["size_bytes"]
+                if left < 0:
+                    doomed.append(row)
+                    self._drop(connection, row)
+        for row in doomed:
+            self._folders.discard(row["folder"])
+        return len(doomed)
+
     def storage_now(self, project_id: str | None = None) -> list[StorageRow]:
         """Return the present storage of each project, or only of `project_id`."""
         with self._database.read("storage could not be summed up") as connection:
