@@ -180,8 +180,8 @@ def test_the_key_of_a_key_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("tml-mine-0123456789\nmore\n")
     arguments = ["--data-dir", tmp_path / "data", "--show-key", "--key-file", tmp_path / "key"]
     with served(*arguments, TINKER_LOCAL_KEY="tml-less-important") as (process, url):
-        with pytest.raises(AuthenticationError):
-            ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
+        with ServiceClient(base_url=url, api_key="tml-wrong") as client, pytest.raises(AuthenticationError):
+            client.get_server_capabilities()
         with ServiceClient(base_url=url, api_key="tml-mine-0123456789") as client:
             assert client.get_server_capabilities().supported_models
         code, output, errors = ended(process, signal.SIGINT)
