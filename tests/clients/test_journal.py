@@ -834,3 +834,42 @@ def test_attach_needs_a_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="there is no journal"):
         tinker_sync.ServiceClient.attach(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_call_in_doubt_is_sent_again_under_its_line_in_the_journal(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    """The first run dies after it has had an unanswered step sent again; the second one repeats nothing."""
+
+    def script(service: tinker_sync.ServiceClient) -> list[BaseException | None]:
+        training = open_training(service)
+        first = training.optim_step(step_of(1), deadline=2.0)
+        failure = first.exception(PATIENCE_S)
+        server.plan = FaultPlan()
+        return [failure, training.optim_step(step_of(2)).exception(PATIENCE_S)]
+
+    server.plan = FaultPlan().on("optim_step", faults.status(503, after_work=True))
+    running = server.service(journal=journal)
+    failure, second = script(running)
+    assert isinstance(failure, tinker_sync.errors.InternalServerError)
+    assert second is None
+    die(running)
+    with server.service(journal=journal) as service:
+        assert script(service) == [None, None]  # the result of the first step is there now
+    assert applied(ledger) == [(1,), (2,)]
+
+
+def test_a_run_that_dies_with_a_call_in_doubt_repeats_it(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    server.plan = FaultPlan().on("optim_step", faults.status(503, after_work=True))
+    running = server.service(journal=journal)
+    failed = open_training(running).optim_step(step_of(1), deadline=2.0)
+    assert failed.exception(PATIENCE_S) is not None
+    die(running)
+    server.plan = FaultPlan()
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        training.optim_step(step_of(1), deadline=PATIENCE_S).result(PATIENCE_S)
+        training.optim_step(step_of(2)).result(PATIENCE_S)
+    assert applied(ledger) == [(1,), (2,)]
