@@ -17,9 +17,10 @@ import pytest
 from support.custom_losses import arrived, data, world
 from support.engine_ledger import datum_of, engine_ledger, step_of
 from support.fault_world import MODEL, fault_server
-from support.tinker_stub import Answer, Asked, Stub
+from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIError,
     APIStatusError,
@@ -253,6 +254,22 @@ def test_a_call_that_waits_can_be_cancelled() -> None:
         trainer.save_state("c").result(PATIENCE_S)
         assert [json.loads(body)["path"] for body, _ in bodies(stub, "/save_weights")] == ["c"]
         assert arrived(stub)[-1] == "2 save"
+
+
+def test_a_call_that_waits_ends_at_its_deadline() -> None:
+    gate = threading.Event()
+    # On the system's clock: on the hasty one, a timer is due before the time of the deadline.
+    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key="tml-doubt") as service:
+        trainer = service.create_lora_training_client("stub/model").result(PATIENCE_S)
+        outage = Outage(stub, "/optim_step", SILENT)
+        in_doubt(trainer.optim_step(STEP, deadline=1.0).exception(PATIENCE_S))
+        outage._answer = Answer(503, NO, gate=gate)
+        late = trainer.save_state("a", deadline=0.1)
+        assert isinstance(late.exception(PATIENCE_S), DeadlineError)
+        outage.end()
+        gate.set()
+        trainer.save_state("b").result(PATIENCE_S)
+        assert [json.loads(body)["path"] for body, _ in bodies(stub, "/save_weights")] == ["b"]
 
 
 @pytest.mark.parametrize("waiting", [0, 3])
