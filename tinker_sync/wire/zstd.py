@@ -79,6 +79,7 @@ def decompress(body: bytes, *, limit: int) -> bytes:
         MessageTooLarge: the content exceeds `limit` bytes.
     """
     module: Any = _module()
+    bounded = module.__name__ != "zstandard"
     frame = decompressor()
     pieces: list[bytes] = []
     room = limit
@@ -88,7 +89,7 @@ def decompress(body: bytes, *, limit: int) -> bytes:
             if frame.eof:
                 frame = decompressor()
             step = body[at : at + _STEP_BYTES]
-            pieces.append(frame.decompress(step))
+            pieces.append(frame.decompress(step, room + 1) if bounded else frame.decompress(step))
             at += len(step) - (len(frame.unused_data) if frame.eof else 0)
             room -= len(pieces[-1])
             if room < 0:
