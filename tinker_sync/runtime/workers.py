@@ -394,8 +394,9 @@ class WorkerPools:
         This is for work that takes locks or blocks in a call of the user: a signal handler, which runs on top
         of the main thread, may need the same locks, or wait for other threads that need them.
 
-        >>> WorkerPools().off_main(lambda: 7)
-        7
+        >>> pools = WorkerPools()
+        >>> pools.off_main(lambda: 7), pools.awaited.close()
+        (7, True)
         """
         if threading.current_thread() is not threading.main_thread():
             return work()
