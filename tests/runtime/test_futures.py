@@ -27,7 +27,7 @@ from tinker_sync._clock import Wake
 from tinker_sync.errors import RequestFailedError
 from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, _Outcome
 from tinker_sync.runtime.progress import FutureState, Status
 from tinker_sync.runtime.workers import Workers
 
@@ -712,6 +712,20 @@ class TestFunctionsOfTheStandardLibrary:
                 wait = partial(concurrent.futures.wait, [future], PATIENCE_S)
                 done = together(wait, wait, wait, partial(end, future))
                 assert [each.done for each in done[:3]] == [{future}] * 3, name
+
+    def test_a_look_while_another_thread_ends_the_call(self) -> None:
+        future, outcome = APIFuture[Any](), _Outcome(7)
+
+        class Story(list[Any]):
+            def append(self, item: Any) -> None:
+                if outcome not in self:  # the other thread ends the call now, and gets no further yet
+                    super().append(outcome)
+                super().append(item)
+
+        future._story = Story()
+        concurrent.futures.wait([future], timeout=0)
+        future._conclude(future._story, outcome)
+        assert concurrent.futures.wait([future], timeout=0).done == {future}
 
     def test_callbacks_of_many_threads_run_once_each(self) -> None:
         for _ in range(200):

@@ -165,6 +165,15 @@ class TestReports:
         limiter.close_for(1.0, reported=True)
         assert closed_s(limiter) == 1.0
 
+    def test_one_that_comes_after_the_rate_was_forgotten_counts_again(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        limiter.close_for(1.0, reported=True)
+        clock.advance(62.0)
+        for _ in range(3):  # uncounted, because nothing limits them any more
+            gate.succeeded(gate.acquire())
+        limiter.close_for(1.0, reported=True)
+        assert closed_s(limiter) == 1.0
+
     def test_they_do_not_lower_the_rate(self) -> None:
         clock, limiter, gate = limiter_and_gate()
         for _ in range(10):

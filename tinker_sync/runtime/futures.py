@@ -559,9 +559,10 @@ def settle(future: APIFuture[T], work: Callable[[], T]) -> None:
 
 def _publish(future: APIFuture[Any]) -> None:
     """Let the base class know the outcome, and those who wait by its means."""
-    outcome, mark = future._outcome, object()
+    outcome, mark = future._look(), object()
+    assert outcome is not None  # noqa: S101  # it has ended
     # Two threads may have made the fields of the base class at the same time.
-    if outcome is None or vars(future).setdefault("_published", mark) is not mark:
+    if vars(future).setdefault("_published", mark) is not mark:
         return
     if outcome.cancelled:
         Future.cancel(future)

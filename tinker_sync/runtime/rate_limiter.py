@@ -135,7 +135,7 @@ class SendRate:
         """Return the seconds until the next request may pass; 0 if one may pass now."""
         now = self._clock.now()
         if now > self.closed_until_s + _FORGET_S:
-            self.a_second = math.inf
+            self.a_second, self._reported = math.inf, False
         next_s = -math.inf if math.isinf(self.a_second) else self._next_s
         return max(self.closed_until_s - now, next_s - now, 0.0)
 
