@@ -873,3 +873,20 @@ def test_a_run_that_dies_with_a_call_in_doubt_repeats_it(
         training.optim_step(step_of(1), deadline=PATIENCE_S).result(PATIENCE_S)
         training.optim_step(step_of(2)).result(PATIENCE_S)
     assert applied(ledger) == [(1,), (2,)]
+
+
+def test_a_pass_in_doubt_keeps_the_numbers_of_the_journal(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    """The rest of the pass is sent with the next call, under numbers that follow those of the first run."""
+    first = server.service(journal=journal)
+    open_training(first).optim_step(step_of(1)).result(PATIENCE_S)
+    die(first)
+    with tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace) as service:
+        (training,) = service.trainings
+        server.plan = FaultPlan().on("forward_backward", faults.status(503, after_work=True))
+        passed = training.forward_backward([datum_of(n) for n in range(2, 7)], "cross_entropy", deadline=2.0)
+        assert passed.exception(PATIENCE_S) is not None
+        server.plan = FaultPlan()
+        training.optim_step(step_of(7)).result(PATIENCE_S)
+    assert applied(ledger) == [(1,), (2, 3), (4, 5), (6,), (7,)]

@@ -30,6 +30,7 @@ class Part:
         self.endpoint = endpoint
         self.step = step
         self.behind: int | None = None
+        self.number: int | None = None
         self.decode: Callable[[Any], Any] = lambda answer: answer
         self.known: str | None = None
         self._body = body

@@ -40,6 +40,8 @@ class RecordedPart(Protocol):
     decode: Any
     known: str | None
     """The request id from an earlier run, if any; the request is then not sent again."""
+    number: int | None
+    """The number of the request in the journal; None until it is fixed."""
 
     def bytes_for(self, number: int) -> Any: ...
 
@@ -285,7 +287,8 @@ class TrainingRecord:
         """
 
         def recorded(part: RecordedPart, number: int, ended: Ended) -> None:
-            number += self._shift
+            # `sent_before` has fixed the number, except that of a request without effect.
+            number = part.number = part.number or number + self._shift
             body = part.bytes_for(number)
             digest = digest_of(part.endpoint, body)
             if self._history.passed_over(number, digest):
@@ -318,7 +321,9 @@ class TrainingRecord:
     def sent_before(
         self, parts: Sequence[RecordedPart], first_number: int
     ) -> tuple[list[int], dict[int, BaseException]] | None:
-        """Return which requests of a call the earlier run sent, if the server refused some of them.
+        """Fix the numbers of the requests of a call, which it keeps however often and late it sends them.
+
+        Return which of them the earlier run sent, if the server refused some of them.
 
         The caller repeats the same requests, because the numbers of the later ones follow from them. Return
         None for a call of which no request was refused, and for one that has only one request.
@@ -328,6 +333,8 @@ class TrainingRecord:
             first_number: the number of the first one; the others follow.
         """
         numbers = range(first_number + self._shift, first_number + self._shift + len(parts))
+        for part, number in zip(parts, numbers, strict=True):
+            part.number = number
         if len(parts) == 1 or not any(number in numbers for number, _ in self._history.refused):
             return None
         sent: list[int] = []

@@ -90,6 +90,7 @@ class TrainingPart:
         "key",
         "known",
         "made_at",
+        "number",
         "request_type",
         "sdk_method",
         "size",
@@ -128,6 +129,8 @@ class TrainingPart:
         """True if the server may have the request since an earlier send, which failed."""
         self.known: str | None = None
         """The request id of this request in a journal, if the server has accepted it in an earlier run."""
+        self.number: int | None = None
+        """The number of this request in a journal, which may differ from that in the queue; None without."""
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
         self.behind: int | None = None
@@ -152,7 +155,7 @@ class TrainingPart:
             InvalidInputError: an array has changed since the first send.
             MemoryError: there is no memory for the copy.
         """
-        body = self.bytes_for(number)
+        body = self.bytes_for(self.number or number)
         self.keep(body if isinstance(body, bytes) else b"".join(body.to_send()))
         self.deadline_at = math.inf
 
