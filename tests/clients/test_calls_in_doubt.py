@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.crowd import until
 from support.custom_losses import arrived, data, world
 from support.engine_ledger import datum_of, engine_ledger, step_of
 from support.fault_world import MODEL, fault_server
@@ -270,6 +271,31 @@ def test_a_call_that_waits_ends_at_its_deadline() -> None:
         gate.set()
         trainer.save_state("b").result(PATIENCE_S)
         assert [json.loads(body)["path"] for body, _ in bodies(stub, "/save_weights")] == ["b"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_budget_counts_a_pass_that_is_sent_again_once(count: int) -> None:
+    flags = {"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}
+    with world(flags) as (stub, trainer), trainer.service.budget(tokens=100) as budget:
+        outage = Outage(stub, "/forward_backward", SILENT, after=count // 2)
+        in_doubt(trainer.forward_backward(data(count), "cross_entropy").exception(PATIENCE_S))
+        assert budget.spent_tokens <= 2 * (count // 2)
+        outage.end()
+        trainer.optim_step(STEP).result(PATIENCE_S)
+        until(lambda: budget.spent_tokens == 2 * count)
+        trainer.save_state("a").result(PATIENCE_S)
+        assert budget.spent_tokens == 2 * count
+
+
+def test_a_budget_that_is_used_up_does_not_end_a_client() -> None:
+    """A request without effect, which fills a number, takes a token that no call of the user asks for."""
+    with world() as (stub, trainer), trainer.service.budget(tokens=2) as budget:
+        trainer.forward_backward(data(1), "cross_entropy").result(PATIENCE_S)
+        stub.script("/optim_step", Answer(503, NO), Answer(422, NO))
+        assert isinstance(trainer.optim_step(STEP).exception(PATIENCE_S), APIStatusError)
+        trainer.save_state("a").result(PATIENCE_S)
+        assert arrived(stub)[-2:] == ["2 forward", "3 save"]
+        assert budget.spent_tokens == 2
 
 
 @pytest.mark.parametrize("waiting", [0, 3])

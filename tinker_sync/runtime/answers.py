@@ -38,7 +38,6 @@ from attrs import frozen
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync._numpy import np
-from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import WireError
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
@@ -46,7 +45,6 @@ from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutp
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.spending import Reservation
     from tinker_sync.wire.proto import outputs
 else:  # it needs numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
@@ -359,16 +357,15 @@ def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardB
 
 
 def read_settled(
-    decode: Any, expected: ExpectedOutputs, reservation: Reservation, used: TokensUsed, reply: Any, tree: Any
+    decode: Any, expected: ExpectedOutputs, settle: Callable[[], object], reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
-    """Decode a result, settle the tokens `used`, and return the result if it fits the data.
+    """Decode a result, call `settle`, and return the result if it fits the data.
 
     Raises:
         WireError: the result cannot be decoded, or does not fit the data.
     """
     output: ForwardBackwardOutput = decode(reply, tree)
-    # Even if the check fails, because the server has computed it; once, also if it is asked for again.
-    reservation.settle(used, id(expected))
+    settle()  # even if the check fails, because the server has computed it
     return expected.check(output)
 
 

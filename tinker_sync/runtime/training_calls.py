@@ -205,7 +205,9 @@ def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended
     if part is None:
         token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
         whole = ForwardBackwardInput([token], "cross_entropy")
-        (forward,) = PassCall(line, "forward", whole, deadline_at, forward_only=True).prepare()
+        call = PassCall(line, "forward", whole, deadline_at, forward_only=True)
+        call.wait_for_model(())  # no budget may refuse it
+        (forward,) = call.prepare()
         part = line.fillers[number] = forward.parts[0]
         part.future.cancel()  # nobody needs the result
     part.deadline_at = deadline_at
@@ -453,6 +455,7 @@ class PassCall(TrainingCall):
     ) -> TrainingPart:
         runtime = self.line.runtime
         used = TokensUsed(model=self.line.model_id, trained=_tokens(chunk.data))
+        settle = partial(reservation.settle, used, id(chunk))
         if dialect.reads_data_only:
             decode = partial(read_with_loss, decode, weights_of(part_input))
         return TrainingPart(
@@ -464,9 +467,9 @@ class PassCall(TrainingCall):
                 read_settled,
                 decode,
                 ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
-                reservation,
-                used,
+                settle,
             ),
+            settle=settle,
             size=chunk.size_bytes,
             content_type=encoded.content_type,
             headers=encoded.headers,

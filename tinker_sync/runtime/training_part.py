@@ -71,6 +71,8 @@ class TrainingPart:
         request_type: the server's name of the request, such as "ForwardBackward".
         encoded: returns the body with its number.
         decode: reads the result.
+        settle: counts the tokens of the request, once. Called when the server accepts it after its future
+            has failed, because its result is not read then. None: it uses no tokens.
         size: the size of a chunk in bytes; 0 for other requests, to which the limit on bytes does not apply.
         content_type: the type of the body.
         headers: further headers.
@@ -93,6 +95,7 @@ class TrainingPart:
         "number",
         "request_type",
         "sdk_method",
+        "settle",
         "size",
         "step",
         "unanswered",
@@ -106,6 +109,7 @@ class TrainingPart:
         encoded: Callable[[int], bytes | PiecedBody],
         decode: Decode[Any],
         *,
+        settle: Callable[[], object] | None = None,
         size: int,
         content_type: str,
         headers: Mapping[str, str] | None = None,
@@ -117,6 +121,7 @@ class TrainingPart:
         self.request_type = request_type
         self._encoded: Callable[[int], bytes | PiecedBody] | None = encoded
         self.decode = decode
+        self.settle = settle
         self.size = size
         self.content_type = content_type
         self.headers = headers or {}
@@ -349,6 +354,8 @@ class Submission:
             return self._tries.after_unreadable(error)
         self._give_back_bytes()
         part.forget_body()
+        if part.settle is not None and part.future.failure is not None:
+            part.settle()
         self._sender.await_result(part, request_id)
         return None
 
