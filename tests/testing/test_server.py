@@ -72,6 +72,9 @@ if __name__ == "__main__":
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    fcntl = pytest.importorskip("fcntl")
+    with (tmp_path / "data" / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the child process may end after the program
     with Store(tmp_path / "data") as store:
         [session] = store.list_sessions(10, 0)[0]
         assert session.status["type"] == "client_finished"

@@ -108,6 +108,32 @@ sys.stdin.readline()
         assert store.load_checkpoint(run, row.kind, row.name)
 
 
+def test_a_program_that_was_killed_at_work_goes_on_at_once_when_it_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    work = """
+from tinker_sync import Datum, ModelInput, ServiceClient
+client = ServiceClient(base_url="local")
+training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
+print(training.save_state("kept").result().path, flush=True)
+datum = Datum(ModelInput.from_ints([5] * 500), {"target_tokens": [5] * 500})
+passes = [training.forward_backward([datum] * number, "cross_entropy") for number in (1, *[64] * 10)]
+passes[0].result()
+print("at work", flush=True)
+passes[-1].result()
+"""
+    with program(tmp_path, work, **at_home(tmp_path)) as process:
+        assert process.stdout is not None
+        path = process.stdout.readline().strip()
+        assert process.stdout.readline() == "at work\n"
+        resume = f"import tinker_sync.clients.service\nprint(flush=True)\ninput()\n{LOAD}"
+        with program(tmp_path / "again", resume, **at_home(tmp_path)) as second:
+            assert second.stdout is not None
+            second.stdout.readline()  # it is ready, so that little time passes between the two servers
+            process.kill()
+            process.wait(PATIENCE_S)
+            assert second.communicate("\n", timeout=PATIENCE_S * 2) == (f"{path} 2\n", "")
+
+
 SAVE = """
 import sys
 from tinker_sync import ServiceClient

@@ -1,8 +1,9 @@
 """`main`: an embedded server in a child process, which ends with the process that started it, its owner.
 
-The orders of the owner come through standard input, see `tinker_sync.local.process.server_process`. The end
-of that input means that the owner has closed the pipe or has died; the server then ends too. The main thread
-serves; the thread `tinker-owner` reads standard input.
+The orders of the owner come through standard input, see `tinker_sync.local.process.server_process`. A line
+after them tells the server to end. If that input ends without the line, the owner has died: the server then
+exits at once, so that the next program, which may be the same one again, finds the directory free. The main
+thread serves; the thread `tinker-owner` reads standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 from tinker_sync.errors import TinkerError
 
 _GRACE_S: Final = 5.0
-"""The time for work in progress after the owner has closed the pipe or has died."""
+"""The time for work in progress after the owner has told the server to end."""
 
 
 def main(orders: dict[str, Any]) -> None:
@@ -102,11 +103,11 @@ class _StartReport:
 
 
 class _OwnerWatch:
-    """A thread that waits until the owner closes the pipe or ends, and then stops the server. Thread-safe.
+    """A thread that waits for a line from the owner, and then stops the server. Thread-safe.
 
     Args:
-        abort: called five seconds after the end of the owner or of the pipe, unless `mark_expected_exit` is
-            called before.
+        abort: called at once if the owner has died, and five seconds after its line unless
+            `mark_expected_exit` is called before.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
@@ -121,7 +122,7 @@ class _OwnerWatch:
         threading.Thread(target=self._wait, name="tinker-owner", daemon=True).start()
 
     def on_end(self, stop: Callable[[], None]) -> None:
-        """Call `stop` when the owner closes the pipe or ends, or now if that has happened."""
+        """Call `stop` when the owner tells the server to end, or now if that has happened."""
         with self._lock:
             self._stop, gone = stop, self._gone
         if gone:
@@ -132,9 +133,11 @@ class _OwnerWatch:
         self._exiting.set()
 
     def _wait(self) -> None:
+        line = b""
         with suppress(OSError):
-            while os.read(0, 1024):
-                pass
+            line = os.read(0, 1024)
+        if not line:  # nobody can ask for the answers to the work in progress
+            self._abort()
         with self._lock:
             self._gone, stop = True, self._stop
         if stop is not None:

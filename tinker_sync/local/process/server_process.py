@@ -25,6 +25,8 @@ from typing import Any, Final
 from tinker_sync.errors import ConfigurationError, MissingExtraError, TinkerError
 
 LOG_FILE: Final = "server.log"
+FAREWELL: Final = b"end\n"
+"""What the owner writes before it closes the pipe, so that the child can tell this from the owner's death."""
 START_LIMIT_S: Final = 60.0
 _TAIL_CHARACTERS: Final = 2000
 
@@ -117,10 +119,13 @@ class ServerProcess:
         return self._process.pid
 
     def end(self, limit_s: float) -> None:
-        """Close the pipe, which ends the server, and remove the child's directory.
+        """Tell the child to end, wait for its end, and remove its directory.
 
         A child that still runs after `limit_s` seconds is killed.
         """
+        with suppress(OSError, ValueError):  # the child has ended, or the pipe is closed
+            if self._process.stdin is not None:
+                self._process.stdin.write(FAREWELL)
         _close_pipes(self._process)
         try:
             self._process.wait(limit_s)
