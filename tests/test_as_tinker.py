@@ -76,6 +76,15 @@ def as_tinker(environment: dict[str, str], *arguments: object, code: int = 0, cw
     return run(environment, "-m", "tinker_sync.as_tinker", *arguments, code=code, cwd=cwd)
 
 
+@pytest.mark.parametrize("options", [["-mtinker_sync.as_tinker"], ["-bm", "tinker_sync.as_tinker"]])
+def test_the_option_m_in_one_word_with_others(
+    environment: dict[str, str], script: Path, options: list[str]
+) -> None:
+    script.write_text(f"{textwrap.dedent(WHAT)}print(sys.flags.bytes_warning)")
+    warns = int(options[0] == "-bm")
+    assert run(environment, *options, script, "-m") == f"{OURS} -m\n{warns}"
+
+
 def test_a_script_with_its_arguments(environment: dict[str, str], script: Path) -> None:
     assert as_tinker(environment, script, "--steps", "3") == f"{OURS} --steps 3"
 

@@ -17,6 +17,19 @@ _USAGE = """usage: python -m tinker_sync.as_tinker script [arguments]
 Runs Python, and the Python processes that the program starts, with `import tinker` meaning tinker_sync."""
 
 
+def _options(given: list[str]) -> list[str]:
+    """Return the options for the interpreter itself. The last one, `m`, may share its word with its value.
+
+    >>> _options(["-X", "dev", "-m", "a.b"]), _options(["-um", "a.b"]), _options(["-ma.b"])
+    (['-X', 'dev'], ['-u'], [])
+    """
+    *options, last = given
+    if not last.startswith("-"):
+        last = options.pop()
+    kept = last[: last.index("m")]
+    return options if kept == "-" else [*options, kept]
+
+
 def main() -> None:
     """Replace this process with a Python that runs the arguments."""
     arguments = sys.argv[1:]
@@ -34,8 +47,7 @@ def main() -> None:
     if inherited := os.environ.get("PYTHONPATH"):
         folders.append(inherited)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    # The options for the interpreter itself, such as `-X dev`, stand before `-m`.
-    command = [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index("-m")], *arguments]
+    command = [sys.executable, *_options(sys.orig_argv[1 : -len(arguments)]), *arguments]
     if os.name == "nt":  # where a replaced process returns to its shell at once
         sys.exit(subprocess.run(command, env=environment, check=False).returncode)  # noqa: S603
     os.execve(sys.executable, command, environment)  # noqa: S606
