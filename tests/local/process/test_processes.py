@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def test_a_later_program_finds_the_checkpoints_of_an_earlier_one(tmp_path: Path)
     with program(tmp_path, LOAD, **environment) as process:
         assert finish(process) == [path, "2"]
     assert (tmp_path / ".tinker" / "local" / "state.sqlite").exists()
+
+
+def test_a_program_says_that_its_server_has_deleted_old_checkpoints(tmp_path: Path) -> None:
+    with program(tmp_path, SAVE, **at_home(tmp_path)) as process:
+        finish(process)
+    with closing(sqlite3.connect(tmp_path / ".tinker" / "local" / "state.sqlite")) as database, database:
+        database.execute("UPDATE checkpoints SET size_bytes = ?", (5 << 30,))
+    with program(tmp_path, LOAD, **at_home(tmp_path)) as process:
+        output, errors = process.communicate(timeout=PATIENCE_S * 2)
+    assert (process.returncode, output) == (0, "")
+    assert "had more than 4 GiB of checkpoints, so the oldest were deleted: 1; to keep all" in errors
 
 
 @pytest.mark.parametrize("why", ["another server", "not a directory"])

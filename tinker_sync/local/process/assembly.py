@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Asgi
 
 _ADVICE: Final = "; name another directory (--data-dir, or TINKER_LOCAL_DATA_DIR for base_url='local')"
+KEEP: Final = "name another directory (base_url='local:PATH' or TINKER_LOCAL_DATA_DIR)"
 
 
 class UnusableDirectory(ConfigurationError):
@@ -27,6 +28,7 @@ def assemble(
     models: Sequence[str],
     flags: Mapping[str, Any] | None = None,
     most_bytes: int | None = None,
+    note: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Asgi]:
     """Open a store, make a host, yield the application that uses both, and close the store after the block.
 
@@ -39,6 +41,7 @@ def assemble(
         models: the base models to offer, see `load_base_model`.
         flags: settings of the server, by name, see `tinker_sync.local.server.flags`.
         most_bytes: delete the oldest checkpoints beyond this size; None: delete none.
+        note: called with a sentence for the user if some were deleted.
 
     Raises:
         UnusableDirectory: the directory cannot be used.
@@ -64,5 +67,9 @@ def assemble(
     with store:
         if most_bytes is not None:
             with suppress(StoreError):  # a full disk; the next start tries again
-                store.prune(most_bytes)
+                if deleted := store.prune(most_bytes):
+                    note(
+                        f"{data_dir} had more than {most_bytes / (1 << 30):g} GiB of checkpoints, so the "
+                        f"oldest were deleted: {deleted}; to keep all, {KEEP}"
+                    )
         yield build(store, Host(loaded), key=key, flags=chosen)

@@ -53,24 +53,26 @@ def main(orders: dict[str, Any]) -> None:
 
 
 def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
-    from tinker_sync.local.process.assembly import UnusableDirectory, assemble
+    from tinker_sync.local.process.assembly import KEEP, UnusableDirectory, assemble
     from tinker_sync.local.process.running import run
 
     descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)
     options = {"key": orders["key"], "models": orders["models"], "flags": orders.get("flags")}
     with ExitStack() as parts:
-        notice = ""
+        notices: list[str] = []
         data_dir = Path(orders["data_dir"] or place / "data")
         try:
             most_bytes = orders.get("most_bytes")
-            app = parts.enter_context(assemble(data_dir, **options, most_bytes=most_bytes))
+            app = parts.enter_context(
+                assemble(data_dir, **options, most_bytes=most_bytes, note=notices.append)
+            )
         except UnusableDirectory as problem:
             if not orders.get("or_temporary"):
                 raise
-            notice = (
-                f"the checkpoints of this program's embedded server end with it, because {problem}; to keep "
-                "them, name another directory (base_url='local:PATH' or TINKER_LOCAL_DATA_DIR)"
+            notices.append(
+                f"the checkpoints of this program's embedded server end with it, because {problem}; "
+                f"to keep them, {KEEP}"
             )
             app = parts.enter_context(assemble(place / "data", **options))
         run(
@@ -78,7 +80,7 @@ def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _Ow
             host="127.0.0.1",
             port=orders["port"],
             listening=listening,
-            ready=lambda _: report.send("ready", notice),
+            ready=lambda _: report.send("ready", "; ".join(notices)),
             begun=watch.on_end,
         )
 

@@ -84,7 +84,7 @@ class EmbeddedServer:
         self._process: ServerProcess | None = None  # guarded by _lock
         self._failure: str | None = None  # guarded by _lock; set once, final
         self._socket: socket.socket | None = None  # guarded by _lock; the port, until a process takes it
-        self._notice = ""  # guarded by _lock; why the state is not in the directory, until it is logged
+        self._notice = ""  # guarded by _lock; about the directory for the state, until it is logged
         self._found = False  # guarded by _lock; True once the server of another process has answered
         if record is None:
             self._socket = bind_port()

@@ -66,7 +66,7 @@ class ServerProcess:
         self._process = process
         self._place = place
         self.notice = ""
-        """Why the server does not keep its state in the directory of its orders."""
+        """What the user must know of the directory: that it cannot be used, or what was deleted in it."""
 
     @classmethod
     def start(
