@@ -35,7 +35,10 @@ class TinkerError(Exception):
     """
 
     ambiguous = False
-    """True if the server may have executed the failed call in its last or an earlier try."""
+    """True if the server may have executed the failed call in its last or an earlier try.
+
+    False for a forward pass that a training client sends again, because it changes nothing.
+    """
 
     # Constructors differ, so copies are made from the attributes. This works for subclasses of users too.
     def __reduce__(self) -> tuple[Any, ...]:

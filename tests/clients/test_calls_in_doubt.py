@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.crowd import until
-from support.custom_losses import arrived, data, world
+from support.custom_losses import arrived, data, squares, world
 from support.engine_ledger import datum_of, engine_ledger, step_of
 from support.fault_world import MODEL, fault_server
 from support.tinker_stub import Answer, Asked, Stub, StubServer
@@ -154,6 +154,22 @@ def test_the_other_chunks_of_a_pass_follow(*, parallel: bool) -> None:
         assert len(again) == 3
         sent = {each for each, _ in bodies(stub, "/forward_backward")}
         assert len(sent) == 4
+
+
+@pytest.mark.parametrize("call", ["forward", "forward_custom", "forward_backward_custom"])
+def test_a_call_whose_forward_pass_is_lost_may_be_repeated(call: str) -> None:
+    """No pass with gradients has been sent, so a script that did not repeat it would step without them."""
+    loss: Any = "cross_entropy" if call == "forward" else squares
+    with world() as (stub, trainer):
+        outage = Outage(stub, "/forward_backward", SILENT)
+        failure = getattr(trainer, call)(data(1), loss).exception(PATIENCE_S)
+        assert isinstance(failure, APIError)
+        assert not failure.ambiguous
+        assert "you may repeat your call" in str(failure)
+        outage.end()
+        getattr(trainer, call)(data(1), loss).result(PATIENCE_S)
+        again = ["1 forward", "2 forward", "3 backward"]
+        assert arrived(stub)[-3:] == (again if "backward" in call else ["1 forward", *again[:2]])
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["before it was sent", "after it was sent"])

@@ -59,8 +59,9 @@ class TrainingClient(WeightCalls["TrainingClient"]):
     error is then `ambiguous`, and the client keeps a copy of the request. The next call of the client, also
     one that was already queued, first sends that request again, with the same bytes and the same number, and
     is sent only when the server has answered. The failed call then counts as done exactly once, also if it
-    has several requests; only its result is lost, and the log says so. So do not repeat it. `recover` makes
-    a new client from the last checkpoint instead.
+    has several requests; only its result is lost, and the log says so. So do not repeat it, unless it is a
+    forward pass, which changes nothing and whose error is not `ambiguous`. `recover` makes a new client from
+    the last checkpoint instead.
 
     >>> import tinker_sync
     >>> from tinker_sync import types

@@ -9,9 +9,9 @@ backward pass, with a higher number. So the weights cannot change between the lo
 gradients, and a script may call `forward_backward_custom` and `optim_step` without waiting in between.
 
 Failure. If the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
-the backward pass is left out: it uses no number, later operations go on, and the weights do not change. One
-failure is worse: if it is unknown whether the server has accepted the forward pass, the send queue fails all
-later operations.
+the backward pass is left out: it uses no number, later operations go on, and the weights do not change. If
+it is unknown whether the server has accepted the forward pass, the next operation first sends it again, as it
+does with any request; the call may be repeated, because a forward pass changes nothing.
 
 Threads. A user's thread makes the call, the passes end on runtime threads, and the loss runs on a worker for
 losses. Any thread may use a `TwoPassFuture`.

@@ -86,11 +86,15 @@ class Operation(Generic[PartT]):
         if not isinstance(failure, TinkerError):
             return failure
         failure = copy_exception(failure)
-        failure.ambiguous = True
+        # The first pass of a loss of the user's has this name too. The call as a whole is then not done.
+        failure.ambiguous = self.name != "forward"
+        advice = "so do not repeat it"
+        if not failure.ambiguous:
+            advice = "a forward pass changes nothing, so you may repeat your call"
         with_words(
             failure,
             f"the server may have this {self.name} or not: the next call of this training client sends the "
-            "same request again first and then counts it as done once, so do not repeat it",
+            f"same request again first and then counts it as done once; {advice}",
         )
         return failure
 

@@ -269,7 +269,8 @@ class SendQueue(Generic[PartT]):
         while (found := self._take_next()) is not None:
             if isinstance(found, Sending):
                 self._resume(found)
-            # `begin` takes the future's lock, so `_lock` is free here. The state keeps other threads out.
+            # `_begin` may cancel a timer, which takes a lock, so `_lock` is free here. The state keeps other
+            # threads out.
             elif found.future._begin():
                 self._begin(found)
             else:
