@@ -30,7 +30,7 @@ _WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py", "t
 _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)
 if not importlib.util.find_spec("tinker_cookbook"):
-    collect_ignore.append("test_cookbook_oracle.py")
+    collect_ignore += ["test_cookbook_oracle.py", "test_merge_oracle.py"]
 
 
 @pytest.fixture(scope="session")

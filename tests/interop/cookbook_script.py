@@ -29,6 +29,7 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from tinker_cookbook.tokenizer_utils import get_tokenizer, register_tokenizer
 
 import tinker_sync
+from tinker_sync.local import tiny
 
 BASE, RENDERER = "tinker-sync/tiny", "role_colon"
 register_tokenizer(BASE, partial(tinker_sync.get_tokenizer, BASE))
@@ -238,11 +239,28 @@ def weights(folder):
     return [len(sampled.sequences[0].tokens), len(listed.checkpoints)]
 
 
+def merged(folder):
+    """Export what a finished loop trained, and merge it into the base model."""
+    from tinker_cookbook.weights import build_hf_model, download
+    from transformers import AutoModelForCausalLM
+
+    train_sft(folder)
+    service = tinker.ServiceClient()
+    last = checkpoint_utils.get_last_checkpoint(folder)
+    training = service.create_training_client_from_state(last.state_path)
+    exported = training.save_weights_external("exported").result().path
+    adapter = download(tinker_path=exported, output_dir=str(Path(folder) / "adapter"))
+    output = str(Path(folder) / "merged")
+    build_hf_model(base_model=str(tiny.directory()), adapter_path=adapter, output_path=output)
+    model = AutoModelForCausalLM.from_pretrained(output)
+    return [[name, float(each.float().norm())] for name, each in model.named_parameters()]
+
+
 LOOPS = {
     each.__name__: each
     for each in (
         supervised, resumed, rl_sync, rl_async, rl_streamed, rl_stable, rl_turns, rl_reference, preferences,
-        distillation, weights,
+        distillation, weights, merged,
     )
 }  # fmt: skip
 

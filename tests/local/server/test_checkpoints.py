@@ -22,6 +22,7 @@ from support.raising import raising
 
 from tinker_sync.local.engine import hf
 from tinker_sync.local.server import files, uploads
+from tinker_sync.local.store import safetensors
 from tinker_sync.local.store.errors import StoreError
 
 
@@ -563,16 +564,21 @@ def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) ->
     run = server.app.service.host.train(model, lambda run: run.params.snapshot().named()).result(120)
     assert len(arrays) == len(run)
     for name, array in run.items():
-        assert np.array_equal(arrays[f"base_model.model.{name}.weight"], array)
+        shown = name.replace("lm_head", "model.unembed_tokens")
+        assert np.array_equal(arrays[f"base_model.model.{shown}.weight"], array)
 
 
 # ------------------------------------------------------------------------------------------ uploads
-def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running) -> None:
+@pytest.mark.parametrize("head", ["model.unembed_tokens", "lm_head"], ids=["theirs", "peft"])
+def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running, head: str) -> None:
     model = train(server, server.session())
     export(server, model, 3, "out")
     wanted = loss(server, model, 4)
     urls = urls_of_export(server, model)
     content = {name: fetch(server, url).body for name, url in urls["urls"].items()}
+    arrays = safetensors.read(content["adapter_model.safetensors"])
+    renamed = {name.replace("model.unembed_tokens", head): array for name, array in arrays.items()}
+    content["adapter_model.safetensors"] = b"".join(safetensors.pieces(renamed))
     start = {"base_model": BASE, "lora_config": {"rank": 2}, "destination_project_id": "p-9"}
     told = server.ok("/external_weights_upload_start", start)
     finish = {"upload_id": told["upload_id"]}

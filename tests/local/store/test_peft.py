@@ -1,4 +1,4 @@
-"""Stored adapters follow the layout of the PEFT library."""
+"""Stored adapters follow the layout of the PEFT library, except for the name of the head's weights."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
     names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
     assert set(tree["target_modules"]) == names
     assert len(tensors) == 2 * (2 * 7 + 1)
+    assert [name for name in tensors if ".layers." not in name] == [
+        f"base_model.model.model.unembed_tokens.{part}.weight" for part in ("lora_A", "lora_B")
+    ]
     module = "base_model.model.model.layers.1.self_attn.k_proj"
     a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
     x = np.random.default_rng(0).standard_normal((3, weights.config.hidden_size)).astype(np.float32)

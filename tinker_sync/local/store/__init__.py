@@ -5,7 +5,7 @@
     database      the connection, transactions, the schema; tables: the base class of the methods
     buffer        records that wait in memory for the next write: times of last use, usage, the audit log
     folders       folders of files that appear complete or not at all
-    safetensors   the file format; peft: adapters in the layout of the PEFT library
+    safetensors   the file format; peft: adapters in the files of the hosted service
     names, rows, errors                    checks, records and exceptions
 
 Except for the records in `buffer`, writes are on the disk when they return: files are written to a staging

@@ -1,6 +1,10 @@
-"""Adapters in the layout that the PEFT library reads: a configuration, and weights under its names. Pure.
+"""Adapters in the files of the hosted service: a configuration, and weights under the names of PEFT. Pure.
 
-In the store an adapter's arrays are called `<module>.lora_A` and `<module>.lora_B`, as in the engine.
+In the store an adapter's arrays are called `<module>.lora_A` and `<module>.lora_B`, as in the engine. In
+files the head is `model.unembed_tokens`, because tools for the service's files expect this name: they merge
+it into `lm_head`, or into the embeddings of a model that ties the two. PEFT knows no such module. The
+configuration lists `lm_head` all the same, so that PEFT warns of missing weights instead of loading the rest
+silently.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ CONFIG_FILE: Final = "adapter_config.json"
 _PREFIX: Final = "base_model.model."
 _SUFFIX: Final = ".weight"
 _PARTS: Final = (".lora_A", ".lora_B")
+_HEAD: Final = "lm_head."
+_HEAD_IN_FILES: Final = "model.unembed_tokens."
 
 
 def is_adapter(name: str) -> bool:
@@ -29,13 +35,30 @@ def is_adapter(name: str) -> bool:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an adapter under the names of the PEFT library."""
-    return {f"{_PREFIX}{name}{_SUFFIX}": array for name, array in arrays.items()}
+    """Return the arrays of an adapter under their names in files.
+
+    >>> import numpy as np
+    >>> list(to_file({"lm_head.lora_A": np.ones((1, 2))}))
+    ['base_model.model.model.unembed_tokens.lora_A.weight']
+    """
+    return {
+        f"{_PREFIX}{_renamed(name, _HEAD, _HEAD_IN_FILES)}{_SUFFIX}": array for name, array in arrays.items()
+    }
 
 
 def from_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of a PEFT file under the names of the engine."""
-    return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): array for name, array in arrays.items()}
+    """Return the arrays of a file under the names of the engine.
+
+    A head called `lm_head`, as PEFT and earlier versions of this package write it, keeps its name.
+    """
+    return {
+        _renamed(name.removeprefix(_PREFIX).removesuffix(_SUFFIX), _HEAD_IN_FILES, _HEAD): array
+        for name, array in arrays.items()
+    }
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old) else name
 
 
 def config(arrays: Mapping[str, Array], base_model: str) -> bytes:
