@@ -241,6 +241,21 @@ def test_bytes_that_the_server_refuses_do_not_stay_in_doubt(earlier: list[Answer
         assert arrived(stub)[-len(filled) :] == filled
 
 
+def test_a_refusal_of_a_call_that_is_sent_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its error has said that it would be done."""
+    with world() as (stub, trainer):
+        outage = Outage(stub, "/optim_step", Answer(503, NO))
+        in_doubt(trainer.optim_step(STEP).exception(PATIENCE_S))
+        outage._answer = Answer(422, NO)
+        trainer.save_state("a").result(PATIENCE_S)
+        said = "optim_step (sequence number 1) was sent again, and the server has refused it: 422"
+        assert said in caplog.text
+        assert arrived(stub)[-2:] == ["1 forward", "2 save"]
+        caplog.clear()
+        assert trainer.optim_step(STEP).exception(PATIENCE_S) is not None
+        assert "was sent again" not in caplog.text
+
+
 @pytest.mark.parametrize("call", ["save_state", "save_weights_for_sampler", "forward"])
 def test_an_error_of_the_server_in_a_call_that_changes_no_model_ends_nothing(call: str) -> None:
     path = {"save_state": "/save_weights", "forward": "/forward_backward"}.get(call, f"/{call}")

@@ -378,6 +378,14 @@ class SendQueue(Generic[PartT]):
                 sending.doubtful[index] = cause
             over = self._sending is not sending
             last = not sending.under_way
+            was_refused = index in sending.refused
+        if was_refused and sending.failed:  # its future has promised that it would be done
+            _log.warning(
+                "%s (sequence number %d) was sent again, and the server has refused it: %s",
+                sending.operation.name,
+                sending.first_number + index,
+                cause,
+            )
         if over and cause is not None:
             sending.operation.parts[index].future.fail(cause)
         elif last and not over:
