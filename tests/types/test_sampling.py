@@ -464,6 +464,14 @@ def test_a_misspelt_setting_is_refused() -> None:
         SamplingParams(max_token=5, stop_token_ids=[1])  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_completion_tokens"])
+def test_the_limit_of_another_engine_is_no_setting_to_ignore(name: str) -> None:
+    with pytest.raises(TypeError, match=f"no parameter '{name}'; did you mean 'max_tokens'"):
+        SamplingParams(**{name: 5})  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=f"{name} ignored"):
+        assert SamplingParams(**{"max_tokens": 5, name: 7}).max_tokens == 5  # type: ignore[arg-type]
+
+
 def test_a_sequence_may_be_made_of_lists() -> None:
     older: dict[str, Any] = {"tokens": [5, 6], "logprobs": [-1.0, -2.0]}
     made = SampledSequence(stop_reason="stop", **older)

@@ -93,11 +93,16 @@ class SamplingParams(Model):
 
     @classmethod
     def _accept(cls, given: dict[str, Any], unknown: list[str]) -> dict[str, Any] | None:
-        """Ignore settings of other engines, as the reference client does, but refuse misspelt ones."""
+        """Ignore settings of other engines, as the reference client does, but refuse misspelt ones.
+
+        `max_new_tokens` and the like stand for the limit of other engines. Without any limit, an answer could
+        become as long as the model allows, which is slow and costs.
+        """
         known = field_names(cast("Any", cls))
         for name in unknown:
             abbreviated = any(each.startswith(name) for each in known)
-            if abbreviated or find_closest(name, known, cutoff=0.85, loosely=False):
+            limits = "max_tokens" not in given and {"max", "tokens"} <= {*name.split("_")}
+            if abbreviated or limits or find_closest(name, known, cutoff=0.85, loosely=False):
                 return None
         warnings.warn(
             f"SamplingParams: {', '.join(unknown)} ignored, because the service has no such setting; "
