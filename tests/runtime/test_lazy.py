@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,12 +18,13 @@ from tinker_sync.runtime.lazy import Lazy, Shared
 class Flight:
     """A `Lazy` whose value one thread makes until the test calls `land`, while other threads wait for it."""
 
-    def __init__(self, lazy: Lazy[int], **options: Any) -> None:
-        self.lazy = lazy
+    def __init__(self, **options: Any) -> None:
+        self.lazy: Lazy[int] = Lazy(self._now)
+        self._reads = 0
         self.ending: Callable[[], int] = lambda: 1
         self._begun, self._land = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(4)
-        self.first = self._pool.submit(lazy.get, self._make, **options)
+        self.first = self._pool.submit(self.lazy.get, self._make, **options)
         assert self._begun.wait(120)
 
     def _make(self) -> int:
@@ -32,13 +32,17 @@ class Flight:
         assert self._land.wait(120)
         return self.ending()
 
+    def _now(self) -> float:
+        """Return the time of a clock that stands still, and count how often it was read."""
+        self._reads += 1
+        return 0.0
+
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
         """Call `get` in another thread. When the call waits or has ended, return its future."""
-        flight: Any = self.lazy._flight
-        waiters = flight.ended._condition._waiters
-        waiting = len(waiters)
+        # A call reads the clock when it begins, and again when it joins a try of another thread.
+        waits = self._reads + 2
         future = self._pool.submit(self.lazy.get, make, **options)
-        until(lambda: len(waiters) > waiting or future.done())
+        until(lambda: self._reads >= waits or future.done())
         return future
 
     def land(self, ending: Callable[[], int]) -> None:
@@ -64,8 +68,8 @@ def test_many_who_come_at_once_get_one_value() -> None:
 
 
 def test_threads_that_come_meanwhile_wait() -> None:
-    lazy: Lazy[int] = Lazy()
-    flight = Flight(lazy)
+    flight = Flight()
+    lazy = flight.lazy
     waiting = [flight.wait(never) for _ in range(3)]
     assert lazy.value is None
     flight.land(lambda: 7)
@@ -74,8 +78,8 @@ def test_threads_that_come_meanwhile_wait() -> None:
 
 
 def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
-    lazy: Lazy[int] = Lazy()
-    flight = Flight(lazy)
+    flight = Flight()
+    lazy = flight.lazy
     waiting = [flight.wait(never) for _ in range(3)]
     flight.land(raising(KeyError("first")))
     failures = [future.exception(120) for future in (flight.first, *waiting)]
@@ -85,8 +89,7 @@ def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
 
 
 def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
-    lazy: Lazy[int] = Lazy()
-    flight = Flight(lazy)
+    flight = Flight()
     waiting = flight.wait(lambda: 7)
     flight.land(raising(KeyboardInterrupt()))
     assert isinstance(flight.first.exception(120), KeyboardInterrupt)
@@ -109,18 +112,17 @@ def test_ctrl_c_right_after_the_value_was_made_loses_nothing(monkeypatch: pytest
 
 
 def test_waiting_has_a_limit() -> None:
-    lazy: Lazy[int] = Lazy()
-    flight = Flight(lazy)
+    flight = Flight()
+    lazy = flight.lazy
     with pytest.raises(DeadlineError, match="another thread was still setting it up"):
-        lazy.get(never, deadline_at=time.monotonic() + 0.01)
+        lazy.get(never, deadline_at=0.01)
     flight.land(lambda: 7)
     assert lazy.get(never, deadline_at=0.0) == 7
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("out of time"), KeyError("refused")])
 def test_a_thread_with_more_time_makes_the_value_itself(failure: Exception) -> None:
-    lazy: Lazy[int] = Lazy(lambda: 0.0)
-    flight = Flight(lazy, deadline_at=60.0)
+    flight = Flight(deadline_at=60.0)
     same, more = flight.wait(never, deadline_at=60.0), flight.wait(lambda: 7, deadline_at=90.0)
     flight.land(raising(failure))
     assert [type(future.exception(120)) for future in (flight.first, same)] == [type(failure)] * 2
@@ -131,8 +133,8 @@ def test_a_thread_with_more_time_makes_the_value_itself(failure: Exception) -> N
 
 
 def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
-    lazy: Lazy[int] = Lazy()
-    flight = Flight(lazy)
+    flight = Flight()
+    lazy = flight.lazy
     child: Lazy[int] = Lazy()
     child.__dict__.update(lazy.__dict__)
     child.renew_after_fork()

@@ -18,8 +18,9 @@ from concurrent.futures import Future
 from typing import Any
 
 _WATCHED = "tinker_sync."
-# These packages run in the embedded server or in tests, to which the rule does not apply.
-_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.")
+# The rule does not apply to the packages that run in the embedded server or in tests. `_clock` makes locks
+# for other modules, which are named in its place.
+_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.", "tinker_sync._clock")
 
 breaches: list[str] = []
 """A description of each breach, with the stack of the thread that committed it."""
@@ -29,22 +30,22 @@ _held = threading.local()
 
 
 class LeafLock:
-    """A double of `threading.Lock` that reports each breach of the rule."""
+    """A lock around another one that reports each breach of the rule."""
 
     __slots__ = ("_lock", "made_in")
 
-    def __init__(self, made_in: str) -> None:
-        self._lock = _real_lock()
+    def __init__(self, lock: Any, made_in: str) -> None:
+        self._lock = lock
         self.made_in = made_in
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        return self._lock.acquire(blocking, timeout)
+        return self._lock.acquire(blocking, timeout)  # type: ignore[no-any-return]
 
     def release(self) -> None:
         self._lock.release()
 
     def locked(self) -> bool:
-        return self._lock.locked()
+        return self._lock.locked()  # type: ignore[no-any-return]
 
     def __enter__(self) -> bool:
         first = getattr(_held, "lock", None)
@@ -52,7 +53,7 @@ class LeafLock:
             raise RuntimeError(f"a thread takes the lock of {self.made_in}, which it holds already")
         if first is not None:
             _report(f"the lock of {self.made_in} is taken under the lock of {first.made_in}")
-        entered = self._lock.acquire()
+        entered: bool = self._lock.__enter__()
         if first is None:
             _held.lock = self
         return entered
@@ -60,7 +61,7 @@ class LeafLock:
     def __exit__(self, *_: object) -> None:
         if getattr(_held, "lock", None) is self:
             _held.lock = None
-        self._lock.release()
+        self._lock.__exit__(None, None, None)
 
 
 def install() -> None:
@@ -68,7 +69,10 @@ def install() -> None:
 
     Call it before the package is imported.
     """
-    threading.Lock = _make_lock  # type: ignore[misc,assignment]
+    threading.Lock = _watching(_real_lock)  # type: ignore[misc]
+    from tinker_sync import _clock
+
+    _clock.make_lock = _watching(_clock.make_lock)
     for name in ("set_result", "set_exception", "cancel"):
         watch(Future, name)
 
@@ -78,11 +82,14 @@ def watch(kind: type[Future[Any]], name: str) -> None:
     setattr(kind, name, _checked(name, getattr(kind, name)))
 
 
-def _make_lock() -> Any:
-    module = sys._getframe(1).f_globals.get("__name__", "")
-    if module.startswith(_WATCHED) and not module.startswith(_NOT_WATCHED):
-        return LeafLock(module)
-    return _real_lock()
+def _watching(make: Callable[[], Any]) -> Callable[[], Any]:
+    def make_watched() -> Any:
+        module = sys._getframe(1).f_globals.get("__name__", "")
+        if module.startswith(_WATCHED) and not module.startswith(_NOT_WATCHED):
+            return LeafLock(make(), module)
+        return make()
+
+    return make_watched
 
 
 def _checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

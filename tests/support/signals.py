@@ -29,12 +29,18 @@ Moment = tuple[CodeType, int]
 
 @cache
 def _offsets(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the instructions before which the interpreter may handle a signal."""
-    found, handles = {0}, False
+    """Return the offsets of the instructions before which the interpreter may handle a signal.
+
+    It handles none after a `with` has called `__enter__`, unless that is a method of the interpreter on
+    Python 3.14, for which the client has `_clock.make_lock`.
+    """
+    found, handles, before = {0}, False, ""
     for each in dis.get_instructions(code):
         if handles:
             found.add(each.offset)
-        handles = each.opname.startswith("CALL") or each.opname == "RESUME"
+        calls = each.opname.startswith("CALL") and not each.opname.startswith("CALL_INTRINSIC")
+        handles = (calls and before != "LOAD_SPECIAL") or each.opname == "RESUME"
+        before = each.opname
         if each.opname.startswith("JUMP") and isinstance(each.argval, int) and each.argval <= each.offset:
             found.add(each.argval)
     return frozenset(found)

@@ -620,6 +620,7 @@ def test_close_interrupts_what_is_under_way_and_refuses_what_follows() -> None:
         http.close()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_uses_connections_of_its_own() -> None:
     with AnsweringServer(lambda seen: answer(str(seen.connection).encode())) as server:
         http = http_for(server)
