@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.crowd import start, together, until
 from support.isolation import our_threads
+from support.raising import raising
 from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
@@ -157,6 +158,17 @@ def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
     release.set()
     assert isinstance(made.exception(120), ClientClosedError)
     assert our_threads() == set()
+
+
+def test_ctrl_c_in_close_leaves_the_end_to_the_next_close(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = new_service(stub)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            service.close()
+    service.close().result(120)
 
 
 def test_close_from_a_callback(stub: Stub) -> None:

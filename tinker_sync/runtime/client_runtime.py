@@ -138,23 +138,27 @@ class ClientRuntime:
             pending_s: the longest time to wait for calls that change something at the server.
         """
         mine: APIFuture[None] = APIFuture(clock=self.clock)
+        thread = threading.Thread(
+            target=carried(self._close),
+            args=(mine, status, detail, limit_s, pending_s),
+            name="tinker-close",
+            daemon=True,
+        )
         # Without a lock, because a signal handler may close the client on top of this method.
         future = self._closed.setdefault("future", mine)
         if future is not mine:
             return future
-        self.lifecycle.leaving = True
-        self.lifecycle.asked_to_end = (status, detail)
-        self.lifecycle.closed = not self.lifecycle.pending
-        thread = threading.Thread(
-            target=carried(self._close),
-            args=(future, status, detail, limit_s, pending_s),
-            name="tinker-close",
-            daemon=True,
-        )
         try:
+            self.lifecycle.leaving = True
+            self.lifecycle.asked_to_end = (status, detail)
+            self.lifecycle.closed = not self.lifecycle.pending
             thread.start()
         except RuntimeError:  # the process is ending and starts no more threads
             self._close(future, status, detail, limit_s, pending_s)
+        except KeyboardInterrupt:
+            if thread.ident is None:  # perhaps it has not started; to close twice does no harm
+                self._closed.clear()
+            raise
         return future
 
     @property
