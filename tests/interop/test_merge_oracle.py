@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -151,12 +152,16 @@ def test_peft_warns_of_the_head_and_loads_it_under_its_own_name(tied: bool, tmp_
     np.testing.assert_allclose(logprobs(loaded), wanted, atol=1e-4)
 
 
-def test_peft_loads_what_the_cookbook_converts(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+def test_the_program_of_the_guide_makes_a_model_and_an_adapter_for_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = Path(tinker.__file__).with_name("docs").joinpath("checkpoints.md").read_text()
+    [program] = re.findall(r"^```python cookbook\n(.*?)^```$", guide, flags=re.DOTALL | re.MULTILINE)
     base = copy_of_tiny(tmp_path / "base", tied=False, own_head=True)
-    wanted = train(base, tmp_path / "adapter", unembed=True)
-    weights.build_lora_adapter(
-        base_model=str(base), adapter_path=str(tmp_path / "adapter"), output_path=str(tmp_path / "peft")
-    )
-    loaded = peft.PeftModel.from_pretrained(load(base), tmp_path / "peft")
+    wanted = train(base, tmp_path / "final", unembed=True)
+    monkeypatch.chdir(tmp_path)
+    exec(program.replace("Qwen/Qwen3-8B", str(base)), {})
+    np.testing.assert_allclose(logprobs(load(tmp_path / "merged")), wanted, atol=1e-4)
+    peft = pytest.importorskip("peft")
+    loaded = peft.PeftModel.from_pretrained(load(base), tmp_path / "for-peft")
     np.testing.assert_allclose(logprobs(loaded), wanted, atol=1e-4)
