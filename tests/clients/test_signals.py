@@ -149,7 +149,12 @@ def test_a_signal_handler_may_save_at_any_moment(world: World, name: str) -> Non
     assert at_every_moment(lambda: call(world), lambda: save(world).result(PATIENCE_S), check) > 40
 
 
-# Ctrl-C in the finalizer of a thread that has ended is reported there, and does nothing else.
+# Ctrl-C in a finalizer, or in the callback of a weak reference, is reported there and does nothing else.
+swallowed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+# Not `close`, which meets the finalizers of threads that have ended.
+@swallowed
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "close"])
 def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name: str) -> None:
     call = CALLS[name]
@@ -171,6 +176,7 @@ def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name
         assert [body["seq_id"] for body in bodies] == list(range(1, len(bodies) + 1))
 
 
+@swallowed
 def test_ctrl_c_in_cancel_hides_its_end_from_no_wait(world: World) -> None:
     """Threads in `concurrent.futures.wait` see the end of a future whose cancel was interrupted."""
     world.stub.behaviour.latency_s = 3600.0
