@@ -103,9 +103,13 @@ def test_options_of_the_interpreter_are_kept(environment: dict[str, str]) -> Non
     assert shown == run(environment, "-X", "dev", "-W", "error", "-c", code)
 
 
-def test_a_tree_that_is_found_only_in_the_present_folder(script: Path) -> None:
+def test_a_tree_that_is_found_only_in_the_present_folder(script: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    assert as_tinker(environment, script, cwd=ROOT) == OURS
+    package = tmp_path / "tree" / "tinker_sync"
+    package.parent.mkdir()
+    package.symlink_to(ROOT / "tinker_sync")  # an installed package is another one
+    script.write_text(f"{textwrap.dedent(WHAT)}print(tinker_sync.__file__)")
+    assert as_tinker(environment, script, cwd=package.parent) == f"{OURS}\n{package / '__init__.py'}"
 
 
 @pytest.mark.parametrize("way", ["command", "import"])

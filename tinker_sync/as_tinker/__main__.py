@@ -42,7 +42,8 @@ def main() -> None:
         sys.exit("as_tinker: the options -E and -I make Python ignore PYTHONPATH, which this needs")
     folders = [FOLDER]
     root = str(Path(tinker_sync.__file__).parents[1])
-    if root not in sys.path[1:]:  # only `-m` has put it on the path, because it is the present folder
+    path = [each for each in sys.path if each != FOLDER]
+    if root not in path[1:]:  # only `-m` has put it on the path, because it is the present folder
         folders.append(root)
     if inherited := os.environ.get("PYTHONPATH"):
         folders.append(inherited)
