@@ -283,7 +283,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 
 
 OWNER = """
-import ctypes
+import ctypes, warnings
 from tinker_sync.runtime import heartbeat
 
 heartbeat.PERIOD_S = 0.05
@@ -301,6 +301,7 @@ while True:
         ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(100), 100)  # unlike CDLL, it keeps the lock
         say("has let go")
     elif order == "fork":
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # a fork of several threads
         child = os.fork()
         if not child:
             signal.pause()
