@@ -128,9 +128,10 @@ def _make_pairs(title: str, saved: Checkpoint | None, now: datetime) -> list[tup
     "--to", metavar="FILE", help="A .html file, or .png with matplotlib; default: in the first run."
 )
 def plot(cli: Cli, runs: tuple[str, ...], to: str | None) -> None:
-    """Draw loss, reward, tokens and time per step of runs that ServiceClient.recorder wrote.
+    """Draw loss, reward, tokens, time and all other numbers of each step.
 
-    Several runs are drawn into the same panels of one file. An HTML file needs no network and no other file.
+    ServiceClient.recorder writes such runs. Several runs are drawn into the same panels of one file. An HTML
+    file needs no network and no other file.
     """
     from tinker_sync.loop.plot import draw
 
