@@ -5,8 +5,8 @@ install `tinker==0.36.0` afterwards. Without the reference client, pytest collec
 engine, the tokenizers and the images. They need torch, transformers or Pillow in its place, and are skipped
 without these.
 
-The loops of the cookbook for the reference client are compared where `tinker-cookbook` is installed, with
-version 0.38.
+The loops of the cookbook for the reference client, and the models that it merges, are compared where
+`tinker-cookbook` is installed, with version 0.38.
 
 This module has all expectations that depend on the version of the reference client.
 """
