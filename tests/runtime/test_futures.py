@@ -727,6 +727,22 @@ class TestFunctionsOfTheStandardLibrary:
         future._conclude(future._story, outcome)
         assert concurrent.futures.wait([future], timeout=0).done == {future}
 
+    def test_a_look_at_any_moment_of_another_one(self) -> None:
+        future = [APIFuture[Any]()]
+
+        def end_and_look() -> None:
+            future[0].resolve(7)
+            assert list(concurrent.futures.as_completed(future, timeout=0)) == future
+
+        def check(_: object, moment: str) -> None:
+            assert concurrent.futures.wait(future, timeout=0).done == {*future}, moment
+            future[0] = APIFuture()
+
+        def look() -> None:
+            assert future[0]._condition  # as each of the functions does first
+
+        assert start(partial(at_every_moment, look, end_and_look, check)).result(PATIENCE_S)
+
     def test_callbacks_of_many_threads_run_once_each(self) -> None:
         for _ in range(200):
             future, seen = APIFuture[Any](), list[int]()

@@ -90,8 +90,14 @@ Code without a lock relies on operations that are atomic in the interpreter, als
     dict.pop, list.pop                the places of a sample (`sample_scheduler`), the action of a ticket
                                       (`tickets`): the thread that pops acts
     dict[key] = ..., dict.pop         the calls that the end of a client waits for (`pending`)
-    deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`)
-    deque.append                      the turn of a training call (`send_queue`)
+    deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`), the jobs
+                                      of a pool (`workers`), the calls on a client that is not ready
+                                      (`held_calls`)
+    deque.append                      the turn of a training call (`send_queue`) and of a sample
+                                      (`sample_scheduler`)
+    list.append                       what happens to a call: its callbacks, its begin, its end (`futures`)
+    list.append, list.pop, list.remove   the idle threads of a pool (`workers`)
+    dict.setdefault                   the first `close` of a client (`client_runtime`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
     next(numbers())                   numbers and keys (`tinker_sync._numbers`)
 """

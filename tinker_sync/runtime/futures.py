@@ -525,9 +525,13 @@ class APIFuture(ProgressFuture[T]):
 
     def _make_base(self, name: str) -> Any:
         """Make the fields of the base class, because a function looks at this one. Return its value."""
-        for each, value in vars(Future()).items():
-            vars(self).setdefault(each, value)
+        # The order matters, because another thread may look, or end the call, at any step. All functions
+        # first take the lock of the base class, so one that finds the lock finds the other fields, and its
+        # wait is told of the end.
         self._when_done(_publish)
+        fields = vars(Future())
+        for each in sorted(fields, key="_condition".__eq__):
+            vars(self).setdefault(each, fields[each])
         return vars(self)[name]
 
     def __reduce__(self) -> Any:
