@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import pickle
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -78,8 +78,13 @@ _PIECE = re.compile(
 )
 
 
+def _begin_of_all(texts: tuple[str, ...]) -> str:
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in same)
+
+
 # For each form, the text with which all secrets begin. A text without any of these has no secret.
-_MARKS = {os.path.commonprefix(spellings) for spellings in zip(*FORMS.values(), strict=True)}  # noqa: RUF071  # of characters
+_MARKS = {_begin_of_all(spellings) for spellings in zip(*FORMS.values(), strict=True)}
 assert all(len(mark) > 5 for mark in _MARKS)
 
 
