@@ -66,8 +66,7 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
         model: a Hugging Face directory to serve beside the built-in model.
 
     Raises:
-        ConfigurationError: the server has another directory or model and is in use or belongs to another
-            process, or no port is free.
+        ConfigurationError: the server has another directory or model and is in use, or no port is free.
 
     >>> reserved = reserve_server()
     >>> reserved == reserve_server(), reserved.base_url.startswith("http://127.0.0.1:")

@@ -21,6 +21,7 @@ from support.scripts import UNHURRIED
 from support.served import served
 
 import tinker_sync
+from tinker_sync.local import tiny
 from tinker_sync.local.store import Store
 
 ROOT = Path(tinker_sync.__file__).parents[1]
@@ -218,6 +219,31 @@ def test_a_program_uses_the_server_that_its_user_has_started(tmp_path: Path) -> 
     assert used == url
     with Store(tmp_path / ".tinker" / "local") as store:
         assert [row.tinker_path for row in store.list_user_checkpoints(10, 0)[0]] == [path]
+
+
+def test_a_program_uses_a_server_that_offers_another_model_too(tmp_path: Path) -> None:
+    environment = at_home(tmp_path)
+    code = f"{SAVE}\nprint(client.holder.settings.base_url)"
+    with (
+        served("--model", tiny.directory(), **environment) as (_, url),
+        program(tmp_path, code, **environment) as process,
+    ):
+        assert finish(process)[1] == url
+
+
+def test_a_program_that_used_the_server_of_its_user_may_take_another_directory(tmp_path: Path) -> None:
+    environment = at_home(tmp_path)
+    code = f"""
+from tinker_sync import ServiceClient
+for address in ("local", {f"local:{tmp_path / 'other'}"!r}, "local"):
+    with ServiceClient(base_url=address) as client:
+        client.get_server_capabilities()
+        print(client.holder.settings.base_url)
+"""
+    with served(**environment) as (_, url), program(tmp_path, code, **environment) as process:
+        first, second, third = finish(process)
+    assert (first, third) == (url, url)
+    assert second != url
 
 
 @needs_fork

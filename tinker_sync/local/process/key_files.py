@@ -134,11 +134,7 @@ def find_usable(owner: int | None, data_dir: str | None, model: str | None) -> S
     It belongs to the process `owner`, or is one of `serve`.
     """
     for record in map(_read, _list_places()):
-        if (
-            record is not None
-            and (record.owner == owner or record.lasting)
-            and (record.data_dir, record.model) == (data_dir, model)
-        ):
+        if record is not None and (record.owner == owner or record.lasting) and record.has(data_dir, model):
             return record
     return None
 

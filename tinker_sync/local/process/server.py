@@ -57,6 +57,15 @@ class ServerRecord(NamedTuple):
     model: str | None = None
     lasting: bool = False
 
+    def has(self, data_dir: str | None, model: str | None) -> bool:
+        """Return True if the server uses this directory and offers this model; None is the built-in one.
+
+        >>> server = ServerRecord("http://127.0.0.1:8000", Secret("key"), 1, "/data", "/qwen")
+        >>> server.has("/data", "/qwen"), server.has("/data", None), server.has("/data", "/other")
+        (True, True, False)
+        """
+        return self.data_dir == data_dir and model in (None, self.model)
+
 
 class EmbeddedServer:
     """An embedded server: its address and key, and the child process that `start` launches. Thread-safe.
@@ -117,17 +126,17 @@ class EmbeddedServer:
         If the options are the same and `stop` has ended this server, this call reserves its port again and
         returns True, or False if another program has the port. It also returns False if this server has ended
         without `stop`, if it belongs to another process and does not listen, or if it has other options and
-        neither a child process nor clients.
+        neither a child process nor clients of this process.
 
         Raises:
-            ConfigurationError: the server has other options, and is in use or belongs to another process.
+            ConfigurationError: the server has other options, and is in use.
         """
         with self._lock:
             if self._has_failed_locked() or not (self._is_own or _is_listening(self.base_url)):
                 return False
-            if (_absolute(data_dir), _absolute(model)) == (self.record.data_dir, self.record.model):
+            if self.record.has(_absolute(data_dir), _absolute(model)):
                 return self._holders > 0 or self._reserve_port_locked()
-            if self._is_own and self._process is None and self._holders == 0:
+            if self._process is None and self._holders == 0:
                 return False
             raise ConfigurationError(
                 "the embedded server of this process is in use, with another directory or model; "
