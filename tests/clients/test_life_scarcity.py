@@ -6,8 +6,14 @@ import sys
 from textwrap import dedent
 
 import pytest
+from support.custom_losses import arrived, world
+from support.raising import raising
 from support.scripts import Script
 from support.tinker_stub import Stub
+
+from tinker_sync import types
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.held_calls import HeldCalls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits that only Linux keeps")
 
@@ -157,3 +163,16 @@ def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> 
         assert script.hear() == "{(6, 7)}"
         assert script.hear() == "a result"
         assert script.wait().code == 0
+
+
+def test_a_call_that_no_thread_starts_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client becomes ready between two steps of the call, which a worker then starts."""
+    with world() as (stub, trainer):
+        pool = trainer.service.holder.pools.enter
+        with monkeypatch.context() as patched:
+            patched.setattr(HeldCalls, "open", False)
+            patched.setattr(pool, "run_call", raising(TinkerError("no thread for this call")))
+            with pytest.raises(TinkerError, match="no thread"):
+                trainer.optim_step(types.AdamParams())
+        trainer.save_state("a").result(120)
+        assert arrived(stub) == ["1 save"]

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._numbers import numbers
+from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Lazy
@@ -162,7 +163,11 @@ class SampleLine:
         job.limiters = self.runtime.spending.limiters
         future = job.make_future()
         if not self.held.hold(job):
-            self.runtime.pools.enter.run_call(self.held.release)
+            try:
+                self.runtime.pools.enter.run_call(self.held.release)
+            except TinkerError as failure:
+                job.fail(failure)  # so that no later call starts it
+                raise
         return future
 
     def hold_back(self, pause_s: float) -> None:

@@ -124,7 +124,11 @@ class TrainingLine:
             future = call.wait_for_model(self.runtime.spending.limiters)
             self.runtime.lifecycle.end_in_turn(future, call.deadline_at, call.name)
             if not self.held.hold(call):
-                self.runtime.pools.enter.run_call(self.held.release)
+                try:
+                    self.runtime.pools.enter.run_call(self.held.release)
+                except TinkerError as failure:
+                    call.fail(failure)  # so that no later call starts it
+                    raise
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
             self.runtime.lifecycle.note_change(future)
