@@ -343,6 +343,7 @@ def test_a_client_can_be_closed(waiting: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_cannot_take_over_a_call_in_doubt() -> None:
     with world() as (stub, trainer):
         outage = Outage(stub, "/optim_step", SILENT)

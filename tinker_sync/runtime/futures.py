@@ -572,7 +572,7 @@ def _publish(future: APIFuture[Any]) -> None:
         Future.cancel(future)
         Future.set_running_or_notify_cancel(future)
     elif outcome.failure is None:
-        Future.set_result(future, outcome.result)
+        Future.set_result(future, future.result())  # not that of the outcome: a client is its own result
     else:
         Future.set_exception(future, outcome.failure)
 
