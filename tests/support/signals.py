@@ -94,6 +94,9 @@ def at_every_moment(
     met: set[Moment] = set()
     count = 0
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = (
+        True  # Python 3.12 traces instructions only if a frame wanted that before
+    )
     while True:
         interruption = _Interruption(act, met)
         value = None
