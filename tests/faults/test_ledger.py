@@ -62,7 +62,7 @@ def fate_of(asked: Asked, done: set[Any]) -> str:
         return "succeeded" if whole else "succeeded, but was not done"
     if isinstance(failure, EarlierCallFailedError):
         return "not sent" if none and not failure.final else "denied"
-    if "do not repeat it" in str(failure):
+    if "sends the same request again first" in str(failure):
         return "in doubt, then done" if whole else "in doubt, and was not done later"
     if future.request_ids:
         return "done, result lost" if whole else "accepted, but was not done"
