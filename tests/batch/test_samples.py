@@ -423,6 +423,7 @@ def test_only_files_are_written(tmp_path: Path, kind: str) -> None:
 
 # -------------------------------------------------------------------------------------- a forked child
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_gets_no_items_of_its_parent_and_leaves_its_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     client = ByHand()
