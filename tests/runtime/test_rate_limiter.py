@@ -56,8 +56,8 @@ def refuse(gate: Gate, delay_s: float) -> None:
 def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
     """Return a clock, a limiter that has just reopened after a refusal, and its gate."""
     clock, limiter, gate = limiter_and_gate()
-    refuse(gate, delay_s=5)
-    clock.advance(5)
+    refuse(gate, delay_s=1)
+    clock.advance(1)
     return clock, limiter, gate
 
 
@@ -259,7 +259,7 @@ class TestReopening:
 
     def test_and_slowly_after_it(self) -> None:
         clock, _, gate = throttled_once()
-        accept_all(clock, gate, 2)
+        accept_all(clock, gate, 1.5)
         refuse(gate, delay_s=1)
         clock.advance(1)
         first, second = accept_all(clock, gate), accept_all(clock, gate)
@@ -283,10 +283,21 @@ class TestReopening:
 
     def test_the_next_refusal_lowers_the_rate(self) -> None:
         clock, limiter, gate = throttled_once()
-        accept_all(clock, gate)
+        accept_all(clock, gate, 1.5)
         before = limiter._rate.a_second
         refuse(gate, delay_s=1)
         assert limiter._rate.a_second == pytest.approx(0.8 * before)
+
+    def test_one_that_costs_little_time_leaves_it(self) -> None:
+        """Refusals by one bad machine, which do not depend on the rate, do not lower it again and again."""
+        clock, limiter, gate = throttled_once()
+        accept_all(clock, gate, 3.0)
+        before = limiter._rate.a_second
+        for _ in range(50):
+            refuse(gate, delay_s=0.1)
+            clock.advance(0.1)
+            accept_all(clock, gate, 0.5)
+        assert limiter._rate.a_second > before
 
     def test_one_right_after_a_pause_halves_it(self) -> None:
         clock, limiter, gate = throttled_once()
@@ -297,8 +308,8 @@ class TestReopening:
 
     def test_refusals_of_one_crowd_count_once(self) -> None:
         clock, limiter, gate = throttled_once()
-        accept_all(clock, gate)
-        before, crowd = limiter._rate.a_second, take_all(clock, gate)
+        accept_all(clock, gate, 1.0)
+        before, crowd = limiter._rate.a_second, take_all(clock, gate, 0.5)
         for permit in crowd:
             gate.throttled(permit, delay_s=1)
         assert limiter._rate.a_second == pytest.approx(0.8 * before)
@@ -454,7 +465,7 @@ class TestSharing:
 
     def test_refusals_of_one_storm_lower_the_rate_once(self) -> None:
         clock, limiter, gate = throttled_once()
-        accept_all(clock, gate)
+        accept_all(clock, gate, 1.5)
         before = limiter._rate.a_second
         refuse(gate, delay_s=2)
         limiter.follow(2)
@@ -463,7 +474,7 @@ class TestSharing:
 
     def test_a_refusal_elsewhere_lowers_a_rate_that_grows(self) -> None:
         clock, limiter, gate = throttled_once()
-        accept_all(clock, gate)
+        accept_all(clock, gate, 1.5)
         before = limiter._rate.a_second
         limiter.follow(1)
         assert limiter._rate.a_second == pytest.approx(0.8 * before)

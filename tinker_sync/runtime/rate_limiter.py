@@ -40,10 +40,12 @@ _OPEN_RATE: Final = 3000.0
 # limit is unknown, then slowly, because each refusal may cost a pause of a second.
 _FAST: Final = 0.7
 _SLOW: Final = 0.05
-# A refusal so soon after a pause shows that the rate is far too high.
-_SOON_S: Final = 0.6
+# A refusal lowers the rate by what the pauses cost: more than half of the time, or more than a third. Rarer
+# refusals may come from other clients or from one bad machine, and then a lower rate would help nobody.
 _FAR_TOO_HIGH: Final = 0.5
 _TOO_HIGH: Final = 0.8
+_WORTH_IT: Final = 2.0  # times as long between pauses as within them
+_KEPT: Final = 0.7  # the weight of the time before the latest refusal
 # After this time without a refusal the limit may have changed; after the second one it is forgotten.
 RECENT_S: Final = 10.0
 _FORGET_S: Final = 60.0
@@ -100,7 +102,8 @@ class SendRate:
     """The rate at which a limiter lets requests pass, and the pause during which it lets none pass.
 
     Servers limit the rate of requests, their number in a window of time, or the work under way. All of them
-    refuse alike, so this class does not ask which it is: it looks for the rate that is hardly ever refused.
+    refuse alike, so this class does not ask which it is: it looks for the rate at which refusals cost little
+    time.
     Refusals of requests that were under way together count once, and so do those without a success in
     between: they lengthen the pause, because they say nothing about the rate.
 
@@ -126,6 +129,8 @@ class SendRate:
         self._accepted = False  # since the last refusal
         self._reported = False  # a report has closed the limiter, and nothing was accepted since
         self._pause_s = _FIRST_PAUSE_S
+        self._paused_s = self._sent_s = 0.0  # the time within and between the latest pauses
+        self._refused_s = -math.inf  # when the latest pause began
 
     def is_closed(self) -> bool:
         """Return True during a pause."""
@@ -199,14 +204,22 @@ class SendRate:
         self.closed_until_s = max(self.closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
 
     def _lower(self) -> None:
+        now = self._clock.now()
         self.epoch += 1
         if math.isinf(self.a_second):
             self.a_second, self._growth, self._pause_s = self._first, _FAST, _FIRST_PAUSE_S
+            self._paused_s = self._sent_s = 0.0
         elif self._accepted:
-            soon = self._clock.now() < self.closed_until_s + _SOON_S
-            self.a_second *= _FAR_TOO_HIGH if soon else _TOO_HIGH
-            self._growth = _SLOW
-        self._accepted = False
+            self._paused_s = _KEPT * self._paused_s + self.closed_until_s - self._refused_s
+            self._sent_s = _KEPT * self._sent_s + max(now - self.closed_until_s, 0.0)
+            if self._sent_s < _WORTH_IT * self._paused_s:
+                self.a_second *= _FAR_TOO_HIGH if self._sent_s < self._paused_s else _TOO_HIGH
+                self._growth = _SLOW
+            elif self._sent_s > 2 * _WORTH_IT * self._paused_s:
+                self._growth = _FAST
+        else:  # refused again: the pause goes on
+            return
+        self._refused_s, self._accepted = now, False
 
 
 class _Turn:
