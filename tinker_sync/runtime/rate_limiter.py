@@ -204,12 +204,14 @@ class SendRate:
         self.closed_until_s = max(self.closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
 
     def _lower(self) -> None:
-        now = self._clock.now()
         self.epoch += 1
+        if not (self._accepted or math.isinf(self.a_second)):
+            return  # refused again: the pause goes on
+        now = self._clock.now()
         if math.isinf(self.a_second):
             self.a_second, self._growth, self._pause_s = self._first, _FAST, _FIRST_PAUSE_S
             self._paused_s = self._sent_s = 0.0
-        elif self._accepted:
+        else:
             self._paused_s = _KEPT * self._paused_s + self.closed_until_s - self._refused_s
             self._sent_s = _KEPT * self._sent_s + max(now - self.closed_until_s, 0.0)
             if self._sent_s < _WORTH_IT * self._paused_s:
@@ -217,8 +219,6 @@ class SendRate:
                 self._growth = _SLOW
             elif self._sent_s > 2 * _WORTH_IT * self._paused_s:
                 self._growth = _FAST
-        else:  # refused again: the pause goes on
-            return
         self._refused_s, self._accepted = now, False
 
 
