@@ -12,8 +12,8 @@ import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import start
 
-from tinker_sync import _clock
-from tinker_sync._clock import SYSTEM_CLOCK, http_date
+from tinker_sync._base import clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, http_date
 
 
 def test_the_system_clock_has_both_times() -> None:
@@ -62,7 +62,7 @@ def test_a_fake_clock_wakes_waits_that_are_over() -> None:
 
 
 def test_ctrl_c_right_after_a_lock_was_taken_gives_it_back() -> None:
-    class Interrupted(_clock._InterruptibleLock):
+    class Interrupted(clock._InterruptibleLock):
         def acquire(self, *given: Any, **options: Any) -> bool:
             super().acquire(*given, **options)
             raise KeyboardInterrupt

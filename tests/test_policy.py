@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_sync._policy import (
+from tinker_sync._base.policy import (
     EMPTY_400,
     FIRST_S,
     LONGEST_S,

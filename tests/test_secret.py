@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tinker_sync._secret import (
+from tinker_sync._base.secret import (
     HeaderMap,
     Secret,
     is_secret_header,

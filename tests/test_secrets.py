@@ -35,7 +35,7 @@ from support.planted import (
 from support.servers import AnsweringServer, ProxyServer, ScriptedServer, answer
 
 from tinker_sync import auth, errors
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import TinkerError
 from tinker_sync.transport.auth import KeyRing

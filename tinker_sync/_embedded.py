@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tinker_sync._secret import Secret
+    from tinker_sync._base.secret import Secret
     from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
 
 LOCAL: Final = "local"

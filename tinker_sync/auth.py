@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.policy import NO_SUCH_CALL
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import (
     APIResponseValidationError,

@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import ClassVar, Final
 
-from tinker_sync._api_errors import (
+from tinker_sync._base.api_errors import (
     APIConnectionError,
     APIError,
     APIResponseValidationError,
@@ -55,8 +55,8 @@ from tinker_sync._api_errors import (
     _rebuild,
     append_advice,
 )
-from tinker_sync._error_details import RequestInfo, ResponseInfo
-from tinker_sync._secret import mask_text
+from tinker_sync._base.error_details import RequestInfo, ResponseInfo
+from tinker_sync._base.secret import mask_text
 
 __all__ = [
     "APIConnectionError",

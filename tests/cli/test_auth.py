@@ -11,7 +11,7 @@ from support.cli_runs import Run
 from support.cli_world import KEY, World
 from support.tinker_stub import Answer
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import CredentialsFile
 from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import StoredKey

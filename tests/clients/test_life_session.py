@@ -16,7 +16,7 @@ from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync._observe import Event, ModelNamed, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._base.events import Event, ModelNamed, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIConnectionError,

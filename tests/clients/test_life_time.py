@@ -25,8 +25,8 @@ from support.tinker_stub import Answer, Stub
 
 import tinker_sync
 from tinker_sync import types
-from tinker_sync._clock import SystemClock
-from tinker_sync._observe import Event, HeartbeatLate, SessionLost
+from tinker_sync._base.clock import SystemClock
+from tinker_sync._base.events import Event, HeartbeatLate, SessionLost
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.heartbeat import PERIOD_S

@@ -18,7 +18,7 @@ from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
 from tinker_sync import as_completed, types
-from tinker_sync._clock import Wake
+from tinker_sync._base.clock import Wake
 from tinker_sync.clients.rest import bulk
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ExperimentalWarning, RequestFailedError

@@ -17,7 +17,7 @@ from support.servers import AnsweringServer, answer, unused_port
 from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
-from tinker_sync._clock import SYSTEM_CLOCK
+from tinker_sync._base.clock import SYSTEM_CLOCK
 from tinker_sync.diagnose import Finding, examine
 from tinker_sync.diagnose.doctor import VARIABLES
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tinker_sync import types
-from tinker_sync._observe import CallFailed, Event
+from tinker_sync._base.events import CallFailed, Event
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.recording import Recording

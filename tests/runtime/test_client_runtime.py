@@ -18,7 +18,7 @@ from support.isolation import our_threads
 from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 
-from tinker_sync._observe import CallFailed
+from tinker_sync._base.events import CallFailed
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime

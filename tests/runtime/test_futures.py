@@ -23,7 +23,7 @@ from support.raising import raising
 from support.signals import at_every_moment
 from support.steps import Steps
 
-from tinker_sync._clock import Wake
+from tinker_sync._base.clock import Wake
 from tinker_sync.errors import RequestFailedError
 from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.combine import CombinedFuture

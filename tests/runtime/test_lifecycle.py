@@ -8,7 +8,7 @@ from typing import Any
 
 from support.crowd import together
 
-from tinker_sync._observe import CallFailed
+from tinker_sync._base.events import CallFailed
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lifecycle import Lifecycle

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tinker_sync import _policy, errors
-from tinker_sync._policy import Meaning, Rule, Stage
+from tinker_sync import errors
+from tinker_sync._base import policy
+from tinker_sync._base.policy import Meaning, Rule, Stage
 from tinker_sync.runtime.retrieval import (
     FLOOR_S,
     TROUBLE_LIMIT_S,
@@ -360,7 +361,7 @@ def test_a_status_becomes_retryable_by_its_row_alone(
     meaning: Meaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = (Rule(meaning),) * len(Stage)
-    monkeypatch.setattr(_policy, "TABLE", {**_policy.TABLE, 460: row})
+    monkeypatch.setattr(policy, "TABLE", {**policy.TABLE, 460: row})
     assert Asking().pauses(reply(460), reply(460)) == [1.0, 2.0]
 
 

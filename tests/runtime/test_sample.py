@@ -16,7 +16,7 @@ from support.tinker_stub import Answer, Stub, StubServer
 from support.wires import Notebook
 
 from tinker_sync import types
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import APIResponseValidationError, APIStatusError, DeadlineError
 from tinker_sync.runtime.sample import SampleJob

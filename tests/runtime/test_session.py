@@ -13,7 +13,7 @@ from support.crowd import together, until
 from support.tinker_stub import Answer, Stub, StubServer
 from support.wires import KEY, settings_for
 
-from tinker_sync._observe import SessionEnded, SessionStarted
+from tinker_sync._base.events import SessionEnded, SessionStarted
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime

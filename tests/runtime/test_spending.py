@@ -6,7 +6,7 @@ import pytest
 from support.clock import FakeClock
 from support.raising import raising
 
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
 from tinker_sync.errors import BudgetExceededError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.spending import CostEstimate, SpendGuard
@@ -153,7 +153,7 @@ def test_the_span_is_from_the_first_to_the_last_result() -> None:
 
 
 def test_models_are_named_after_those_they_are_like() -> None:
-    from tinker_sync._observe import ModelNamed
+    from tinker_sync._base.events import ModelNamed
 
     asked: list[str] = []
 

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from typing import Any
 
 _WATCHED = "tinker_sync."
-# The rule does not apply to the packages that run in the embedded server or in tests. `_clock` makes locks
-# for other modules, which are named in its place.
-_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.", "tinker_sync._clock")
+# The rule does not apply to the packages that run in the embedded server or in tests. `_base.clock` makes
+# locks for other modules, which are named in its place.
+_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.", "tinker_sync._base.clock")
 
 breaches: list[str] = []
 """A description of each breach, with the stack of the thread that committed it."""
@@ -70,9 +70,9 @@ def install() -> None:
     Call it before the package is imported.
     """
     threading.Lock = _watching(_real_lock)  # type: ignore[misc]
-    from tinker_sync import _clock
+    from tinker_sync._base import clock
 
-    _clock.make_lock = _watching(_clock.make_lock)
+    clock.make_lock = _watching(clock.make_lock)
     for name in ("set_result", "set_exception", "cancel"):
         watch(Future, name)
 

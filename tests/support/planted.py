@@ -22,7 +22,7 @@ import attrs
 import pytest
 import requests
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import CredentialsFile, Settings, StoredKey
 
 TESTS = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from support.clock import FakeClock
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.store import Store, StoreError
 

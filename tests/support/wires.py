@@ -7,8 +7,8 @@ from typing import Any
 
 from support.servers import ScriptedServer
 
-from tinker_sync._observe import Event
-from tinker_sync._secret import Secret
+from tinker_sync._base.events import Event
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.transport.http import Call, Http
 

@@ -18,7 +18,7 @@ from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync._observe import CallFailed, HeartbeatLate, SessionEnded, SessionStarted
+from tinker_sync._base.events import CallFailed, HeartbeatLate, SessionEnded, SessionStarted
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InternalServerError, TinkerError

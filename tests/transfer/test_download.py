@@ -24,8 +24,8 @@ from support.tars import member, write
 
 import tinker_sync
 from tinker_sync import errors
-from tinker_sync._clock import SystemClock
-from tinker_sync._secret import HeaderMap
+from tinker_sync._base.clock import SystemClock
+from tinker_sync._base.secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.config import Settings
 from tinker_sync.runtime.workers import Workers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinker_sync._secret import HeaderMap
+from tinker_sync._base.secret import HeaderMap
 from tinker_sync.transfer.response_head import TryAgain, find_checksum, read_head
 
 

@@ -17,7 +17,7 @@ from support.file_server import FileServer
 
 import tinker_sync
 from tinker_sync import errors, types
-from tinker_sync._secret import HeaderMap
+from tinker_sync._base.secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.transfer import upload as transfer_upload
 from tinker_sync.transfer.progress import ProgressReporter, TransferProgress

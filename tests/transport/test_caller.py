@@ -15,7 +15,7 @@ from support.servers import Peer, ScriptedServer, answer, resets, silent
 from support.wires import KEY, Notebook, get, http_for, post, settings_for
 
 from tinker_sync import errors
-from tinker_sync._policy import UNREADABLE_ANSWERS
+from tinker_sync._base.policy import UNREADABLE_ANSWERS
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
 from tinker_sync.transport.call import Call, Reply, SendFailed

@@ -8,7 +8,7 @@ import pytest
 from support.servers import AnsweringServer, Seen, answer
 from support.wires import KEY, Keys, http_for, post
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import CredentialError
 from tinker_sync.transport.challenge import rejects_token
 

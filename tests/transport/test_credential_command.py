@@ -13,7 +13,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import together, until
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import CredentialError
 from tinker_sync.transport import credential_command
 from tinker_sync.transport.credential_command import CredentialCommand

@@ -25,7 +25,7 @@ from support.servers import (
 )
 from support.wires import KEY, Keys, Notebook, get, http_for, post
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import Timeout
 from tinker_sync.errors import CredentialError, InvalidInputError
 from tinker_sync.transport.body import PiecedBody

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.wires import KEY, Notebook, post
 
-from tinker_sync._observe import Redirected, ReplyReceived, RequestLost, RequestSent, RetryScheduled
-from tinker_sync._secret import Secret
+from tinker_sync._base.events import Redirected, ReplyReceived, RequestLost, RequestSent, RetryScheduled
+from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.request import by_name

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call
 from tinker_sync.transport.redact import curl, redact_body
 

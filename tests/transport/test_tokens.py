@@ -15,7 +15,7 @@ import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import start, together, until
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,

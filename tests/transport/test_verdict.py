@@ -9,7 +9,7 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync import errors
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict, retry_after_s
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tinker_sync._numpy import np
+from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.types import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from attrs import define, field, frozen
 
-from tinker_sync._clock import slice_of
+from tinker_sync._base.clock import slice_of
 from tinker_sync.batch.item import BatchItem, decode_all
 from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
 from tinker_sync.batch.waiting import ProgressBar

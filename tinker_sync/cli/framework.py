@@ -185,7 +185,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def _explain_unknown(self, ctx: click.Context, name: str) -> str:
-        from tinker_sync._spelling import find_closest
+        from tinker_sync._base.spelling import find_closest
 
         text = f"there is no command {name!r} of {ctx.command_path}"
         close = find_closest(name, self.table, loosely=False)

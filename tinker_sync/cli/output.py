@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from tinker_sync._clock import slice_of
+from tinker_sync._base.clock import slice_of
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_size, note_hidden
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
-from tinker_sync._secret import mask_url
-from tinker_sync._spelling import find_closest
+from tinker_sync._base.secret import mask_url
+from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.types._structured import described_class, is_foreign
 from tinker_sync.types.model_input import ModelInput

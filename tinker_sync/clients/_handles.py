@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from attrs import asdict, field, fields, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
+from tinker_sync._base.policy import NO_SUCH_CALL
+from tinker_sync._base.secret import HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedRuntimes
 from tinker_sync.config import Settings

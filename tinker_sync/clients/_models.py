@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
-from tinker_sync._observe import ModelNamed
-from tinker_sync._secret import Secret
+from tinker_sync._base.events import ModelNamed
+from tinker_sync._base.secret import Secret
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path, refuse_bare_path
 from tinker_sync.errors import (

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_loss, check_step, refuse_loss
 from tinker_sync.clients._async import async_future

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_saving, check_state_path
 from tinker_sync.clients._async import async_future

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tinker_sync._policy import Meaning, Stage, rule_for
+from tinker_sync._base.policy import Meaning, Stage, rule_for
 from tinker_sync.errors import APIConnectionError, InternalServerError, InvalidInputError, RateLimitError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._observe import ModelNamed
+from tinker_sync._base.events import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_sampler_path, refuse_bare_path
 from tinker_sync.clients._creation import ready, start, start_after

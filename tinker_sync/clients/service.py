@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from tinker_sync._spelling import describe_unknown_parameter, find_closest
+from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_service
 from tinker_sync.clients._async import async_blocking

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from tinker_sync._secret import MASK, Secret, mask_url
-from tinker_sync._spelling import find_closest
+from tinker_sync._base.secret import MASK, Secret, mask_url
+from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import ConfigurationError
 
 DEFAULT_BASE_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import ConfigurationError
 
 _DIRECTORY_MODE: Final = 0o700

@@ -23,7 +23,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
 from tinker_sync import _embedded
-from tinker_sync._secret import (
+from tinker_sync._base.secret import (
     MASK,
     HeaderMap,
     Secret,

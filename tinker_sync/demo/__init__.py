@@ -13,7 +13,7 @@ Every name loads its module on first use.
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.demo.course": "main run",

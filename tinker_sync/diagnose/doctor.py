@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, http_date
+from tinker_sync._base.clock import SYSTEM_CLOCK, http_date
 from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.transport.call import Call, Reply, SendFailed

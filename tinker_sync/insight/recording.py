@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import frozen
 
-from tinker_sync._observe import Event, ReplyReceived, RequestLost, RetryScheduled
+from tinker_sync._base.events import Event, ReplyReceived, RequestLost, RetryScheduled
 from tinker_sync.insight import report
 from tinker_sync.runtime.naming import current
 

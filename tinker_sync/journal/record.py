@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_sync._api_errors import status_error_class
+from tinker_sync._base.api_errors import status_error_class
 from tinker_sync.errors import (
     APIStatusError,
     InvalidInputError,

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from tinker_sync._secret import mask_url
+from tinker_sync._base.secret import mask_url
 from tinker_sync.errors import JournalError
 from tinker_sync.journal.file import JournalFile, ModelHistory, SessionHistory, read
 from tinker_sync.journal.record import TrainingRecord

@@ -6,7 +6,7 @@ from it.
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._checks import as_whole
 from tinker_sync.usage.meter import TokenCounts

@@ -12,7 +12,7 @@ Ready-made losses work in numpy and return their gradients. Pass an instance to 
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.losses.evaluate": "NumpyLossFn TorchLossFn numpy_loss",

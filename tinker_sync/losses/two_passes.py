@@ -25,7 +25,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator

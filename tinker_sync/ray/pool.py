@@ -28,8 +28,8 @@ import ray
 from attrs import frozen
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from tinker_sync._numbers import numbers
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.numbers import numbers
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.asking import RayConnection

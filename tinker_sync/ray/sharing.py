@@ -29,7 +29,7 @@ import ray
 from attrs import define, field, frozen
 from ray.exceptions import RayActorError
 
-from tinker_sync._observe import ModelNamed
+from tinker_sync._base.events import ModelNamed
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, TinkerError
 from tinker_sync.runtime.lazy import Shared

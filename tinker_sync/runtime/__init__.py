@@ -31,7 +31,7 @@ Glossary:
     part, whole  the future of one request of a call, and the future that combines the parts
     place        of a sample: the share of a limit that it occupies
     row          the description of one call of the API in the table `tinker_sync.wire.endpoints`
-    policy       the meaning of each status (`tinker_sync._policy`)
+    policy       the meaning of each status (`tinker_sync._base.policy`)
     deadline     the moment of the clock at which a call gives up
     limiter      a limit on tokens (`spending`); a rate limiter limits requests (`rate_limiter`)
     journal      the file in which a client records its session and its training calls, for a later run
@@ -99,5 +99,5 @@ Code without a lock relies on operations that are atomic in the interpreter, als
     list.append, list.pop, list.remove   the idle threads of a pool (`workers`)
     dict.setdefault                   the first `close` of a client (`client_runtime`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
-    next(numbers())                   numbers and keys (`tinker_sync._numbers`)
+    next(numbers())                   numbers and keys (`tinker_sync._base.numbers`)
 """

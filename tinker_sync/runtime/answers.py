@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from tinker_sync._lazy import LazyModule
-from tinker_sync._numpy import np
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.numpy import np
 from tinker_sync.errors import WireError
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData

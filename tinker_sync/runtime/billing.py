@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 
 PAUSE_S: Final = 5.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from tinker_sync._secret import Secret, mask_headers, mask_text
+from tinker_sync._base.secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_BODY_BYTES
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError

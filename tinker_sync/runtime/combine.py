@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._numbers import numbers
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.numbers import numbers
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._secret import Secret
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork, exits

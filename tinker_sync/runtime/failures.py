@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError, WireError
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)

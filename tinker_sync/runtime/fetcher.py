@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from attrs import define, field
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._secret import Secret
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import (
     APIResponseValidationError,
     DeadlineError,

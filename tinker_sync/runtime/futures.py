@@ -36,7 +36,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import QUEUED, ProgressFuture

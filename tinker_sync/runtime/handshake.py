@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from attrs import field, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer

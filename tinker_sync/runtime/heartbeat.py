@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
 from tinker_sync.runtime.workers import no_thread
 

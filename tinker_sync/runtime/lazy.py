@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, NamedTuple, TypeVar
 
-from tinker_sync._clock import make_lock
+from tinker_sync._base.clock import make_lock
 from tinker_sync.errors import APIConnectionError, DeadlineError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_sync._clock import make_lock
-from tinker_sync._observe import CallFailed, Event, Observer, Stopwatch
+from tinker_sync._base.clock import make_lock
+from tinker_sync._base.events import CallFailed, Event, Observer, Stopwatch
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork, exits
 from tinker_sync.runtime.failures import copy_exception

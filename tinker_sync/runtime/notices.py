@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.types.future import QueueState

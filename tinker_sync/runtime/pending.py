@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from tinker_sync._clock import Wake
+from tinker_sync._base.clock import Wake
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 

@@ -21,8 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._numbers import numbers
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.numbers import numbers
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.poller_thread import HELD_UP_S, PollerThread
 from tinker_sync.runtime.tickets import (

@@ -32,7 +32,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.runtime.tickets import Readiness, Runner, make_readiness
 
 IDLE_S: Final = 5.0  # the thread ends after this time without work

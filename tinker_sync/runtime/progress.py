@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from tinker_sync._clock import Clock
-from tinker_sync._display import repr_html
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.displays import repr_html
 
 T = TypeVar("T")
 

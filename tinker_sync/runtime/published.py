@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError
 from tinker_sync.runtime import _fork

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Shared

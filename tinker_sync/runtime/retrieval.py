@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
-from tinker_sync._policy import (
+from tinker_sync._base.policy import (
     EMPTY_400,
     EQUAL_ERRORS,
     FIRST_S,
@@ -32,7 +32,7 @@ from tinker_sync._policy import (
     delay_s,
     rule_for,
 )
-from tinker_sync._secret import HeaderMap, Secret, mask_text
+from tinker_sync._base.secret import HeaderMap, Secret, mask_text
 from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_sync._clock import in_seconds
-from tinker_sync._observe import TokensUsed
-from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s
-from tinker_sync._secret import HeaderMap
+from tinker_sync._base.clock import in_seconds
+from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.policy import UNREADABLE_ANSWERS, delay_s
+from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import foreign_promise, read_promise

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._numbers import numbers
+from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls

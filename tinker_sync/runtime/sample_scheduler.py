@@ -18,9 +18,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._numbers import numbers, unique_keys
-from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.numbers import numbers, unique_keys
+from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
@@ -375,7 +375,7 @@ class SubmitPolicy:
     """A policy for submits that the server did not accept. For any thread.
 
     A 429, and a 402 that is to be waited out, concern all samples, so the limiter closes. Other failures are
-    tried again a bounded number of times, if `tinker_sync._policy` counts them as temporary.
+    tried again a bounded number of times, if `tinker_sync._base.policy` counts them as temporary.
     """
 
     def __init__(

@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._numbers import numbers
-from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
-from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import mask_text
+from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._base.numbers import numbers
+from tinker_sync._base.policy import NO_SUCH_CALL
+from tinker_sync._base.secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime import heartbeat
 from tinker_sync.runtime.calls import make_call
@@ -26,7 +26,7 @@ from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:
-    from tinker_sync._observe import Event
+    from tinker_sync._base.events import Event
     from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.keeper import Keeper

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._numbers import numbers
-from tinker_sync._policy import Stage, delay_s, rule_for
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.numbers import numbers
+from tinker_sync._base.policy import Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import redact_exception

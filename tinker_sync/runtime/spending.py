@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,

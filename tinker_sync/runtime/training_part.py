@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tinker_sync._clock import Clock
-from tinker_sync._lazy import LazyModule
-from tinker_sync._policy import proves_refusal
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.policy import proves_refusal
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,

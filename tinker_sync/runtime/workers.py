@@ -32,7 +32,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Final, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture, settle

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from tinker_sync._secret import mask_text
+from tinker_sync._base.secret import mask_text
 from tinker_sync.errors import APIStatusError, InvalidInputError, RequestErrorCategory, RequestFailedError
 
 CAPACITY: Final = 1000

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._observe import CallFailed, Event, SessionEnded, SessionStarted
-from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.events import CallFailed, Event, SessionEnded, SessionStarted
+from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIStatusError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call

@@ -13,7 +13,7 @@ its process through `tinker_sync.local.process`. Every name loads its module on 
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.testing": "faults latency",

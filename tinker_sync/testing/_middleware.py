@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from tinker_sync._policy import Stage, rule_for
+from tinker_sync._base.policy import Stage, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.ordered import ORDERED

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import TinkerError
 from tinker_sync.testing.calls import RecordedCall
 from tinker_sync.testing.faults import Fault, FixedReply, SessionExpired

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from tinker_sync._secret import HeaderMap, mask_headers, mask_json, mask_text
+from tinker_sync._base.secret import HeaderMap, mask_headers, mask_json, mask_text
 from tinker_sync.errors import WireError
 from tinker_sync.testing.faults import Fault
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from tinker_sync._secret import Secret, mask_json
+from tinker_sync._base.secret import Secret, mask_json
 from tinker_sync._version import __version__
 from tinker_sync.errors import ConfigurationError
 

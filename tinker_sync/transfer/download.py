@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError, UnsafeArchiveError
 from tinker_sync.runtime.workers import Workers

@@ -26,7 +26,7 @@ from typing import IO, Final
 
 from attrs import evolve, frozen
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.errors import TransferError
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers

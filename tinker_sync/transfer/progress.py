@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 
 Stage = Literal["preparing", "downloading", "uploading", "verifying", "unpacking", "done"]
 

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from attrs import evolve, frozen
 
-from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
-from tinker_sync._secret import HeaderMap
+from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import TransferError
 from tinker_sync.transfer.download_state import FileVersion
 from tinker_sync.transport.verdict import retry_after_s

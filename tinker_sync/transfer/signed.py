@@ -21,8 +21,8 @@ import urllib3.exceptions
 from attrs import field, frozen
 from requests.structures import CaseInsensitiveDict
 
-from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, Secret
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.secret import HeaderMap, Secret
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError

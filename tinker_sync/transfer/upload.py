@@ -15,9 +15,9 @@ from typing import IO, Final, TypeVar
 
 from attrs import frozen
 
-from tinker_sync._clock import Clock
-from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
-from tinker_sync._secret import Secret
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
 from tinker_sync.transfer.names import UnsafeName, safe_parts
 from tinker_sync.transfer.progress import ProgressReporter

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._lazy import LazyModule
-from tinker_sync._secret import Secret
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import CredentialError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from attrs import field, frozen
 
-from tinker_sync._secret import HeaderMap, header_map
+from tinker_sync._base.secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
 from tinker_sync.transport.body import PiecedBody
 

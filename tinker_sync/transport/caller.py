@@ -18,10 +18,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._numbers import unique_keys
-from tinker_sync._policy import UNREADABLE_ANSWERS, delay_s, proves_refusal
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.numbers import unique_keys
+from tinker_sync._base.policy import UNREADABLE_ANSWERS, delay_s, proves_refusal
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import (

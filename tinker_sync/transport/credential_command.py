@@ -16,8 +16,8 @@ from typing import IO, Final
 
 from attrs import field, frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, in_seconds
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.errors import CredentialError
 
 # Tokens have a few KiB; a command that prints more is no credential helper.

@@ -21,8 +21,8 @@ from typing import Final
 
 from attrs import evolve
 
-from tinker_sync._clock import Clock
-from tinker_sync._secret import Secret
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport import content
 from tinker_sync.transport.body import PiecedBody

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final, Protocol
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import hold_server
-from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import APIConnectionError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from tinker_sync._observe import (
+from tinker_sync._base.events import (
     Event,
     Observer,
     Redirected,
@@ -20,7 +20,7 @@ from tinker_sync._observe import (
     RequestSent,
     RetryScheduled,
 )
-from tinker_sync._secret import Secret, mask_headers, mask_text
+from tinker_sync._base.secret import Secret, mask_headers, mask_text
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.redact import curl, redact_body
 from tinker_sync.transport.request import Headers

@@ -25,8 +25,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
 
-from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, mask_url
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.secret import HeaderMap, mask_url
 from tinker_sync.transport.scheme import answered_without_tls, without_tls
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Bodies and curl lines for the log, with secrets masked.
 
 `journal` calls this module when it writes a log line. Pure functions; any thread may call them. The rules for
-secrets (their names and forms) are in `tinker_sync._secret`, because errors follow them too.
+secrets (their names and forms) are in `tinker_sync._base.secret`, because errors follow them too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tinker_sync._secret import (
+from tinker_sync._base.secret import (
     MASK,
     HeaderMap,
     Secret,

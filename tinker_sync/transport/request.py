@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from attrs import frozen
 
-from tinker_sync._secret import HeaderMap, Secret, header_map, mask_json
+from tinker_sync._base.secret import HeaderMap, Secret, header_map, mask_json
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.transport.body import PiecedBody

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 
 if TYPE_CHECKING:
     import ssl

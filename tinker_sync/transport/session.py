@@ -21,8 +21,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tinker_sync._lazy import LazyModule
-from tinker_sync._secret import HeaderMap, Secret, mask_url
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.secret import HeaderMap, Secret, mask_url
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.transport.pools import Origin, Route
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final, NamedTuple, NoReturn
 
-from tinker_sync._clock import Clock, slice_of
+from tinker_sync._base.clock import Clock, slice_of
 from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.pools import Connection, Pools, never_block

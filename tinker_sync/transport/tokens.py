@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from tinker_sync._clock import Clock, http_date
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.clock import Clock, http_date
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.errors import APIResponseValidationError, CredentialError, TinkerError
 from tinker_sync.transport.call import Reply
 

@@ -1,4 +1,4 @@
-"""The decision about the answer of a call, or about the failure to get one, by the policy in `_policy`.
+"""The decision about the answer of a call, or about the failure to get one, by the policy in `_base.policy`.
 
 `Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None (keep
 the answer). The caller of `Judge` carries the decision out. Pure except for the clock, so any thread may call
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from tinker_sync._clock import Clock, http_date, in_seconds
-from tinker_sync._policy import EMPTY_400, Meaning, Stage, rule_for
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.clock import Clock, http_date, in_seconds
+from tinker_sync._base.policy import EMPTY_400, Meaning, Stage, rule_for
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
 from tinker_sync.transport.call import Call, Reply, SendFailed
 

@@ -5,7 +5,7 @@ The first use of a name loads the name's module, so scripts that use no arrays d
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.errors": "RequestErrorCategory",

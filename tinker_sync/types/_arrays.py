@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, cast
 
-from tinker_sync._numpy import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, is_array, np
+from tinker_sync._base.numpy import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, is_array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import SCALARS
 from tinker_sync.types._structured import refuse, short_repr

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tinker_sync._numpy import AnyArray, Int64Array, np
+from tinker_sync._base.numpy import AnyArray, Int64Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import wire_array
 

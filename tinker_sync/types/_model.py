@@ -33,8 +33,8 @@ from typing import (
 
 import attrs
 
-from tinker_sync._display import repr_html
-from tinker_sync._spelling import describe_unknown_parameter
+from tinker_sync._base.displays import repr_html
+from tinker_sync._base.spelling import describe_unknown_parameter
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for, exact_kinds
 from tinker_sync.types._structured import (

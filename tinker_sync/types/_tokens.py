@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
-from tinker_sync._numpy import AnyArray, Int32Array, np
+from tinker_sync._base.numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import array_like, pack_list, to_int32
 from tinker_sync.types._convert import SCALARS

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from tinker_sync._display import to_pandas
+from tinker_sync._base.displays import to_pandas
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.scalars import CheckpointType

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tinker_sync._numpy import AnyArray, is_array, np
+from tinker_sync._base.numpy import AnyArray, is_array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
     are_finite,

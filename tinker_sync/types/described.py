@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tinker_sync._display import to_pandas
+from tinker_sync._base.displays import to_pandas
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.checkpoint import Checkpoint, Cursor
 

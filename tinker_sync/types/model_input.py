@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 
-from tinker_sync._numpy import AnyArray, Int32Array, np
+from tinker_sync._base.numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
 from tinker_sync.types._arrays import ArrayHead, least_of, quick_hash, same_values

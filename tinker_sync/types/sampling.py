@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 
-from tinker_sync._numpy import AnyArray, np
-from tinker_sync._spelling import find_closest
+from tinker_sync._base.numpy import AnyArray, np
+from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ArrayHead, ByValue
 from tinker_sync.types._convert import SCALARS, converter_for

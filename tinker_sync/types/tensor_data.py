@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from tinker_sync._numpy import AnyArray, Int64Array, np
+from tinker_sync._base.numpy import AnyArray, Int64Array, np
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.types._arrays import (
     ArrayHead,

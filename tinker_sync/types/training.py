@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from tinker_sync._spelling import find_closest
+from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._dataclass import AsDataclass

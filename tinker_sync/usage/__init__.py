@@ -11,7 +11,7 @@ request itself; a meter or a budget may call a function of the client that asks 
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.usage.budget": "Budget",

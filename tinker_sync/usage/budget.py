@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from tinker_sync._observe import TokensUsed
+from tinker_sync._base.events import TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.spending import CostEstimate

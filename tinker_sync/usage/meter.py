@@ -13,8 +13,8 @@ from typing import Final, Literal, NamedTuple
 
 from attrs import fields, frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._observe import Event, ModelNamed, TokensUsed
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.events import Event, ModelNamed, TokensUsed
 from tinker_sync.runtime import _fork
 
 Kind = Literal["trained", "prompt", "cached", "sampled"]

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from attrs import frozen
 
-from tinker_sync._display import repr_html, to_pandas
+from tinker_sync._base.displays import repr_html, to_pandas
 from tinker_sync.types.billing import (
     BillingUsageEvent,
     BillingUsageResponse,

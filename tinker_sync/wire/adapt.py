@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync import types
-from tinker_sync._numpy import np
+from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError, WireError
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect, Version

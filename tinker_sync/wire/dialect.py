@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL, Stage, rule_for
+from tinker_sync._base.policy import NO_SUCH_CALL, Stage, rule_for
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.wire.endpoints import PROTOBUF
 

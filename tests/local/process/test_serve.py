@@ -26,7 +26,7 @@ from tinker_sync import (
     ServiceClient,
     _embedded,
 )
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.local import serve
 from tinker_sync.local.process import command, key_files

@@ -38,7 +38,7 @@ def login(cli: Cli) -> None:
     one line through a pipe. The server checks the key; then it is stored in ~/.tinker/credentials.json, which
     only you can read. A server of your own on this machine needs no login.
     """
-    from tinker_sync._secret import Secret
+    from tinker_sync._base.secret import Secret
     from tinker_sync.auth import describe_key
     from tinker_sync.config import Settings
     from tinker_sync.config.credentials_file import CredentialsFile, StoredKey

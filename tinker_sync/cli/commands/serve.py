@@ -11,7 +11,7 @@ from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
-    from tinker_sync._secret import Secret
+    from tinker_sync._base.secret import Secret
 
 KEY_VARIABLE = "TINKER_LOCAL_KEY"
 
@@ -43,7 +43,7 @@ def serve(
     """
     import logging
 
-    from tinker_sync._secret import Secret
+    from tinker_sync._base.secret import Secret
     from tinker_sync.local import serve as run
 
     secret = Secret(key or os.environ.get(KEY_VARIABLE, "").strip())

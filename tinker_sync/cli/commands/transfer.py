@@ -247,7 +247,7 @@ def _translate_errors() -> Iterator[None]:
 
 def _summarize(error: Exception) -> str:
     """Return the text of an error in one line, without the queries of URLs, which hold signatures."""
-    from tinker_sync._secret import mask_text
+    from tinker_sync._base.secret import mask_text
 
     text = " ".join(str(error).split())
     return mask_text(re.sub(r"(?<=\S)\?\S+", "", text)) or type(error).__name__

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
-from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._shared import BaseClient, SharedRuntimes

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from tinker_sync._clock import http_date
+from tinker_sync._base.clock import http_date
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel
 from tinker_sync.clients.rest._base import missing_route, parse_path

@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from attrs import frozen
 
-from tinker_sync._display import to_pandas
+from tinker_sync._base.displays import to_pandas
 from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
 
 T = TypeVar("T")

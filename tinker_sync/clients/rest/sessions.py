@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, warn_experimental

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tinker_sync import types
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path, warn_experimental
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker_sync._lazy import lazy_names
+from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync": """

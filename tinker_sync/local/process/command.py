@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import DEFAULT_DATA_DIR
-from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError, TinkerError
 from tinker_sync.local.process.serving import LOOPBACK, serve
 

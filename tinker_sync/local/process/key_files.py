@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from tinker_sync._secret import Secret
+from tinker_sync._base.secret import Secret
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.locks import try_lock
 from tinker_sync.local.process.server import ServerRecord

@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import DEFAULT_DATA_DIR
-from tinker_sync._secret import Secret
 from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
 
 # The modules that start processes and write key files are imported at the first start, so that a client is

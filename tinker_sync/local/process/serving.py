@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import DEFAULT_DATA_DIR
-from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.process import key_files
 from tinker_sync.local.process.server import BUILT_IN_MODEL, ServerRecord

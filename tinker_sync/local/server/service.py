@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local.host.workers import JobWorker
 from tinker_sync.local.server.adapters import Adapters, adapter_key
 from tinker_sync.local.server.lanes import Lane, Seen, Step

@@ -9,7 +9,7 @@ import json
 import secrets
 from typing import Any, Final
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 
 USER: Final = "tml:organization_user:local"
 ORGANIZATION: Final = "local"

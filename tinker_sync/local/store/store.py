@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local.locks import try_lock
 from tinker_sync.local.store.database import Database
 from tinker_sync.local.store.errors import StoreError, translate_errors

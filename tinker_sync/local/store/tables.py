@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-from tinker_sync._clock import Clock
+from tinker_sync._base.clock import Clock
 from tinker_sync.local.store.buffer import WriteBuffer
 from tinker_sync.local.store.database import Database
 from tinker_sync.local.store.errors import StoreError

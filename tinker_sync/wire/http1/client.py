@@ -8,7 +8,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from tinker_sync._secret import HeaderMap, header_pair
+from tinker_sync._base.secret import HeaderMap, header_pair
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.http1.framing import (
     MAX_HEAD_BYTES,

@@ -43,7 +43,7 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import located
 from tinker_sync.types._model import Model

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._numpy import AnyArray, BoolArray, Int32Array, np
+from tinker_sync._base.numpy import AnyArray, BoolArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, wire_array
 from tinker_sync.types._structured import Unfit

@@ -21,7 +21,7 @@ from cattrs import Converter, ForbiddenExtraKeysError, override
 from cattrs.gen import make_dict_structure_fn_from_attrs, make_dict_unstructure_fn_from_attrs
 
 from tinker_sync import types
-from tinker_sync._numpy import np
+from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _convert, _structured
 from tinker_sync.types._model import Model

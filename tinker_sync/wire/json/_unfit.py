@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any, TypeVar
 
-from tinker_sync._secret import is_secret_name, mask_text
+from tinker_sync._base.secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types._convert import MAX_PROBLEMS, noted
 from tinker_sync.types._structured import ABSENT, Unfit, short_repr

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from tinker_sync._numpy import np
+from tinker_sync._base.numpy import np
 from tinker_sync.types._csr import csr_problem
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import FieldFault, varint
 
 if TYPE_CHECKING:
-    from tinker_sync._numpy import AnyArray, Int64Array
+    from tinker_sync._base.numpy import AnyArray, Int64Array
     from tinker_sync.wire.proto._reader import Plain
 
 INT32 = np.dtype("<i4")

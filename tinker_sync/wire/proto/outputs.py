@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from tinker_sync._numpy import np
+from tinker_sync._base.numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables

@@ -7,8 +7,8 @@ from array import array as c_array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tinker_sync._lazy import LazyModule
-from tinker_sync._numpy import np
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import to_float32
 from tinker_sync.types._tokens import tokens_as_int32
@@ -26,7 +26,7 @@ from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 if TYPE_CHECKING:
-    from tinker_sync._numpy import AnyArray
+    from tinker_sync._base.numpy import AnyArray
     from tinker_sync.types.scalars import StopReason
     from tinker_sync.wire.proto import _tensors
 else:  # it needs numpy, and most responses need neither

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
+from tinker_sync._base.policy import NO_SUCH_CALL
+from tinker_sync._base.secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
 
 # Limits: an error keeps and prints only a part of a large answer.
 MAX_KEPT_BYTES: Final = 64 * 1024
@@ -142,7 +142,7 @@ def find_server_message(body: Any) -> str:
 def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, bytes]:
     """Return the body of an error status in two forms, with secrets masked: servers may echo them.
 
-    The given `secrets` are masked, and those that the functions of `_secret` recognise.
+    The given `secrets` are masked, and those that the functions of `_base.secret` recognise.
 
     Returns:
         The parsed body (JSON, else text, else None), and the bytes of the body.

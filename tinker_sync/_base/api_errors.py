@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from tinker_sync._clock import in_seconds
-from tinker_sync._error_details import (
+from tinker_sync._base.clock import in_seconds
+from tinker_sync._base.error_details import (
     RequestInfo,
     ResponseInfo,
     find_server_message,
@@ -17,7 +17,7 @@ from tinker_sync._error_details import (
     name_status,
     read_body,
 )
-from tinker_sync._secret import Secret, mask_headers, mask_text
+from tinker_sync._base.secret import Secret, mask_headers, mask_text
 
 
 def _rebuild(cls: type[TinkerError], args: tuple[object, ...]) -> TinkerError:

@@ -81,7 +81,7 @@ class _LeftOut:
     @staticmethod
     def find_spec(name: str, *_path_and_target: object) -> None:
         if name.startswith("tinker_sync."):
-            importlib.import_module("tinker_sync._left_out").refuse(name)
+            importlib.import_module("tinker_sync._base.left_out").refuse(name)
 
 
 sys.meta_path.append(_LeftOut)

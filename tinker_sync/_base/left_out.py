@@ -1,6 +1,6 @@
 """Modules of the reference client that this package does not have, and what to use in their place.
 
-The first failed import of a module of this package loads this module (see `_lazy`).
+The first failed import of a module of this package loads this module (see `_base.lazy`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """numpy, imported on first use, so a program that samples with plain lists does not load it.
 
-This module imports only `_lazy`. Modules that need numpy import `np` and the types of arrays from here. They
-must not read an attribute of `np` at import time, because that would import numpy at once. Their tables
+This module imports only `_base.lazy`. Modules that need numpy import `np` and the types of arrays from here.
+They must not read an attribute of `np` at import time, because that would import numpy at once. Their tables
 therefore name dtypes by text ("<i4").
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tinker_sync._lazy import LazyModule
+from tinker_sync._base.lazy import LazyModule
 
 if TYPE_CHECKING:
     from typing import TypeAlias

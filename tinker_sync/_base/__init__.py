@@ -1,0 +1,14 @@
+"""What every other room may use, and what uses none of them.
+
+clock           time as an object that tests can set, and locks that Ctrl-C leaves free
+policy          what a status means at each stage of a call, in one table
+secret          values that are never shown, and the masking of what might hold one
+events          what happens to requests and sessions, for observers
+api_errors      the base of all errors (`tinker_sync.errors` is their public place)
+error_details   what an error keeps of its request and response
+lazy, left_out  names that load their module on first use, and names that are gone
+numbers         counters
+numpy           numpy and the types of its arrays, loaded on first use
+spelling        "did you mean"
+displays        the hook of the displays for notebooks
+"""
