@@ -38,7 +38,7 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
         assert (saved.user_metadata, saved.project_id, saved.base_model) == ({"k": "v"}, "p-1", "org/base")
         assert saved.tinker_path == "tinker://r-1/weights/a"
         files = store.checkpoint_files("r-1", "training", "a")
-        assert saved.size_bytes == sum(path.stat().st_size for path in files.values())
+        assert saved.size_bytes == sum(file.path.stat().st_size for file in files.values())
     with Store(tmp_path) as store:
         loaded = store.load_checkpoint("r-1", "training", "a")
         assert loaded[0] == info == store.checkpoint_info("r-1", "training", "a")
@@ -66,7 +66,7 @@ def test_a_training_checkpoint_has_optimizer_and_info_files(tmp_path: Path) -> N
             "optimizer.safetensors",
             "checkpoint.json",
         }
-        about = json.loads(files["checkpoint.json"].read_bytes())
+        about = json.loads(files["checkpoint.json"].path.read_bytes())
         assert (about["run"], about["kind"], about["name"]) == ("r-1", "training", "a")
         assert about["info"] == {"steps": 3}
 
@@ -198,7 +198,8 @@ def test_bad_content_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
 def test_deleting_removes_the_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
-        with store.checkpoint_files("r-1", "training", "a")["adapter_model.safetensors"].open("rb") as reader:
+        file = store.checkpoint_files("r-1", "training", "a")["adapter_model.safetensors"]
+        with file.path.open("rb") as reader:
             store.delete_checkpoint("r-1", "training", "a")
             assert len(reader.read()) > 64  # an open file stays readable
         assert folders(tmp_path) == set()
@@ -283,7 +284,7 @@ def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> N
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(), {})
         store.save_checkpoint("r-1", "training", "b", with_optimizer(), {})
-        path = store.checkpoint_files("r-1", "training", "a")["optimizer.safetensors"]
+        path = store.checkpoint_files("r-1", "training", "a")["optimizer.safetensors"].path
         content = path.read_bytes()
         if damage == "cut":
             path.write_bytes(content[:-1])

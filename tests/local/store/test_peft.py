@@ -27,8 +27,8 @@ def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
         store.save_checkpoint("r-1", "sampler", "x", params.named(), {})
         files = store.checkpoint_files("r-1", "sampler", "x")
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
-    tree = json.loads(files["adapter_config.json"].read_bytes())
-    tensors = read_safetensors(files["adapter_model.safetensors"])
+    tree = json.loads(files["adapter_config.json"].path.read_bytes())
+    tensors = read_safetensors(files["adapter_model.safetensors"].path)
     assert tree["base_model_name_or_path"] == "org/base"
     assert (tree["peft_type"], tree["task_type"], tree["r"]) == ("LORA", "CAUSAL_LM", 4)
     names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}

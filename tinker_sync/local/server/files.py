@@ -1,7 +1,6 @@
 """Files to download: exported checkpoints, archives, traces. Their addresses are signed and expire.
 
-A request to such an address needs no key. A client can resume a download: the server supports ranges, and the
-`ETag` is the checksum of the content.
+A request to such an address needs no key.
 """
 
 from __future__ import annotations
@@ -9,18 +8,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import hashlib
 import io
 import re
 import tarfile
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from email.utils import format_datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
-
-import attrs
+from urllib.parse import parse_qs, unquote
 
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.problems import Refused
@@ -33,6 +28,7 @@ from tinker_sync.wire.paths import segment
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store.folders import StoredFile
     from tinker_sync.local.store.rows import CheckpointKind
 
 calls = Calls()
@@ -93,32 +89,11 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
 # ------------------------------------------------------------------------------------------------ downloads
 
 
-@attrs.frozen(eq=False)
-class Download:
-    """A file to download: its content or its path, and its size and checksum."""
-
-    source: Path | bytes
-    size: int
-    sha256: bytes
-
-    @property
-    def tag(self) -> str:
-        """The `ETag`, which changes when the content changes."""
-        return f'"{self.sha256.hex()}"'
-
-    @classmethod
-    def of(cls, source: Path | bytes) -> Download:
-        """Return the download of a path or of bytes. This method reads the whole file for the checksum."""
-        digest, size = hashlib.sha256(), 0
-        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-                size += len(piece)
-        return cls(source, size, digest.digest())
-
-
 async def fetch(service: Service, method: str, path: str, query: bytes, headers: dict[str, str]) -> Answer:
-    """Return a file, or the requested part of it.
+    """Return a file.
+
+    The files of checkpoints come with ranges and checksums, so that clients can resume a download. Archives
+    and traces come whole, because each request makes them anew.
 
     Raises:
         Refused: the method is neither GET nor HEAD, the address is not genuine or too old, there is no such
@@ -128,11 +103,19 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
     if method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
     check_address(service, path, query)
+    kind, owner, name, file = (unquote(part) for part in path.removeprefix(PREFIX).split("/"))
+    if kind == "trace":
+        return Answer(_trace(service, owner), content_type=_OCTETS)
+    checkpoint: Any = kind.removeprefix("archive-")
+    files = await service.on_disk(service.store.checkpoint_files, owner, checkpoint, name)
     try:
-        download = await _content(service, path)
+        if kind.startswith("archive-"):
+            return Answer(await service.on_disk(_archive, files), content_type=_OCTETS)
+        if file not in files:
+            raise Refused(404, "there is no such file")
+        return await _file(service, files[file], headers)
     except FileNotFoundError:  # deleted after its record was read
         raise Refused(404, "the checkpoint was deleted or replaced") from None
-    return _answer(service, download, headers)
 
 
 def check_address(service: Service, path: str, query: bytes) -> None:
@@ -143,95 +126,59 @@ def check_address(service: Service, path: str, query: bytes) -> None:
         raise Refused(403, "this address is not valid, or not any more")
 
 
-async def _content(service: Service, path: str) -> Download:
-    from urllib.parse import unquote
-
-    kind, owner, name, file = (unquote(part) for part in path.removeprefix(PREFIX).split("/"))
-    if kind == "trace":
-        return await service.on_disk(Download.of, _trace(service, owner))
-    checkpoint: Any = kind.removeprefix("archive-")
-    files = await service.on_disk(service.store.checkpoint_files, owner, checkpoint, name)
-    if kind.startswith("archive-"):
-        return await _archived(service, files)
-    if file not in files:
-        raise Refused(404, "there is no such file")
-    return await service.on_disk(_remembered, service, files[file])
-
-
-async def _archived(service: Service, files: dict[str, Path]) -> Download:
-    """Return the archive of a checkpoint's files, which never change.
-
-    The newest archives stay for a while, because a client asks for the head and then for many parts.
-    """
-    key = tuple(sorted(files.items()))
-    made: asyncio.Future[Download] | None = service.archives.pop(key, None)
-    if made is None or (made.done() and made.exception() is not None):
-        made = asyncio.ensure_future(service.on_disk(lambda: Download.of(_archive(files))))
-        service.later(_ARCHIVE_KEPT_S, lambda: service.archives.pop(key, None))
-    service.archives[key] = made  # as the newest one
-    for oldest in list(service.archives)[:-_ARCHIVES]:
-        del service.archives[oldest]
-    return await asyncio.shield(made)
-
-
-def _remembered(service: Service, path: Path) -> Download:
-    """Return the download of a checkpoint's file, which never changes, so its checksum is kept."""
-    known: Download | None = service.downloads.get(path)
-    if known is None:
-        if len(service.downloads) > _REMEMBERED:
-            service.downloads.clear()
-        known = service.downloads[path] = Download.of(path)
-    return known
-
-
-_REMEMBERED: Final = 10_000
-_ARCHIVES: Final = 2
-_ARCHIVE_KEPT_S: Final = 600.0
-
-
 def _trace(service: Service, session_id: str) -> bytes:
     session = service.sessions.get(session_id)
     spans = [] if session is None else list(session.spans)
     return json_codec.dumps({"displayTimeUnit": "ms", "traceEvents": spans})
 
 
-def _archive(files: dict[str, Path]) -> bytes:
-    """Pack files into an archive. Equal files give equal bytes, so that a client can resume a download.
-
-    The numbers of a model hardly get smaller, so the quickest compression will do.
-    """
+def _archive(files: dict[str, StoredFile]) -> bytes:
+    # The numbers of a model hardly get smaller, so the quickest compression will do.
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name in sorted(files):
-            content = files[name].read_bytes()
+            content = files[name].path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
-def _answer(service: Service, download: Download, headers: dict[str, str]) -> Answer:
+async def _file(service: Service, stored: StoredFile, headers: dict[str, str]) -> Answer:
+    tag = f'"{stored.sha256}"'
     common = {
-        "etag": download.tag,
+        "etag": tag,
         "accept-ranges": "bytes",
-        "repr-digest": f"sha-256=:{base64.b64encode(download.sha256).decode()}:",
+        "repr-digest": f"sha-256=:{base64.b64encode(bytes.fromhex(stored.sha256)).decode()}:",
         "cache-control": "private, no-transform",
     }
-    if download.tag in headers.get("if-none-match", ""):
+    if tag in headers.get("if-none-match", ""):
         return Answer(status=304, headers=common)
-    start, end, status = 0, download.size, 200
-    if headers.get("if-range", download.tag) == download.tag:
-        part = _range(headers.get("range", ""), download.size)
+    start, end, status = 0, stored.size_bytes, 200
+    if headers.get("if-range", tag) == tag:
+        part = _range(headers.get("range", ""), stored.size_bytes)
         if part is not None:
             start, end, status = *part, 206
-            common["content-range"] = f"bytes {start}-{end - 1}/{download.size}"
+            common["content-range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
     common["content-length"] = str(end - start)
+    await service.on_disk(stored.path.stat)
 
     async def stream(write: Callable[[bytes], Awaitable[None]]) -> None:
-        await _send(service, download.source, start, end, write)
+        file = await service.on_disk(lambda: stored.path.open("rb"))
+        try:
+            await service.on_disk(file.seek, start)
+            left = end - start
+            while left:
+                piece = await service.on_disk(file.read, min(_PIECE_BYTES, left))
+                if not piece:
+                    raise OSError(f"{stored.path.name} became shorter")
+                left -= len(piece)
+                await write(piece)
+        finally:
+            await asyncio.shield(service.on_disk(file.close))
 
     return Answer(status=status, content_type=_OCTETS, headers=common, stream=stream)
 
@@ -256,23 +203,3 @@ def _range(asked: str, size: int) -> tuple[int, int] | None:
         problem = Refused(416, f"the file has {size} bytes")
         raise problem
     return start, end
-
-
-async def _send(
-    service: Service, source: Path | bytes, start: int, end: int, write: Callable[[bytes], Awaitable[None]]
-) -> None:
-    if isinstance(source, bytes):
-        await write(source[start:end])
-        return
-    file = await service.on_disk(lambda: source.open("rb"))
-    try:
-        await service.on_disk(file.seek, start)
-        left = end - start
-        while left:
-            piece = await service.on_disk(file.read, min(_PIECE_BYTES, left))
-            if not piece:
-                raise OSError(f"{source.name} became shorter")
-            left -= len(piece)
-            await write(piece)
-    finally:
-        await asyncio.shield(service.on_disk(file.close))

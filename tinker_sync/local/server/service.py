@@ -1,7 +1,7 @@
 """The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
 The state belongs to the thread of the event loop. Work that blocks (files, the database, large bodies) runs
-on a few threads, which also fill `downloads`. Computations run in the host. Handlers await both.
+on a few threads. Computations run in the host. Handlers await both.
 """
 
 from __future__ import annotations
@@ -132,8 +132,6 @@ class Service:
         self.samplers: dict[str, LiveSampler] = {}
         self.sessions: dict[str, LiveSession] = {}
         self.losses: dict[str, Any] = {}
-        self.downloads: dict[Any, Any] = {}
-        self.archives: dict[Any, Any] = {}
         self.recorded = RecordedSamples()
         self.uploads: dict[str, Any] = {}
         self.numbered = Seen()

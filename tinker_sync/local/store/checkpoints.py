@@ -10,14 +10,13 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from tinker_sync.local.store import peft, safetensors
 from tinker_sync.local.store.buffer import PendingWrites, UsageKey, hour_of
 from tinker_sync.local.store.database import from_json, json_or_none, moment_or_none, to_json, to_moment
 from tinker_sync.local.store.errors import StoreError
-from tinker_sync.local.store.folders import Content, FileFact, FolderStore
+from tinker_sync.local.store.folders import Content, FileFact, FolderStore, StoredFile
 from tinker_sync.local.store.names import check_kind, check_name
 from tinker_sync.local.store.rows import DEFAULT_PROJECT, CheckpointKind, CheckpointRow, StorageRow
 from tinker_sync.local.store.safetensors import Array
@@ -163,7 +162,7 @@ class Checkpoints(Tables):
         info: dict[str, Any] = from_json(self._row(run_id, kind, name)["info"])
         return info
 
-    def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Path]:
+    def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, StoredFile]:
         """Return the files of a checkpoint, by their names in an archive.
 
         The files never change. Deleting or overwriting the checkpoint removes them; a file that is open then
@@ -173,7 +172,10 @@ class Checkpoints(Tables):
             StoreError: of the kind `not_found`.
         """
         row = self._row(run_id, kind, name)
-        return {file: self._folders.path(row["folder"], file) for file in from_json(row["files"])}
+        return {
+            name: StoredFile(self._folders.path(row["folder"], name), fact.size_bytes, fact.sha256)
+            for name, fact in _facts(row).items()
+        }
 
     def list_checkpoints(self, run_id: str) -> list[CheckpointRow]:
         """Return all checkpoints of a run, the newest first.

@@ -36,6 +36,15 @@ class FileFact:
     sha256: str
 
 
+@frozen
+class StoredFile:
+    """A file in a folder, with the size and the SHA-256 checksum (in hexadecimal) of its content."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
 def sync_folder(path: Path) -> None:
     """Flush the names in a folder to the disk. Do nothing on Windows, which cannot flush a folder."""
     if os.name == "nt":
