@@ -185,7 +185,7 @@ def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
     names = set(loaded.split())
     assert not names & (HEAVY - {"orjson"})
     ours = {name for name in names if name.startswith("tinker_sync.")}
-    unused = ("clients.rest", "clients.training", "telemetry.", "transfer", "losses.", "text", "local")
+    unused = ("clients.rest", "clients.training", "transfer", "losses.", "text", "local")
     assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}
 
 

@@ -61,9 +61,6 @@ class Watcher:
     def observe(self, event: Event) -> None:
         self.events.append(event)
 
-    def close(self, limit_s: float) -> None:
-        pass
-
     def of(self, *kinds: type) -> list[Event]:
         return [event for event in self.events if isinstance(event, kinds)]
 
@@ -73,7 +70,7 @@ def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
     settings = service.holder.settings
     service._runtime = ClientRuntime(settings, session=Session(), clock=clock)
     watcher = Watcher()
-    service.holder.lifecycle.owned_observer = watcher
+    service.holder.lifecycle.add_observer(watcher)
     return watcher
 
 

@@ -48,7 +48,6 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import EarlierCallFailedError
-from tinker_sync.telemetry.sender import Telemetry
 
 PATIENCE_S = 120.0
 SOON_S = 60.0
@@ -145,7 +144,6 @@ def options(**more: Any) -> dict[str, Any]:
         "api_key": PLANTED["opaque key"],
         "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
         "session": planted_session(),
-        "telemetry": True,
         **more,
     }
 
@@ -174,32 +172,10 @@ def world(
         given = options(**{"max_retries": 1, **more})
         if hasty:
             client = hasty_service(stub, open_server=open_server, **given)
-            client.holder.lifecycle.owned_observer = Telemetry(
-                client.holder.connection.caller, client.holder.settings
-            )
         else:
             client = ServiceClient(base_url=stub.url, **given)
         with client:
             yield stub, client
-            report_now(client)
-        assert_reports_hidden(stub)
-
-
-def report_now(client: ServiceClient) -> None:
-    """Send the pending failure reports now, because a hasty client does not wait for them when it closes."""
-    reporter: Any = client.holder.lifecycle.owned_observer
-    while reporter.step():
-        pass
-
-
-def assert_reports_hidden(stub: Parrot) -> None:
-    """Check that the failure reports contain neither secrets nor the content of calls."""
-    for asked in stub.asked("/telemetry"):
-        text = asked.body.decode()
-        assert_hidden(text, "a report")
-        here = str(Path(__file__).parent).lower()
-        for word in ("you sent", "***", "x-my-token", "x-echo", "4711471", CHECKPOINT, here):
-            assert word not in text.lower(), text
 
 
 @pytest.fixture
@@ -852,39 +828,3 @@ def test_signed_addresses() -> None:
         check_future(rest.export_session_trace("s"))
         stub.says("/sessions/s/trace_export", lambda words: words.encode())
         check_future(rest.export_session_trace("s"))
-
-
-# ---- reports
-
-
-def test_reports_of_failures() -> None:
-    with world(max_retries=0) as (stub, service):
-        sampler = sampler_of(service)
-        for path, status, form in (
-            ("/asample", 422, "fields"),
-            ("/get_server_capabilities", 500, "text"),
-            ("/copy_weights", 403, "error"),
-        ):
-            stub.refuses(path, status, form)
-        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
-        check(service.get_server_capabilities)
-        check_future(copied(service))
-        stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
-        check(lambda: trainer_of(service))
-        service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
-        reporter: Any = service.holder.lifecycle.owned_observer
-
-        def count() -> int:
-            sent = sum(len(asked.json()["events"]) for asked in stub.asked("/telemetry"))
-            return sent + len(reporter._buffer)
-
-        until(lambda: count() >= 6)  # a report may come after its future has failed
-        report_now(service)
-        reports = [asked.json() for asked in stub.asked("/telemetry")]
-    events = [event for report in reports for event in report["events"]]
-    assert events[0]["event"] == "SESSION_START"
-    kinds = {event.get("error_type") or event.get("event_data", {}).get("error_type") for event in events}
-    assert kinds == {
-        *("UnprocessableEntityError", "InternalServerError", "PermissionDeniedError"),
-        *("RequestFailedError", "RuntimeError", None),
-    }

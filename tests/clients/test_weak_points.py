@@ -1,7 +1,7 @@
 """Known weak points of the reference client: a test for each, named by its number.
 
 W13, W17 and W27 are in `tests/runtime/test_retrieval.py`. Weak points of decoders, the transport, sessions,
-telemetry, types and custom losses are in the folders of these.
+types and custom losses are in the folders of these.
 """
 
 from __future__ import annotations

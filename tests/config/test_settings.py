@@ -53,7 +53,6 @@ def test_defaults() -> None:
         "credential_cmd_timeout_s": 30.0,
         "project_id": None,
         "tags": (),
-        "telemetry": True,
         "log": None,
         "cf_access_id": None,
         "cf_access_secret": None,
@@ -122,19 +121,6 @@ def test_secrets_are_wrapped_once(field: str) -> None:
 )
 def test_tags(variable: str, argument: Any, tags: tuple[str, ...]) -> None:
     assert resolve({"TINKER_TAGS": variable}, tags=argument).tags == tags
-
-
-@pytest.mark.parametrize(
-    ("value", "on"),
-    [
-        *((word, True) for word in (None, "1", "TRUE", "Yes", "on")),
-        *((word, False) for word in ("0", "", "off", "2", "enabled")),
-    ],
-)
-def test_telemetry(value: str | None, on: bool) -> None:
-    environ = {} if value is None else {"TINKER_TELEMETRY": value}
-    assert resolve(environ).telemetry is on
-    assert resolve(environ, telemetry=not on).telemetry is not on
 
 
 # -------------------------------------------------------------------------------------------- base URL
@@ -380,7 +366,6 @@ def test_pickle_omits_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         cf_access_secret=f"{KEY}secret",
         project_id="p",
         tags=["t"],
-        telemetry=False,
         default_headers={"X-A": "1", "X-My-Token": KEY, "X-Note": f"see {KEY}"},
         session=requests.Session(),
         timeout=7,

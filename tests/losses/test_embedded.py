@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 
 
 def service(server: Running) -> tinker_sync.ServiceClient:
-    return tinker_sync.ServiceClient(base_url=server.url, api_key=KEY, telemetry=False)
+    return tinker_sync.ServiceClient(base_url=server.url, api_key=KEY)
 
 
 def trainer(client: tinker_sync.ServiceClient) -> tinker_sync.TrainingClient:

@@ -43,7 +43,6 @@ def runtime_of(stub: Stub, *, clock: Any = None, **settings: Any) -> ClientRunti
 class Watcher:
     def __init__(self, failure: Exception | None = None) -> None:
         self.failures: list[str] = []
-        self.closed: list[float] = []
         self._failure = failure
 
     def observe(self, event: object) -> None:
@@ -51,9 +50,6 @@ class Watcher:
             self.failures.append(type(event.error).__name__)
         if self._failure is not None:
             raise self._failure
-
-    def close(self, limit_s: float) -> None:
-        self.closed.append(limit_s)
 
 
 # ---------------------------------------------------------------------------------------------- deadlines
@@ -112,7 +108,7 @@ def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None
 def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> None:
     runtime = runtime_of(stub)
     watcher = Watcher()
-    runtime.lifecycle.owned_observer = watcher
+    runtime.lifecycle.add_observer(watcher)
     stub.script("/client/config", Answer(403))
     with pytest.raises(TinkerError):
         runtime.server.start()
@@ -132,20 +128,11 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
 
 def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
     runtime = runtime_of(stub)
-    runtime.lifecycle.owned_observer = Watcher(KeyError("a"))
+    runtime.lifecycle.add_observer(Watcher(KeyError("a")))
     runtime.server.open_session()
     runtime.lifecycle.make_future().fail(KeyError("b"))
     runtime.close().result(120)
     assert len(stub.asked("/sessions/session-0/finish")) == 1
-
-
-def test_an_observer_is_closed_with_the_client(stub: Stub) -> None:
-    runtime = runtime_of(stub)
-    watcher = Watcher()
-    runtime.lifecycle.owned_observer = watcher
-    runtime.server.open_session()
-    runtime.close("success", limit_s=5.0).result(120)
-    assert watcher.closed == [1.0, 0.0]  # a second to send pending events, and then no time
 
 
 # ---------------------------------------------------------------------------------------------- the end

@@ -1,10 +1,12 @@
-"""Modules of the reference client that this package does not have, and what to use in their place.
+"""Modules of the reference client that this package does not have, and arguments that it has no more.
 
-The first failed import of a module of this package loads this module (see `_base.lazy`).
+Each has a sentence that names what to use in its place. The first failed import of a module of this package
+loads this module (see `_base.lazy`), and so does the first call with an unknown argument.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 _REQUESTS: Final = (
@@ -16,6 +18,7 @@ _HOLDER: Final = (
 )
 _KEYS: Final = "tinker_sync.auth reads and writes keys, and ServiceClient(api_key=...) takes one"
 _WAITING: Final = "an APIFuture has the result; status() tells where its call is"
+_TELEMETRY: Final = "the clients send nothing but your calls, and get_telemetry() returns None"
 _QUEUE: Final = "ServiceClient(on_queue_state=...) takes a function that gets every change"
 _RETRIES: Final = (
     "RetryConfig sets the tries of a sampling client, and is_retryable_status_code judges a status"
@@ -36,6 +39,7 @@ _INSTEAD: Final = {
     "_utils": _REQUESTS,
     "proto": "tinker_sync.wire.proto reads and writes these messages",
     "resources": _REQUESTS,
+    "telemetry": _TELEMETRY,
     "types._pydantic_types": "tinker_sync.types has these classes",
     "types._tensor_container": "TensorData has the conversions",
     "types._torch_utils": "TensorData has the conversions",
@@ -53,8 +57,8 @@ _INSTEAD: Final = {
     "lib.sdk_method": "the clients name their methods in each request",
     "lib.session_futures_poller": _WAITING,
     "lib.sync_only": "calls may block in an event loop; await their futures there",
-    "lib.telemetry": "clients have get_telemetry()",
-    "lib.telemetry_provider": "clients have get_telemetry()",
+    "lib.telemetry": _TELEMETRY,
+    "lib.telemetry_provider": _TELEMETRY,
     "lib.public_interfaces.backcompat_client_future": "a client is the future of its own creation",
     "lib.public_interfaces.rest_client_common": _REQUESTS,
     # Names in modules that this package does have.
@@ -63,6 +67,11 @@ _INSTEAD: Final = {
     "lib._CombinedAPIFuture": "tinker_sync.gather waits for several futures",
 }
 """What to use in the place of a module or of a name in it, by its path in the package."""
+
+_ARGUMENTS: Final = {
+    "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
+}
+"""What to use in the place of an argument that earlier versions had."""
 
 
 def refuse(module: str) -> None:
@@ -78,3 +87,16 @@ def refuse(module: str) -> None:
         instead = _INSTEAD.get(".".join(parts[:end]))
         if instead is not None:
             raise ImportError(f"tinker_sync has no {path!r}: {instead}", name=module)
+
+
+def refuse_arguments(call: str, given: Iterable[str]) -> None:
+    """Raise a TypeError that names what to use, if `call` had one of these arguments in an earlier version.
+
+    >>> refuse_arguments("ServiceClient", ["telemetry"])
+    Traceback (most recent call last):
+    TypeError: ServiceClient has no argument 'telemetry' any more: leave it out; the client sends nothing ...
+    """
+    for name in given:
+        instead = _ARGUMENTS.get(f"{call}({name})")
+        if instead is not None:
+            raise TypeError(f"{call} has no argument {name!r} any more: {instead}")

@@ -20,7 +20,6 @@ class Stage(Enum):
     RETRIEVE = "a poll for the result of one promise"
     SESSION_POLL = "a poll for all promises of a sampling session"
     FILE = "a part of a file, at a signed address"
-    TELEMETRY = "a batch of telemetry"
 
 
 class Meaning(Enum):
@@ -37,7 +36,6 @@ class Meaning(Enum):
     FORGOTTEN = "the server has forgotten the promise"
     MOVED = "the address is no longer valid; a new one may be"
     UNWANTED = "the server does not offer or does not want this; it is not asked again"
-    DROPPED = "the server does not understand the batch; the next may fare better"
 
 
 class Rule(NamedTuple):
@@ -62,7 +60,6 @@ _NOT_READY: Final = Rule(Meaning.NOT_READY)
 _FORGOTTEN: Final = Rule(Meaning.FORGOTTEN)
 _MOVED: Final = Rule(Meaning.MOVED)
 _UNWANTED: Final = Rule(Meaning.UNWANTED)
-_DROPPED: Final = Rule(Meaning.DROPPED)
 
 # The conflict may be a short lock. A conflict that persists is real.
 _CONFLICT: Final = Rule(Meaning.RETRY, 2)
@@ -81,31 +78,31 @@ _STAGES: Final = tuple(Stage)
 _4XX: Final = 4
 _5XX: Final = 5
 
-#              CALL        SUBMIT      RETRIEVE      SESSION_POLL  FILE     TELEMETRY
+#              CALL        SUBMIT      RETRIEVE      SESSION_POLL  FILE
 TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
-    EMPTY_400: (_NO_REASON, _NO_REASON, _RETRY, _UNWANTED, _MOVED, _DROPPED),
-    400: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _MOVED, _DROPPED),
-    401: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED, _UNWANTED),
-    402: (_BLOCKED, _BLOCKED, _BLOCKED, _RETRY, _FINAL, _DROPPED),
-    403: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED, _UNWANTED),
-    404: (_FINAL, _FINAL, _UNKNOWN_YET, _UNWANTED, _MOVED, _UNWANTED),
-    405: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _UNWANTED),
-    408: (_UNTOUCHED, _UNTOUCHED, _NO_NEWS, _RETRY, _UNTOUCHED, _RETRY),
-    409: (_CONFLICT, _CONFLICT, _FINAL, _RETRY, _FINAL, _DROPPED),
-    410: (_FINAL, _FINAL, _FORGOTTEN, _UNWANTED, _MOVED, _UNWANTED),
-    422: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _FINAL, _DROPPED),
-    425: (_UNTOUCHED, _UNTOUCHED, _NOT_READY, _RETRY, _UNTOUCHED, _RETRY),
-    429: (_UNTOUCHED, _THROTTLED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
-    500: (_BROKEN, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
-    501: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _UNWANTED),
-    503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
-    505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _RETRY),
-    507: (_RETRY, _RETRY, _RETRY, _RETRY, _FINAL, _RETRY),
+    EMPTY_400: (_NO_REASON, _NO_REASON, _RETRY, _UNWANTED, _MOVED),
+    400: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _MOVED),
+    401: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED),
+    402: (_BLOCKED, _BLOCKED, _BLOCKED, _RETRY, _FINAL),
+    403: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED),
+    404: (_FINAL, _FINAL, _UNKNOWN_YET, _UNWANTED, _MOVED),
+    405: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL),
+    408: (_UNTOUCHED, _UNTOUCHED, _NO_NEWS, _RETRY, _UNTOUCHED),
+    409: (_CONFLICT, _CONFLICT, _FINAL, _RETRY, _FINAL),
+    410: (_FINAL, _FINAL, _FORGOTTEN, _UNWANTED, _MOVED),
+    422: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _FINAL),
+    425: (_UNTOUCHED, _UNTOUCHED, _NOT_READY, _RETRY, _UNTOUCHED),
+    429: (_UNTOUCHED, _THROTTLED, _RETRY, _RETRY, _UNTOUCHED),
+    500: (_BROKEN, _RETRY, _RETRY, _RETRY, _RETRY),
+    501: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL),
+    503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED),
+    505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL),
+    507: (_RETRY, _RETRY, _RETRY, _RETRY, _FINAL),
     # All other statuses of the same hundred.
-    _4XX: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _DROPPED),
-    _5XX: (_RETRY, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
+    _4XX: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL),
+    _5XX: (_RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
 }
-_ANY_OTHER: Final = (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _RETRY)
+_ANY_OTHER: Final = (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL)
 
 NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 """Statuses with which a server answers a call that it does not offer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.lazy import Shared
@@ -17,16 +17,13 @@ class BaseClient:
 
     _runtime: ClientRuntime
 
-    def get_telemetry(self) -> Any:
-        """Return the telemetry reporter of the service client, or None if telemetry is off.
+    def get_telemetry(self) -> None:
+        """Return None, because this client reports nothing to the service. Existing scripts use this name.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     training.get_telemetry() is service.get_telemetry()
-        True
+        ...     service.get_telemetry()
         """
-        return self._runtime.lifecycle.owned_observer
 
     @property
     def holder(self) -> ClientRuntime:

@@ -72,8 +72,6 @@ class ServiceClient(LoopTools):
             on a request that waits.
         rate_limiter: a separate limiter of requests; None: the one that all clients of this process with
             this server and key share.
-        telemetry: report failures to the service, by kind and place, never by content; None: report to the
-            hosted service only, unless `TINKER_TELEMETRY` forbids it.
         journal: a file that records the requests of training clients, so that the same script can be started
             again after a crash and goes on; see `TrainingClient.steps`. None: no journal.
         keeper: start a small process that sends the heartbeats of the session while this process cannot: when
@@ -87,7 +85,8 @@ class ServiceClient(LoopTools):
         ConfigurationError: an argument or an environment variable has a wrong type or value.
         CredentialError: there is no key for the hosted service.
         JournalError: the journal cannot be read, is of another server, or another process uses it.
-        TypeError: an unknown keyword resembles a parameter. Other unknown keywords cause a warning.
+        TypeError: an unknown keyword resembles a parameter, or an earlier version had it. Other unknown
+            keywords cause a warning.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class ServiceClient(LoopTools):
         dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
-        telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
         keeper: bool | float = False,
         pace: float | None = None,
@@ -138,7 +136,6 @@ class ServiceClient(LoopTools):
             session=session,
             deadline_s=deadline,
             dialect=dialect,
-            telemetry=telemetry,
             pace=pace,
         )
         check_credential(settings)
@@ -158,12 +155,6 @@ class ServiceClient(LoopTools):
             ),
             limiter=rate_limiter,
         )
-        if settings.telemetry:
-            from tinker_sync.telemetry.sender import Telemetry
-
-            self._runtime.lifecycle.owned_observer = Telemetry(
-                self._runtime.connection.caller, settings, clock=self._runtime.clock
-            )
         if on_queue_state is not None:
             self._runtime.notices.listen(on_queue_state)
         self._count()
@@ -418,9 +409,13 @@ def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     Ignoring a misspelt `base_url` would send the key to another server than intended.
 
     Raises:
-        TypeError: a keyword resembles a parameter.
+        TypeError: a keyword resembles a parameter, or is one of an earlier version.
     """
     import inspect  # needed only for a misspelt name
+
+    from tinker_sync._base.left_out import refuse_arguments
+
+    refuse_arguments("ServiceClient", unknown)
 
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
     parameters.remove("self")

@@ -102,7 +102,6 @@ MAX_BODY_BYTES: Final = DefaultInt(1 << 30)
 MAX_RETRIES: Final = DefaultInt(10)
 COMMAND_TIME_LIMIT_S: Final = 30.0
 
-_TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on"})
 _NOT_IN_PICKLES: Final = frozenset(
     {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session"}
 )
@@ -191,7 +190,6 @@ class Settings:
     credential_cmd_timeout_s: float = field(default=COMMAND_TIME_LIMIT_S, validator=_check_seconds)
     project_id: str | None = None
     tags: tuple[str, ...] = ()
-    telemetry: bool = True
     log: LogLevel | None = None
     cf_access_id: Secret | None = None
     cf_access_secret: Secret | None = None
@@ -240,7 +238,6 @@ class Settings:
         credential_cmd_timeout_s: float = COMMAND_TIME_LIMIT_S,
         project_id: str | None = None,
         tags: Iterable[str] | None = None,
-        telemetry: bool | None = None,
         log: LogLevel | None = None,
         cf_access_id: str | Secret | None = None,
         cf_access_secret: str | Secret | None = None,
@@ -258,8 +255,8 @@ class Settings:
     ) -> Settings:
         """Resolve every setting from its argument, else its environment variable, else its default.
 
-        An empty environment variable counts as missing, except `TINKER_TELEMETRY`. So does an empty address,
-        key, command or project. A level in `log` or `TINKER_LOG` prints log records on stderr (`show_logs`).
+        An empty environment variable counts as missing. So does an empty address, key, command or project. A
+        level in `log` or `TINKER_LOG` prints log records on stderr (`show_logs`).
 
         Args:
             base_url: `TINKER_BASE_URL`. The address of the server, which may have a path. "local" is an
@@ -272,8 +269,6 @@ class Settings:
             credential_cmd_timeout_s: the time limit of the command.
             project_id: `TINKER_PROJECT_ID`. The project of new sessions.
             tags: `TINKER_TAGS`, separated by commas. Empty and repeated tags are dropped.
-            telemetry: report failures to the server, without content. None reports to the hosted service
-                only, and not if `TINKER_TELEMETRY` is set to something other than 1, true, yes or on.
             log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line). Another value
                 of the variable has no effect.
             cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and
@@ -319,7 +314,6 @@ class Settings:
             credential_cmd_timeout_s=credential_cmd_timeout_s,
             project_id=project_id or env.text("TINKER_PROJECT_ID"),
             tags=_read_tags(env.raw("TINKER_TAGS") or "" if tags is None else tags),
-            telemetry=_read_telemetry(env, server) if telemetry is None else telemetry,
             log=level,
             cf_access_id=_check_sendable(cf_access_id, "cf_access_id")
             or _check_sendable(env.secret("CLOUDFLARE_ACCESS_CLIENT_ID"), "CLOUDFLARE_ACCESS_CLIENT_ID"),
@@ -419,11 +413,6 @@ def _read_base_url(argument: Secret | None, env: _Environment) -> str:
 def _read_tags(given: str | Iterable[str]) -> tuple[str, ...]:
     parts = given.split(",") if isinstance(given, str) else given
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
-def _read_telemetry(env: _Environment, base_url: str) -> bool:
-    value = env.raw("TINKER_TELEMETRY")
-    return is_vendor_url(base_url) and (value is None or value.lower() in _TRUE_WORDS)
 
 
 def _read_pace(env: _Environment) -> float:

@@ -36,7 +36,7 @@ Glossary:
     limiter      a limit on tokens (`spending`); a rate limiter limits requests (`rate_limiter`)
     journal      the file in which a client records its session and its training calls, for a later run
     recording    a measurement of the time that calls take, by `ServiceClient.explain` or `trace`
-    observer     an object that receives the events of a client, such as the usage count or the telemetry
+    observer     an object that receives the events of a client, such as the usage count
     sampler      a sampling session at the server
     vendor       the company of the hosted service; an open server is any other server
     dialect      the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`)

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # These are not reported, because they follow from a reported failure, or from `close` by the user.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
-# The owned observer and the last calls delay the end by at most these times.
-_OBSERVER_LIMIT_S: Final = 1.0
+# The last calls delay the end by at most this time.
 _LAST_CALLS_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
 # Calls with later deadlines get no timer.
@@ -44,13 +43,6 @@ _WATCHED_S: Final = 3600.0
 _EARLY_S: Final = 0.001
 
 _log = logging.getLogger("tinker_sync.session")
-
-
-class OwnedObserver(Observer, Protocol):
-    """An observer that is closed together with its client."""
-
-    def close(self, limit_s: float) -> None:
-        """Deliver the remaining events within `limit_s`, then stop. Never raises."""
 
 
 class Closable(Protocol):
@@ -86,10 +78,7 @@ class Lifecycle:
         self.session: Session | None = None
         self.journal: RunJournal | None = None
         """The journal of the client; its file is closed last."""
-        self.owned_observer: OwnedObserver | None = None
-        """The observer that is closed together with the client."""
         self.observers: tuple[Observer, ...] = ()  # replaced under _lock, never changed
-        """The observers that do not end with the client."""
         self.stopwatches: tuple[Stopwatch, ...] = ()  # replaced under _lock, never changed
         """The recordings under way."""
         self.asked_to_end: tuple[str, str | None] | None = None
@@ -114,7 +103,7 @@ class Lifecycle:
     # -------------------------------------------------------------------------------------- news
 
     def add_observer(self, observer: Observer) -> None:
-        """Add an observer that stays open when the client is closed."""
+        """Add an observer of the events of the client."""
         with self._lock:
             self.observers = (*self.observers, observer)
 
@@ -131,8 +120,7 @@ class Lifecycle:
 
     def notify(self, event: Event) -> None:
         """Pass an event to the observers. An exception of an observer is logged and has no other effect."""
-        observers = self.observers if self.owned_observer is None else (*self.observers, self.owned_observer)
-        for observer in observers:
+        for observer in self.observers:
             try:
                 observer.observe(event)
             except Exception:  # noqa: BLE001  # an observer must not disturb the client
@@ -323,8 +311,7 @@ class Lifecycle:
         """Begin to finish the session at the server. Return an event that is set when this is done.
 
         Return None if there is no session. Before the session is finished, send the last calls, unless the
-        session stays open; after that, close the observer that belongs to the client. Only the first call has
-        an effect.
+        session stays open. Only the first call has an effect.
 
         The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
         a host name has no limit. This also works at the end of a process, when no new thread can start.
@@ -350,8 +337,6 @@ class Lifecycle:
             if not session.stays_open(status):
                 self._send_last_calls(min(limit_s / 4, _LAST_CALLS_LIMIT_S))
             session.finish(self, status, detail, limit_s, quiet=quiet)
-            if self.owned_observer is not None:
-                self.owned_observer.close(min(limit_s, _OBSERVER_LIMIT_S))
 
         return session.end(carried(last))
 
@@ -389,8 +374,6 @@ class Lifecycle:
         self.fail_calls()
         if self.session is not None:
             self.session.end()
-        if self.owned_observer is not None:
-            self.owned_observer.close(0.0)
         self.connection.caller.close()
         self._poller.close()
         self.connection.http.close()

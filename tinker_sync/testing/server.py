@@ -217,13 +217,12 @@ class LocalServer:
 
         >>> with LocalServer(model="tinker-sync/random") as server:
         ...     sorted(server.environment())
-        ['TINKER_API_KEY', 'TINKER_BASE_URL', 'TINKER_PACE', 'TINKER_TELEMETRY']
+        ['TINKER_API_KEY', 'TINKER_BASE_URL', 'TINKER_PACE']
         """
         return {
             "TINKER_BASE_URL": self.url,
             "TINKER_API_KEY": self.key,
             "TINKER_PACE": str(self.pace),
-            "TINKER_TELEMETRY": "0",
         }
 
     # -------------------------------------------------------------------------------------- for asserts

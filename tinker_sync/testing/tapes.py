@@ -153,7 +153,7 @@ class CassetteServer:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables that point clients of any kind at this server."""
-        return {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "TINKER_TELEMETRY": "0"}
+        return {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key}
 
     def service(self, **options: Any) -> ServiceClient:
         """Create a client of this server; the end of the block also closes the client.

@@ -1,4 +1,4 @@
-"""Telemetry events, which a client sends to the service unless telemetry is switched off."""
+"""Telemetry events, which the reference client sends to the service and this package does not."""
 
 from __future__ import annotations
 

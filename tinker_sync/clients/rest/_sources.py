@@ -6,8 +6,6 @@ import logging
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
-from attrs import evolve
-
 from tinker_sync._base.clock import http_date
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel
@@ -115,7 +113,7 @@ class ExportedFiles(DownloadSource):
             user_metadata={"created_by": "tinker_sync checkpoint download"},
             project_id=runtime.settings.project_id,
         )
-        own = ClientRuntime(evolve(runtime.settings, telemetry=False), session=session, clock=runtime.clock)
+        own = ClientRuntime(runtime.settings, session=session, clock=runtime.clock)
         status: Any = "errored"
         try:
             load = LoadWeightsRequest(path=self._parsed.tinker_path, optimizer=False)
