@@ -14,8 +14,8 @@ import tinker_sync
 # The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
-    *("config", "types", "wire", "transport", "auth", "journal", "runtime", "usage", "insight"),
-    *("losses", "transfer", "text", "data", "batch", "loop", "display"),
+    *("config", "types", "wire", "transport", "auth", "journal", "runtime"),
+    *("losses", "transfer", "text", "data", "insight", "batch", "loop"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
 )
@@ -28,20 +28,18 @@ CLOSED = {
     "text": {"config", "wire", "transport", "auth"},
     "data": {"config", "wire", "transport", "auth", "runtime"},
     "loop": {"config", "wire", "transport", "auth", "runtime"},
-    "batch": {"config", "transport", "auth", "usage", "losses", "transfer", "text", "data"},
+    "batch": {"config", "transport", "auth", "losses", "transfer", "text", "data"},
     "losses": {"config", "transport", "auth"},
     "transfer": {"losses", "auth"},
     "local": {"transport", "runtime", "losses", "transfer", "clients"},
-    "usage": {"config", "wire", "transport", "auth"},
-    "display": {"config", "wire", "transport", "auth", "transfer", "losses"},
-    "insight": {"config", "wire", "transport", "auth", "usage"},
+    "insight": {"config", "wire", "transport", "auth"},
     "ray": {"wire", "transport", "auth"},
     "cli": {"transport", "runtime"},
     "lib": {"transport", "local", "testing", "demo", "cli"},
     "as_tinker": {*ROOMS} - {"_version"},
 }
 # Modules that may import from a lower package, on first use.
-SEAMS = {"_embedded.py": {"local"}, "_base/displays.py": {"display"}}
+SEAMS = {"_embedded.py": {"local"}, "_base/displays.py": {"insight"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # The modules that run on an event loop: that of the embedded server, or that of a task that awaits a call.

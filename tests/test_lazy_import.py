@@ -28,7 +28,7 @@ DOORS = [
     "tinker_sync.lib",
     "tinker_sync.lib.public_interfaces",
     "tinker_sync.losses",
-    "tinker_sync.usage",
+    "tinker_sync.insight",
 ]
 HEAVY = {"numpy", "requests", "urllib3", "tokenizers", "cattrs", "orjson", "torch", "asyncio"}
 
@@ -135,6 +135,7 @@ def test_import_loads_nothing_else() -> None:
     assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
         "tinker_sync",
         "tinker_sync._exceptions",  # another name of the package
+        *("tinker_sync.display", "tinker_sync.usage"),  # former names of modules, without the modules
         "tinker_sync._base",
         "tinker_sync._base.lazy",
     }
@@ -306,3 +307,12 @@ def test_an_unknown_name_without_a_likeness_gets_no_suggestion() -> None:
 def test_names_resolve_after_a_reload() -> None:
     code = "import importlib, tinker_sync as t; t.Datum; importlib.reload(t); print(t.Datum.__name__)"
     assert fresh(code).strip() == "Datum"
+
+
+def test_a_module_keeps_its_former_name() -> None:
+    fresh(
+        "import sys, tinker_sync.usage; assert 'tinker_sync.insight' not in sys.modules; "
+        "from tinker_sync.usage import PriceTable; from tinker_sync.insight import PriceTable as the_same; "
+        "assert PriceTable is the_same is tinker_sync.usage.PriceTable; "
+        "from tinker_sync.display import shade; assert shade is tinker_sync.insight.shade"
+    )

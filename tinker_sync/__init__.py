@@ -49,5 +49,7 @@ _HOMES = {
 }
 
 _OTHER_PATHS = "_exceptions"
+# Packages by their names in earlier versions.
+_MOVED = {"display": "tinker_sync.insight.displays", "usage": "tinker_sync.insight"}
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS, moved=_MOVED)

@@ -16,10 +16,10 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, StubServer
 
 import tinker_sync
+from tinker_sync.insight.meter import TokenCounts
 from tinker_sync.runtime.rate_limiter import FIRST_RATE
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
-from tinker_sync.usage.meter import TokenCounts
 
 # CLUSTER_PROMPTS=5000 runs the long version.
 PROMPTS = int(os.environ.get("CLUSTER_PROMPTS", "300"))

@@ -13,10 +13,10 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync import APIFuture, InvalidInputError
+from tinker_sync.insight.meter import TokenCounts
 from tinker_sync.loop.plot import read_run
 from tinker_sync.loop.recorder import StepRecorder
 from tinker_sync.types import ForwardBackwardOutput, OptimStepResponse
-from tinker_sync.usage.meter import TokenCounts
 
 
 def lines(path: Path) -> list[Any]:

@@ -8,11 +8,11 @@ from support.raising import raising
 
 from tinker_sync._base.events import TokensUsed
 from tinker_sync.errors import BudgetExceededError
+from tinker_sync.insight.budget import Budget
+from tinker_sync.insight.meter import Meter, TokenCounts
+from tinker_sync.insight.prices import PriceTable
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.spending import CostEstimate, SpendGuard
-from tinker_sync.usage.budget import Budget
-from tinker_sync.usage.meter import Meter, TokenCounts
-from tinker_sync.usage.prices import PriceTable
 
 
 class Limiter:

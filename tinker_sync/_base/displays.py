@@ -12,13 +12,13 @@ from typing import Any
 
 def repr_html(self: object) -> str | None:
     """Return the display of a value for a notebook, or None if the plain repr is better."""
-    from tinker_sync.display import html_of
+    from tinker_sync.insight.displays import html_of
 
     return html_of(self)
 
 
 def to_pandas(self: object) -> Any:
     """Return the entries as a `pandas.DataFrame`, one row for each. Needs pandas."""
-    from tinker_sync.display import frame_of
+    from tinker_sync.insight.displays import frame_of
 
     return frame_of(self)

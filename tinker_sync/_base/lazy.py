@@ -26,7 +26,7 @@ class LazyModule(ModuleType):
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], *, other_paths: str = ""
+    package: str, homes: Mapping[str, str], *, other_paths: str = "", moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package whose public names live in other modules.
 
@@ -39,6 +39,8 @@ def lazy_names(
             in the package, also become lazy attributes.
         other_paths: names of modules from which scripts for the reference client import. Each becomes another
             name of the package itself, so every public name can be imported from it.
+        moved: for the name that a module of the package had in an earlier version, the full name of the
+            module that has its names now.
 
     >>> import tinker_sync
     >>> tinker_sync.AdamParms
@@ -49,11 +51,11 @@ def lazy_names(
     inside = f"{package}."
     children = {*homes.get(package, "").split()}
     children |= {home.removeprefix(inside) for home in homes if home.rpartition(".")[0] == package}
-    paths = other_paths.split()
-    other_names = {path.rpartition(".")[2] for path in paths}
-    for path in paths:
-        # After importing the package, the import system reads `sys.modules` again and uses this entry.
-        sys.modules[inside + path] = sys.modules[package]
+    # After importing the package, the import system reads `sys.modules` again and uses these entries.
+    others: dict[str, ModuleType] = dict.fromkeys(other_paths.split(), sys.modules[package])
+    others |= {name: LazyModule(home) for name, home in (moved or {}).items()}
+    sys.modules.update({inside + path: module for path, module in others.items()})
+    other_names = {path.rpartition(".")[2]: module for path, module in others.items()}
 
     def lookup(name: str) -> Any:
         home = home_of.get(name)
@@ -62,7 +64,7 @@ def lazy_names(
         elif name in children:
             value = importlib.import_module(inside + name)
         elif name in other_names:
-            value = sys.modules[package]
+            value = other_names[name]
         else:
             # Without `obj`: otherwise the interpreter adds a second suggestion to tracebacks.
             raise AttributeError(_describe_unknown(package, name, [*home_of, *children]), name=name)

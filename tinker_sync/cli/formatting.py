@@ -21,7 +21,7 @@ def format_size(size_bytes: int | None) -> str:
     >>> format_size(5), format_size(1536), format_size(10 * 1024**3), format_size(None)
     ('5 B', '1.5 KB', '10.0 GB', '-')
     """
-    from tinker_sync.display import page  # here, because the help of a group needs no sizes
+    from tinker_sync.insight import page  # here, because the help of a group needs no sizes
 
     return MISSING if size_bytes is None or size_bytes < 0 else page.size(size_bytes)
 

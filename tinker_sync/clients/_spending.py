@@ -11,11 +11,11 @@ from tinker_sync import types
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import BaseClient
 from tinker_sync.errors import TinkerError
-from tinker_sync.usage.meter import Meter
+from tinker_sync.insight.meter import Meter
 
 if TYPE_CHECKING:
+    from tinker_sync.insight import Budget, PriceTable, Reconciliation, Usage
     from tinker_sync.runtime.client_runtime import ClientRuntime
-    from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
 
 _HOUR: Final = timedelta(hours=1)
 # The longest time that one bill may cover.
@@ -49,7 +49,7 @@ class SpendingCalls(BaseClient):
         ...     service.usage().tokens.trained
         2
         """
-        from tinker_sync.usage import PriceTable, Usage
+        from tinker_sync.insight import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
         return Usage.of(self._meter.by_model(), table, self._runtime.server.known_session_id)
@@ -83,7 +83,7 @@ class SpendingCalls(BaseClient):
         ...             print(type(error).__name__)
         BudgetExceededError
         """
-        from tinker_sync.usage import Budget, PriceTable
+        from tinker_sync.insight import Budget, PriceTable
 
         return Budget(
             usd=usd,
@@ -108,7 +108,7 @@ class SpendingCalls(BaseClient):
         2
         """
         from tinker_sync.clients.rest import AdminClient
-        from tinker_sync.usage.report import reconcile
+        from tinker_sync.insight.usage import reconcile
 
         span, counted = self._meter.span, self._meter.by_model()
         admin = AdminClient(self._runtime)

@@ -1,11 +1,30 @@
-"""Recordings of the time that calls take, with an explanation in text and a trace.
+"""What a client used, what took its time, and how values look in a notebook.
 
+    meter       token counts by kind, and the sum over the results of a client
+    prices      prices of a million tokens, from the user's file, and estimates of planned work
+    usage       usage so far, and its comparison with the bill
+    budget      limits on tokens or dollars
     recording   `Recording`: collects the events of requests and futures, from its start to its end
     report      `explain`: totals by method, retries, idle time, and advice;
                 `trace_events`: the same data as a timeline for trace viewers
+    displays    values as HTML for notebooks, and as rows for pandas
+    page        escaped HTML in the look that all displays share
 
-A client without a recording does not use this package. Threads: any thread may add records; the lists grow by
-single appends, which need no lock.
+A client reports each result to its meter, on the thread that decodes the result, and to its recordings, which
+any thread may extend. Nothing here sends a request; a meter or a budget may call a function of the client
+that asks for the name of a model.
 """
 
 from __future__ import annotations
+
+from tinker_sync._base.lazy import lazy_names
+
+_HOMES = {
+    "tinker_sync.insight.budget": "Budget",
+    "tinker_sync.insight.displays": "shade",
+    "tinker_sync.insight.meter": "TokenCounts",
+    "tinker_sync.insight.prices": "Estimate Price PriceTable estimate estimate_samples",
+    "tinker_sync.insight.usage": "Difference Reconciliation Usage UsageRow reconcile",
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

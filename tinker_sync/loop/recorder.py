@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._base.clock import Clock
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.insight.meter import TokenCounts
 from tinker_sync.types._checks import as_whole
-from tinker_sync.usage.meter import TokenCounts
 
 if TYPE_CHECKING:
     from typing_extensions import Self

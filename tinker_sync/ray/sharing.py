@@ -32,9 +32,9 @@ from ray.exceptions import RayActorError
 from tinker_sync._base.events import ModelNamed
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, TinkerError
+from tinker_sync.insight.meter import Meter, TokenCounts
 from tinker_sync.runtime.lazy import Shared
 from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
-from tinker_sync.usage.meter import Meter, TokenCounts
 
 if TYPE_CHECKING:
     from tinker_sync.clients.service import ServiceClient

@@ -17,10 +17,10 @@ from attrs import evolve, frozen
 
 from tinker_sync._base.events import TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
+from tinker_sync.insight.meter import TokenCounts
+from tinker_sync.insight.prices import PriceTable
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.spending import CostEstimate
-from tinker_sync.usage.meter import TokenCounts
-from tinker_sync.usage.prices import PriceTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,6 +8,8 @@ from datetime import datetime
 from attrs import frozen
 
 from tinker_sync._base.displays import repr_html, to_pandas
+from tinker_sync.insight.meter import KINDS, Kind, TokenCounts
+from tinker_sync.insight.prices import PriceTable
 from tinker_sync.types.billing import (
     BillingUsageEvent,
     BillingUsageResponse,
@@ -15,8 +17,6 @@ from tinker_sync.types.billing import (
     SamplingSampleBillingEvent,
     TrainingBillingEvent,
 )
-from tinker_sync.usage.meter import KINDS, Kind, TokenCounts
-from tinker_sync.usage.prices import PriceTable
 
 
 @frozen(kw_only=True)

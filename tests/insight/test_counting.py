@@ -14,8 +14,8 @@ from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 import tinker_sync
 from tinker_sync import ServiceClient, errors
+from tinker_sync.insight import PriceTable, TokenCounts
 from tinker_sync.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, SamplingParams
-from tinker_sync.usage import PriceTable, TokenCounts
 
 TABLE = PriceTable.of({"stub/model": {"trained": 1e6, "prompt": 1e6, "sampled": 2e6}})
 """A dollar for each token, and two for a sampled token."""

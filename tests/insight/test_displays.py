@@ -15,13 +15,12 @@ from support.clock import FakeClock
 
 import tinker_sync
 from tinker_sync import types
-from tinker_sync.display import frame_of, html_of, shade
-from tinker_sync.display.page import curve, seconds, size, table
-from tinker_sync.display.tokens import pieces
+from tinker_sync.insight import PriceTable, TokenCounts, Usage
+from tinker_sync.insight.displays import frame_of, html_of, pieces, shade
+from tinker_sync.insight.page import curve, seconds, size, table
 from tinker_sync.local import tiny
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.testing import LocalServer
-from tinker_sync.usage import PriceTable, TokenCounts, Usage
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 CHECKPOINT = types.Checkpoint(
@@ -50,8 +49,8 @@ def test_a_value_without_a_display_keeps_its_plain_repr() -> None:
 def test_displays_load_with_the_first_one() -> None:
     code = (
         "import sys, tinker_sync; from tinker_sync import types; types.AdamParams(); "
-        "assert 'tinker_sync.display' not in sys.modules; types.AdamParams()._repr_html_(); "
-        "assert 'tinker_sync.display' in sys.modules and 'tinker_sync.display.tables' in sys.modules"
+        "assert 'tinker_sync.insight.displays' not in sys.modules; types.AdamParams()._repr_html_(); "
+        "assert 'tinker_sync.insight.displays' in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 

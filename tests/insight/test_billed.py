@@ -1,6 +1,6 @@
 """Clients count the same tokens as the embedded server bills, in spite of faults on the way.
 
-`USAGE_ROUNDS=200 pytest tests/usage/test_billed.py` runs more fault plans than the default suite.
+`USAGE_ROUNDS=200 pytest tests/insight/test_billed.py` runs more fault plans than the default suite.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import tinker_sync
+from tinker_sync.insight import TokenCounts
 from tinker_sync.losses import numpy_loss
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 from tinker_sync.types import Datum, ModelInput, SamplingParams
-from tinker_sync.usage import TokenCounts
 
 MODEL = "tinker-sync/random"
 ROUNDS = int(os.environ.get("USAGE_ROUNDS", "3"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.usage import PriceTable, TokenCounts, Usage
+from tinker_sync.insight import PriceTable, TokenCounts, Usage
 
 
 def test_defaults_without_a_file() -> None:

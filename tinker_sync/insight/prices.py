@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.usage.meter import KINDS, Kind, TokenCounts
+from tinker_sync.insight.meter import KINDS, Kind, TokenCounts
 
 if TYPE_CHECKING:
     from tinker_sync.types.datum import Datum

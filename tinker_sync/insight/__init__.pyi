@@ -1,0 +1,13 @@
+from tinker_sync.insight.budget import Budget as Budget
+from tinker_sync.insight.displays import shade as shade
+from tinker_sync.insight.meter import TokenCounts as TokenCounts
+from tinker_sync.insight.prices import Estimate as Estimate
+from tinker_sync.insight.prices import Price as Price
+from tinker_sync.insight.prices import PriceTable as PriceTable
+from tinker_sync.insight.prices import estimate as estimate
+from tinker_sync.insight.prices import estimate_samples as estimate_samples
+from tinker_sync.insight.usage import Difference as Difference
+from tinker_sync.insight.usage import Reconciliation as Reconciliation
+from tinker_sync.insight.usage import Usage as Usage
+from tinker_sync.insight.usage import UsageRow as UsageRow
+from tinker_sync.insight.usage import reconcile as reconcile
