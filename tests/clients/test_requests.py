@@ -298,8 +298,6 @@ def test_retrieved_samples_are_acknowledged_before_the_client_closes() -> None:
 def test_a_client_sends_nothing_but_calls() -> None:
     with ServiceClient(api_key="tml-requests") as hosted:
         assert hosted.get_telemetry() is None  # type: ignore[func-returns-value]
-    with pytest.raises(TypeError, match="'telemetry' any more: leave it out"):
-        ServiceClient(api_key="tml-requests", telemetry=True)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------ handles

@@ -46,6 +46,9 @@ WRONG_USES: Mapping[str, str] = {
     'ServiceClient(base_url="local", default_headers={"X-Team": 7})': r"default_headers\['X-Team'\] is int",
     'ServiceClient(base_url="local", on_queue_state="print")': r"on_queue_state: expected a function.*print",
     'ServiceClient(base_url="local", pace=0)': r"pace.*0",
+    # Arguments of earlier versions name what to use in their place.
+    'ServiceClient(base_url="local", telemetry=False)': r"no argument 'telemetry' any more: leave it out",
+    'ServiceClient(base_url="local", keeper=True)': r"no argument 'keeper' any more.*recover.*checkpoints",
     # -------------------------------------------------------------------------------- making clients
     'service.create_sampling_client("tinker-sync/random")': r"base_model='tinker-sync/random'",
     "service.create_sampling_client()": r"give model_path or base_model",

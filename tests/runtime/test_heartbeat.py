@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.clock import FakeClock
@@ -287,34 +285,3 @@ def test_joining_from_its_own_thread_does_not_hang() -> None:
     bench.heartbeat.stop(lambda: bench.heartbeat.join(120))
     assert bench.heartbeat.ended.wait(120)
     bench.heartbeat.join(120)
-
-
-# ---------------------------------------------------------------------------------------------- the keeper
-def with_keeper(*answers: Exception | None) -> tuple[Bench, list[str]]:
-    """Return a bench whose heartbeats have a double of a keeper, and the log of its calls."""
-    bench, log = Bench(*answers), []
-    keeper: Any = SimpleNamespace(
-        end=lambda: log.append("end"), forget=lambda: log.append("forget"), note_beat=lambda: None
-    )
-    bench.heartbeat = Heartbeat(bench.beat, bench, keeper=keeper, clock=bench.clock)
-    return bench, log
-
-
-def test_the_keeper_ends_before_the_last_job_of_the_thread() -> None:
-    bench, log = with_keeper()
-    bench.heartbeat.stop(lambda: log.append("last"))
-    assert log[:2] == ["end", "last"]
-
-
-def test_the_keeper_ends_with_the_session() -> None:
-    bench, log = with_keeper(None, status(410))
-    bench.steps(1)
-    assert log == []
-    bench.steps(1)
-    assert log == ["end"]
-
-
-def test_a_child_leaves_the_keeper_to_its_parent() -> None:
-    bench, log = with_keeper()
-    bench.heartbeat.leave_to_parent()
-    assert log == ["forget"]

@@ -69,6 +69,8 @@ _INSTEAD: Final = {
 """What to use in the place of a module or of a name in it, by its path in the package."""
 
 _ARGUMENTS: Final = {
+    "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
+    "for minutes, recover() or service.checkpoints() goes on from the last save",
     "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
 }
 """What to use in the place of an argument that earlier versions had."""

@@ -29,8 +29,6 @@ def check_service(
     timeout: Any,
     deadline: Any,
     on_queue_state: Any,
-    keeper: Any = False,
-    session: Any = None,
 ) -> None:
     """Check those arguments of `ServiceClient` that no other module checks.
 
@@ -63,15 +61,6 @@ a server goes into base_url: ServiceClient(base_url='local')
     if on_queue_state is not None and not callable(on_queue_state):
         raise ConfigurationError(
             f"on_queue_state: expected a function that takes a QueueReport, got {on_queue_state!r}"
-        )
-    if not isinstance(keeper, bool) and not (_is_positive(keeper) and math.isfinite(keeper)):
-        raise ConfigurationError(
-            f"keeper: expected True, False, or a positive number of seconds, got {keeper!r}"
-        )
-    if keeper and session is not None:
-        raise ConfigurationError(
-            "keeper: its process cannot use session=...; give headers in default_headers, and proxies and "
-            "certificates in the environment, or leave the keeper out"
         )
 
 

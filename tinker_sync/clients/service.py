@@ -20,7 +20,6 @@ from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
-from tinker_sync.runtime.heartbeat import OUTLIVE_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
@@ -74,11 +73,6 @@ class ServiceClient(LoopTools):
             this server and key share.
         journal: a file that records the requests of training clients, so that the same script can be started
             again after a crash and goes on; see `TrainingClient.steps`. None: no journal.
-        keeper: start a small process that sends the heartbeats of the session while this process cannot: when
-            a C library holds the interpreter lock for minutes, or this process is stopped. If this process
-            dies, the keeper continues for ten minutes, or for the given number of seconds, so that `attach`
-            finds the session alive. The keeper ends with this client. `keeper` and `session` exclude each
-            other.
         pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
 
     Raises:
@@ -107,7 +101,6 @@ class ServiceClient(LoopTools):
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
         journal: str | PathLike[str] | None = None,
-        keeper: bool | float = False,
         pace: float | None = None,
         **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
@@ -123,8 +116,6 @@ class ServiceClient(LoopTools):
             timeout=timeout,
             deadline=deadline,
             on_queue_state=on_queue_state,
-            keeper=keeper,
-            session=session,
         )
         settings = Settings.resolve(
             base_url=base_url,
@@ -151,7 +142,6 @@ class ServiceClient(LoopTools):
                 project_id=settings.project_id,
                 display_name=display_name,
                 journal=None if journal is None else _open_journal(journal, settings),
-                keeper_s=_keeper_time(keeper),
             ),
             limiter=rate_limiter,
         )
@@ -388,13 +378,6 @@ def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
     from tinker_sync.journal.run import RunJournal
 
     return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
-
-
-def _keeper_time(keeper: bool | float) -> float | None:
-    """Return how long a keeper outlives this process; None: no keeper."""
-    if isinstance(keeper, bool):
-        return OUTLIVE_S if keeper else None
-    return float(keeper)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

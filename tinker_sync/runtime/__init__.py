@@ -53,8 +53,6 @@ The other modules and their contents:
     lifecycle              the observers, the unfinished calls, and the end of a client, in order
     handshake              the first exchange with a server: its settings and its dialect
     session, heartbeat     the session at the server, and the thread that keeps it alive
-    keeper                 the process that keeps it alive while this one is stuck or dead
-    _keeper_process        the program of that process
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
     sample_scheduler       the queue of a client's samples, their places under the limits, and the decisions

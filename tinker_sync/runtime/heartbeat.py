@@ -12,20 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
 from tinker_sync.runtime.workers import no_thread
 
-if TYPE_CHECKING:
-    from tinker_sync.runtime.keeper import Keeper
-
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
-OUTLIVE_S: Final = 600.0
-"""The time for which a keeper process outlives this process, unless the user sets another."""
 _WARN_EVERY_S: Final = 60.0
 # A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0
@@ -38,16 +33,6 @@ _CERTAIN_AFTER_S: Final = 5.0
 _SOONEST_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
-
-
-def policy() -> dict[str, Any]:
-    """Return the statuses and times that decide if a session is lost, as plain data for the keeper."""
-    return {
-        "gone": _GONE,
-        "doubtful": list(_DOUBTFUL),
-        "certain_after_s": _CERTAIN_AFTER_S,
-        "no_such_call": sorted(NO_SUCH_CALL),
-    }
 
 
 class Listener(Protocol):
@@ -73,8 +58,6 @@ class Heartbeat:
             thread.
         always_offered: True if the server certainly offers heartbeats; if False, a 404, 405 or 501 before the
             first success means that the server has no such call.
-        keeper: the process that sends heartbeats while this one cannot; None for no such process. It has been
-            started already, and is ended with the heartbeats.
         period_s: the time between two heartbeats.
         clock: measures time.
         cpu: returns the seconds of processor time that this process has used.
@@ -87,7 +70,6 @@ class Heartbeat:
         *,
         refresh_if_due: Callable[[], bool] = lambda: True,
         always_offered: bool = True,
-        keeper: Keeper | None = None,
         period_s: float = PERIOD_S,
         clock: Clock = SYSTEM_CLOCK,
         cpu: Callable[[], float] = time.process_time,
@@ -95,7 +77,6 @@ class Heartbeat:
         self._beat = beat
         self._listener = listener
         self._refresh_if_due = refresh_if_due
-        self._keeper = keeper
         self._period_s = period_s
         self._clock = clock
         self._watch = _DelayDetector(clock, cpu)
@@ -127,7 +108,6 @@ class Heartbeat:
             thread.start()
         except RuntimeError as error:
             if threading.main_thread().is_alive():
-                self._end_keeper()
                 raise no_thread(error) from error
         else:
             self._thread = thread
@@ -151,11 +131,6 @@ class Heartbeat:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
-
-    def leave_to_parent(self) -> None:
-        """Release the keeper process in a forked child, because it belongs to the parent."""
-        if self._keeper is not None:
-            self._keeper.forget()
 
     def beat_soon(self) -> None:
         """Make the thread send the next heartbeat now, unless the last one is less than a second old.
@@ -206,8 +181,6 @@ class Heartbeat:
         self._known = True
         self._last_success_s = self._clock.now()
         self._refused_s = self._warned_s = None
-        if self._keeper is not None:
-            self._keeper.note_beat()
         if self._lost:
             self._lost = False
             self._listener.on_found()
@@ -215,9 +188,9 @@ class Heartbeat:
     def _refused(self, error: APIStatusError) -> None:
         if not self._known and error.status_code in NO_SUCH_CALL:
             _log.debug("this server knows no heartbeats: %s", error)
-            self._stop_beating()
+            self._beating = False
         elif error.status_code == _GONE:
-            self._stop_beating()
+            self._beating = False
             self._lose(error)
         elif error.status_code in _DOUBTFUL:
             now = self._clock.now()
@@ -226,14 +199,6 @@ class Heartbeat:
                 self._lose(error)
         else:
             self._failed(error)
-
-    def _stop_beating(self) -> None:
-        self._beating = False
-        self._end_keeper()
-
-    def _end_keeper(self) -> None:
-        if self._keeper is not None:
-            self._keeper.end()
 
     def _lose(self, error: TinkerError) -> None:
         if not self._lost:
@@ -263,13 +228,11 @@ class Heartbeat:
 
     def _end(self) -> None:
         try:
-            self._end_keeper()
             with self._lock:
                 last, self._last = self._last, None
             if last is not None:
                 last()
         finally:
-            self._end_keeper()
             self.ended.set()
 
     def _await_turn(self) -> bool:

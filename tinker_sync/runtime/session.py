@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tinker_sync._base.events import Event
     from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.connection import Connection
-    from tinker_sync.runtime.keeper import Keeper
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.runtime.server import Server
     from tinker_sync.wire.dialect import Dialect
@@ -55,7 +54,6 @@ class Session:
         display_name: the name of the session in lists.
         joined: the id of a session that exists already.
         journal: records the session, and holds the id of a session to continue.
-        keeper_s: how long a keeper process sends heartbeats after the death of this process; None: no keeper.
     """
 
     def __init__(
@@ -66,10 +64,8 @@ class Session:
         display_name: str | None = None,
         joined: str | None = None,
         journal: RunJournal | None = None,
-        keeper_s: float | None = None,
     ) -> None:
         self.journal = journal
-        self._keeper_s = keeper_s
         self._user_metadata = dict(user_metadata or {})
         self._project_id = project_id
         self._display_name = display_name
@@ -124,7 +120,6 @@ class Session:
             self,
             refresh_if_due=self.refresh_if_due,
             always_offered=connection.settings.is_vendor_host,
-            keeper=self._start_keeper(server, session_id),
             period_s=heartbeat.PERIOD_S,
             clock=connection.clock,
         )
@@ -132,30 +127,6 @@ class Session:
         self._heartbeat = beats
         if self.owned:
             server.lifecycle.notify(SessionStarted(session_id=session_id))
-
-    def _start_keeper(self, server: Server, session_id: str) -> Keeper | None:
-        """Start and return a keeper process. Return None for a joined session, or if the user wants none."""
-        if self._keeper_s is None or not self.owned:
-            return None
-        from tinker_sync.runtime.keeper import Keeper
-
-        settings, http = server.connection.settings, server.connection.http
-        call = make_call("session_heartbeat", settings, SessionHeartbeatRequest(session_id=session_id))
-
-        def headers() -> dict[str, str] | None:
-            alive = self._find_server()
-            return None if alive is None else alive.connection.http.headers_of(call)
-
-        keeper = Keeper(
-            headers,
-            http.describe(call),
-            {**heartbeat.policy(), "always_offered": settings.is_vendor_host},
-            period_s=heartbeat.PERIOD_S,
-            # The embedded server of this process dies with it.
-            outlive_s=0.0 if http.serves_itself else self._keeper_s,
-        )
-        keeper.start()
-        return keeper
 
     def _create(self, server: Server, deadline_at: float) -> str:
         connection = server.connection
@@ -265,8 +236,6 @@ class Session:
 
     def renew_after_fork(self) -> None:
         """Continue the parent's session in a forked child. The parent alone finishes the session."""
-        if self._heartbeat is not None:
-            self._heartbeat.leave_to_parent()
         self._heartbeat = None
         if self.session_id is not None:
             self.owned = False

@@ -11,7 +11,7 @@ of many calls; `exchange.py` describes how.
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.secret import Secret
@@ -158,46 +158,6 @@ class Http:
             ConfigurationError: A certificate file or a proxy cannot be used.
         """
         return self._rules.way_to(self._origin).route
-
-    def headers_of(self, call: Call) -> dict[str, str]:
-        """Return the headers with which a call would be sent now, the key among them.
-
-        `Host`, the length, cookies, and a user name and password of the session are not among them.
-
-        Raises:
-            CredentialError: The call needs a key and none is usable.
-            TinkerError: The exchange of the key for the first token failed.
-        """
-        return dict(self._launcher.compose(call, self._credential(call, self._keys)).headers.values())
-
-    def describe(self, call: Call) -> dict[str, Any]:
-        """Return a call as plain data, for another process to send.
-
-        The data contain the address, TLS files, the proxy and a `bytes` body, but no headers of the call.
-
-        Raises:
-            ConfigurationError: A certificate file or a proxy cannot be used.
-        """
-        hop, origin = self._launcher.compose(call, ""), self._origin
-        way = self._rules.way_to(origin)
-        proxy = way.route.proxy
-        timeout = call.timeout or self._settings.timeout
-        return {
-            "host": origin.host,
-            "port": origin.port,
-            "tls": None if origin.scheme == "http" else way.certificates,
-            "proxy": proxy
-            and {"host": proxy.host, "port": proxy.port, "headers": dict(way.route.proxy_headers)},
-            "target": hop.target,
-            "address": hop.address,
-            "body": call.body.decode() if isinstance(call.body, bytes) else "",
-            "timeout_s": timeout.read,
-        }
-
-    @property
-    def serves_itself(self) -> bool:
-        """True if the calls go to the embedded server of this process or its parent."""
-        return self._embedded is not None
 
     def forget_idle(self) -> None:
         """Close the idle connections, so that the next requests use new ones."""

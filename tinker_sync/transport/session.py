@@ -54,21 +54,6 @@ class Way(NamedTuple):
     netrc: str | None = None
     """The `Authorization` from the user's netrc file; its repr is masked."""
 
-    @property
-    def certificates(self) -> dict[str, Any]:
-        """The certificate files, with absolute paths for a process with another working directory.
-
-        `trusted` is the file or folder of the trusted certificates, or None if every certificate is trusted.
-        `cert` lists the files of the client's own certificate.
-        """
-        verify, cert = self.options["verify"], self.options["cert"]
-        trusted = None if verify is False else verify if isinstance(verify, str) else _usual_bundle()
-        files = () if cert is None else (cert,) if isinstance(cert, str) else cert
-        return {
-            "trusted": None if trusted is None else os.path.abspath(trusted),
-            "cert": [os.path.abspath(file) for file in files],
-        }
-
 
 class SessionRules:
     """The routes, headers and cookies of requests. Thread-safe.
