@@ -18,7 +18,7 @@ from attrs import define, field
 from tinker_sync._base.policy import Stage, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.ordered import ORDERED
+from tinker_sync.local.server.lanes import ORDERED
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Calls on a model never wait for the sequence number of a refused call.
+"""Calls on a model do not wait for the sequence number of a refused call that can be read.
 
 The server's patience for missing numbers is ten minutes here, so a call that waits fails the test.
 """
@@ -9,6 +9,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from support.embedded import PROTO, Reply, Running, pass_body, running
 from support.loops import in_a_loop
 
 from tinker_sync.local.server.lanes import Lane, Step
-from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.promises import Promise
 
 JSON = {"Content-Type": "application/json"}
@@ -64,36 +64,14 @@ def passed(server: Running, body: bytes, **headers: str) -> Reply:
     return server.post("/forward_backward", body, content_type=PROTO, **headers)
 
 
-LONG = list(range(3, 900)) * 10
 # The status, and the function that sends a call with a sequence number.
 SENDS: dict[str, tuple[int, Callable[[Running, str, int], Reply]]] = {
     "named and inflight": (400, lambda server, *call: save(server, *call, path="a", kind="inflight")),
-    "too large": (413, lambda server, *call: passed(server, pass_body(*call, LONG))),
-    "too large, JSON": (
-        413,
-        lambda server, *call: server.post("/optim_step", optim_body(*call, colour="x" * 30_000)),
-    ),
-    "too large, unpacked": (
-        413,
-        lambda server, *call: passed(server, gzip.compress(pass_body(*call, LONG)), content_encoding="gzip"),
-    ),
-    # The server cannot read the number of this call.
-    "unknown packing": (
-        415,
-        lambda server, *call: optim(server, optim_json(*call)[::-1], Content_Encoding="br"),
-    ),
     "wrong field": (
         422,
         lambda server, *call: server.post("/optim_step", optim_body(*call, adam_params={"beta1": "x"})),
     ),
     "unknown kind": (422, lambda server, *call: save(server, *call, sampling_session_seq_id=0, kind="other")),
-    "damaged protobuf": (422, lambda server, *call: passed(server, pass_body(*call)[:-7])),
-    "damaged JSON": (422, lambda server, *call: optim(server, optim_json(*call)[:-4])),
-    "no valid number": (
-        422,
-        lambda server, model, _: server.post("/optim_step", optim_body(model, "many", adam_params={})),
-    ),
-    "nothing readable": (422, lambda server, *_: optim(server, b"<html>")),
     # The server accepts this call, and its result is a failure.
     "unknown loss": (200, lambda server, *call: server.pass_(*call, loss="nonsense")),
 }
@@ -203,10 +181,42 @@ def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, mod
     done(server, second)
 
 
-def test_of_two_numbers_in_an_unreadable_body_none_counts_as_used(server: Running, model: str) -> None:
-    body = f'{{"model_id": "{model}", "loss_fn_config": {{"seq_id": 7}}, "metadata": {{"seq_id": 8}}'
-    assert server.ask("POST", "/optim_step", body.encode(), JSON).status == 422
-    done(server, server.pass_(model, 2))  # the refused call counts as the missing number, 1
+LONG = list(range(3, 900)) * 10
+UNREADABLE: dict[str, tuple[int, Callable[[Running, str], Reply]]] = {
+    "too large": (413, lambda server, model: passed(server, pass_body(model, 2, LONG))),
+    "too large, unpacked": (
+        413,
+        lambda server, model: passed(
+            server, gzip.compress(pass_body(model, 2, LONG)), content_encoding="gzip"
+        ),
+    ),
+    "unknown packing": (
+        415,
+        lambda server, model: optim(server, optim_json(model, 2), Content_Encoding="br"),
+    ),
+    "damaged protobuf": (422, lambda server, model: passed(server, pass_body(model, 2)[:-7])),
+    "damaged JSON": (422, lambda server, model: optim(server, optim_json(model, 2)[:-4])),
+    "no valid number": (422, lambda server, model: server.post("/optim_step", optim_body(model, "many"))),
+    "nothing readable": (422, lambda server, _: optim(server, b"<html>")),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_number_that_cannot_be_read_is_free_for_the_next_call(
+    server: Running, model: str, kind: str
+) -> None:
+    done(server, server.pass_(model, 1))
+    status, send = UNREADABLE[kind]
+    assert send(server, model).status == status
+    done(server, server.pass_(model, 2))
+    done(server, server.optim(model, 3, learning_rate=0.0))
+
+
+def test_a_number_that_cannot_be_read_is_skipped_like_one_that_never_arrives(tmp_path: Path) -> None:
+    with running(tmp_path, gap_patience_s=0.01) as server:
+        model = server.model(server.session())
+        assert optim(server, b"<html>").status == 422
+        done(server, server.pass_(model, 2))
 
 
 # ------------------------------------------------------------------------------------------ lanes alone
@@ -230,28 +240,10 @@ async def worked_off(lane: Lane) -> None:
 
 
 @in_a_loop
-async def test_one_lost_number_does_not_let_two_missing_ones_go() -> None:
-    order: list[int] = []
-    lane = lane_of(order)
-    lane.add(3, b"3", step(3))
-    lane.refuse(None)  # a refused call whose number, 1 or 2, could not be read
-    await worked_off(lane)
-    assert order == []
-    lane.add(1, b"1", step(1))
-    await worked_off(lane)
-    assert order == [1, 3]
-    assert lane.known(2, b"2") is None
-    with pytest.raises(Refused):
-        lane.known(1, b"another")
-    await lane.close()
-
-
-@in_a_loop
 async def test_an_endless_gap_costs_no_time() -> None:
     order: list[int] = []
     lane = lane_of(order)
     lane.add(10**15, b"far", step(1))
-    lane.refuse(None)
     lane.refuse(10**14)
     await worked_off(lane)
     assert order == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import zlib
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from tinker_sync.local.server import (
 )
 from tinker_sync.local.server.calls import Answer, Ask, Handler
 from tinker_sync.local.server.flags import Flags
-from tinker_sync.local.server.ordered import ORDERED, count_as_used
+from tinker_sync.local.server.lanes import ORDERED
 from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import SHUTTING_DOWN, Service
 from tinker_sync.local.server.serving import BODY_LIMIT, KEEPS_BODY
@@ -65,9 +66,6 @@ ONCE: Final = frozenset(
 """The calls whose repeated request, recognised by its idempotency key, gets the answer to the first one.
 
 Other calls are harmless to repeat, or have numbers of their own."""
-
-_PIECE_BYTES: Final = 256
-_START_BYTES: Final = 4096
 
 logger = logging.getLogger("tinker_sync.local")
 
@@ -159,22 +157,22 @@ class App:
             raise Refused(404, "Not Found")
         endpoint, ids = found
         watch = _Watch(receive)
-        raw = await watch.body()
+        body = _unpacked(await watch.body(), headers, self.service.flags.max_body_bytes)
+        ask = Ask(
+            endpoint=endpoint,
+            ids=ids,
+            query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+            headers=headers,
+            body=body,
+            credential=headers.get("x-api-key", ""),
+            gone=watch.gone,
+        )
         try:
-            ask = Ask(
-                endpoint=endpoint,
-                ids=ids,
-                query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
-                headers=headers,
-                body=_unpacked(raw, headers, self.service.flags.max_body_bytes),
-                credential=headers.get("x-api-key", ""),
-                gone=watch.gone,
-            )
             return await self._made(ask)
         except Exception as problem:
             refused = refusal_of(problem)
             if endpoint.name in ORDERED and refused is not None and refused.status < 500:
-                self._count_as_used(headers, raw)
+                await self._skip_number(ask)
             raise
 
     async def _made(self, ask: Ask) -> Answer:
@@ -211,12 +209,13 @@ class App:
         advice = {"www-authenticate": 'Bearer error="invalid_token"'} if is_token else {}
         raise Refused(401, "the X-API-Key header holds no valid key", advice)
 
-    def _count_as_used(self, headers: Mapping[str, str], raw: bytes) -> None:
-        try:
-            body = _unpacked(raw, headers, max(len(raw), self.service.flags.max_body_bytes))
-        except Refused:
-            body = _start_of(raw, headers)
-        count_as_used(self.service.models, headers, body)
+    async def _skip_number(self, ask: Ask) -> None:
+        """Let the other requests of a model not wait for the number of a refused one, if that can be read."""
+        with contextlib.suppress(ValueError, RecursionError):
+            tree = await self.service.on_disk(json.loads, ask.body)
+            match tree:
+                case {"model_id": str(run_id), "seq_id": int(number)} if run_id in self.service.models:
+                    self.service.models[run_id].lane.refuse(number)
 
     def _has_other_method(self, path: str) -> bool:
         """Return True if a call that the server offers has this path and another method.
@@ -295,21 +294,6 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
             raise Refused(400, "the body is damaged: it ends too early")
         return _bounded(out, limit)
     raise Refused(415, f"content-encoding {coding!r} is not known")
-
-
-def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Return the beginning of a body that is too large or damaged, as far as it can be decompressed."""
-    coding, start = headers.get("content-encoding", "").strip().lower(), b""
-    with contextlib.suppress(Exception):  # the packages have errors of their own
-        if coding == "zstd" and zstd.is_available():
-            unpack = zstd.decompressor().decompress
-        else:
-            unpack = zlib.decompressobj(wbits=47).decompress
-        for at in range(0, len(body), _PIECE_BYTES):
-            start += unpack(body[at : at + _PIECE_BYTES])
-            if len(start) >= _START_BYTES:
-                break
-    return start
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:

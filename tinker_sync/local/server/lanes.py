@@ -3,8 +3,13 @@
 Requests arrive in any order: a client sends several at once, and sends the first chunk of a pass last. A
 request that arrives before its turn waits. A repeated request gets the promise of the first one. A request
 with the number of another one is refused. A number that does not arrive is skipped after a time, because the
-client may have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the
-rules.
+client may have failed to send it.
+
+After a refusal, some clients never use the number of the refused call again, and others use it for their next
+call. Both work, because a lane skips a refused number at once, and still accepts the next valid call with it,
+in order of arrival. A status of 500 and more is no refusal: it asks the client to send the same call again.
+If the number of a refused call cannot be read, because its body is damaged or too large, it is a number that
+does not arrive.
 
 A lane belongs to the thread of the event loop.
 """
@@ -15,7 +20,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -26,6 +31,14 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 Work: TypeAlias = Callable[[], Awaitable[Any]]
+
+ORDERED: Final = frozenset(
+    {
+        "forward_backward", "forward", "optim_step", "save_weights", "save_weights_for_sampler",
+        "save_weights_external", "load_weights",
+    }
+)  # fmt: skip
+"""The calls that the server carries out in the order of their `seq_id`."""
 
 REMEMBERED = 10_000
 """The number of requests that are remembered, to recognise a repeated one."""
@@ -97,8 +110,6 @@ class Lane:
         self._seen = Seen()
         self._refused: OrderedDict[int, None] = OrderedDict()
         """The numbers of refused requests, or of gaps for them, that no accepted request has used."""
-        self._lost = 0
-        """The number of refused requests whose sequence number could not be read."""
         self._worker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,24 +144,14 @@ class Lane:
             self._advance()
         self._work()
 
-    def refuse(self, number: int | None) -> None:
-        """Count the number of a refused request as used.
-
-        Args:
-            number: the number; 0 if the request had none; None if it could not be read: then a missing
-                number may be skipped in its place.
-        """
-        if number is None:
-            self._lost += 1
-        elif number >= self._expected and number not in self._early:
-            self._mark_refused(number)
+    def refuse(self, number: int) -> None:
+        """Skip the number of a refused request."""
+        if number >= self._expected and number not in self._early:
+            self._refused[number] = None
+            if len(self._refused) > REMEMBERED:
+                self._refused.popitem(last=False)
         self._advance(refused=True)
         self._work()
-
-    def _mark_refused(self, number: int) -> None:
-        self._refused[number] = None
-        if len(self._refused) > REMEMBERED:
-            self._refused.popitem(last=False)
 
     def _advance(self, *, refused: bool = False) -> None:
         """Make the steps ready whose turn has come. If others wait, set the timer that skips the gap.
@@ -159,8 +160,6 @@ class Lane:
         """
         expected = self._expected
         self._step_up()
-        if self._early and self._lost:
-            self._skip_lost()
         if refused and self._expected == expected:
             return
         if self._timer is not None:
@@ -179,24 +178,6 @@ class Lane:
                 step.promise.waits_for = None
                 self._ready.append(step)
             self._expected += 1
-
-    def _skip_lost(self) -> None:
-        """Skip the missing numbers if all of them may belong to requests that were refused.
-
-        There must be no more missing numbers than refused requests whose numbers could not be read.
-        """
-        if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
-            return  # more numbers are missing; this test avoids a loop over a large gap
-        missing = [
-            number
-            for number in range(self._expected, max(self._early))
-            if number not in self._early and number not in self._refused
-        ]
-        if len(missing) <= self._lost:
-            self._lost -= len(missing)
-            for number in missing:
-                self._mark_refused(number)
-            self._step_up()
 
     def _skip(self) -> None:
         self._timer = None

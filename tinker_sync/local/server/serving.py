@@ -27,8 +27,8 @@ KEEPS_BODY = "keeps_body"
 """Key of the lifespan's state under which an application puts a function of a request's scope. If it returns
 False, the application answers without the body, and the server drops it."""
 _SPARE_BYTES = 256 * 1024 * 1024
-"""The most bytes by which the bodies that the server receives exceed the application's limit. The application
-refuses these bodies, and reads the numbers of the refused calls in them."""
+"""The most bytes by which bodies that the server receives may exceed the application's limit, so that a
+client whose body is too large reads the refusal. Beyond it, the connection ends while the client sends."""
 
 
 async def complete_lifespan(receive: Receive, send: Send) -> None:

@@ -8,7 +8,6 @@ module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 
 from tinker_sync.errors import InvalidInputError
@@ -18,15 +17,9 @@ from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import (
-    LENGTH,
     STRING,
-    VARINT,
     FieldFault,
     name_entry,
-    read_length,
-    read_tag,
-    read_varint,
-    skip,
     translate_refusals,
     undecodable,
     unencodable,
@@ -272,33 +265,6 @@ def _make_dense_frame(
 
 
 # ------------------------------------------------------------------------------------------ in
-
-_MODEL_ID_TAG = 1 << 3 | LENGTH
-_SEQ_ID_TAG = 2 << 3 | VARINT
-
-
-def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
-    """Return model id and `seq_id` of a request that may be damaged, with None for an unreadable value.
-
-    The `seq_id` of a request that is whole and has none is 0.
-
-    >>> peek_model_and_number(bytes.fromhex("0a016d1005") + b"damage")
-    ('m', 5)
-    """
-    view = memoryview(data).cast("B")
-    model, number, at = None, None, 0
-    with suppress(FieldFault, UnicodeDecodeError):
-        while at < len(view):
-            tag, at = read_tag(view, at, len(view))
-            if tag == _MODEL_ID_TAG:
-                start, at = read_length(view, at, len(view))
-                model = bytes(view[start:at]).decode()
-            elif tag == _SEQ_ID_TAG:
-                number, at = read_varint(view, at, len(view))
-            else:
-                at = skip(view, at, len(view), tag)
-        number = number or 0
-    return model, number
 
 
 def decode_forward_backward_request(
