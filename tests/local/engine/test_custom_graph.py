@@ -261,6 +261,41 @@ def test_graphs_without_output_or_with_other_inputs_are_refused() -> None:
         compile_custom_loss([*LOGPROBS, CustomLossInput(name="weights", rank=1)], whole)
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {"ref": "logprobs"},
+        {"tuple": [{"ref": "logprobs"}]},
+        {"tuple": [{"ref": "logprobs"}, {"ref": "logprobs"}]},
+        {"tuple": [{"ref": "logprobs"}, {"dict": []}]},
+        {"tuple": [{"ref": "logprobs"}, {"dict": {"custom/a:sum": {"ref": "later"}}}]},
+    ],
+    ids=str,
+)
+def test_outputs_other_than_a_loss_and_metrics_are_refused(pair: Any) -> None:
+    nodes = [
+        CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
+        CustomLossNode(op="output", name="output", target="output", args=[pair]),
+    ]
+    with pytest.raises(ValueError, match=r"graph.nodes\[1\] .*(a loss and a dict|not known|no earlier node)"):
+        compile_custom_loss(LOGPROBS, CustomLossGraph(nodes=nodes))
+
+
+def test_a_reference_to_a_later_node_is_refused() -> None:
+    with pytest.raises(ValueError, match="'later', which no earlier node is called"):
+        compile_custom_loss(LOGPROBS, graph_of("call_function", "torch.exp", [{"ref": "later"}]))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [[], [CustomLossInput(name="weights", rank=1)], [CustomLossInput(name="logprobs", rank=0)]],
+    ids=["none", "another", "scalar"],
+)
+def test_the_first_input_is_logprobs(inputs: list[CustomLossInput]) -> None:
+    with pytest.raises(ValueError, match="the first must be logprobs, of 1 or 2 dimensions"):
+        compile_custom_loss(inputs, graph_of("call_function", "torch.sum"))
+
+
 def test_every_form_of_argument_is_computed() -> None:
     nodes = [
         CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -147,13 +147,14 @@ class _Program:
         _import_torch()
         placeholders: dict[str, str] = {}
         steps: list[_Step] = []
+        known: set[str] = set()
         output: Value | None = None
         for index, node in enumerate(graph.nodes):
             try:
                 if node.op == "placeholder":
                     placeholders[node.target] = node.name
                 elif node.op == "output":
-                    output = _compile_argument(node.args[0])
+                    output = _compile_output(node, known)
                 else:
                     what = f"graph.nodes[{index}] ({node.target})"
                     steps.append(
@@ -161,13 +162,16 @@ class _Program:
                             node.name,
                             what,
                             _find_callable(node),
-                            _compile_argument(node.args),
-                            _compile_mapping(node.kwargs),
+                            _compile_argument(node.args, known),
+                            _compile_mapping(node.kwargs, known),
                         )
                     )
-            except (_UnsupportedError, IndexError) as problem:
+            except _UnsupportedError as problem:
                 raise ValueError(f"graph.nodes[{index}] ({node.target}): {problem}") from None
+            known.add(node.name)
         names = tuple(each.name for each in inputs)
+        if not names or names[0] != "logprobs" or inputs[0].rank == 0:
+            raise ValueError("inputs: the first must be logprobs, of 1 or 2 dimensions")
         if output is None or set(placeholders) != set(names):
             raise ValueError("graph: must have the inputs as its placeholders, and one output")
         return cls(names, placeholders, tuple(steps), output)
@@ -289,30 +293,45 @@ def _read_attribute(subject: Any, name: str) -> Any:
 # ------------------------------------------------------------------------------------------ arguments
 
 
-def _compile_argument(encoded: Any, depth: int = 0) -> Value:
-    """Return a function that computes an argument from a mapping: inputs and results of steps, by name."""
+def _compile_output(node: CustomLossNode, known: Collection[str]) -> Value:
+    pair = node.args[0] if len(node.args) == 1 else None
+    parts = pair.get("tuple") if isinstance(pair, dict) else pair
+    if not (
+        isinstance(parts, list) and len(parts) == 2 and isinstance(parts[1], dict) and "dict" in parts[1]
+    ):
+        raise _UnsupportedError("the output must be a loss and a dict of metrics")
+    return _compile_argument(parts, known)
+
+
+def _compile_argument(encoded: Any, known: Collection[str], depth: int = 0) -> Value:
+    """Return a function that computes an argument from a mapping: inputs and results of steps, by name.
+
+    `known` has the names of the earlier nodes.
+    """
     if depth > _MAX_DEPTH:
         raise _UnsupportedError("an argument is nested too deeply")
     if encoded is None or isinstance(encoded, (bool, int, float, str)):
         return lambda _: encoded
     if isinstance(encoded, list):
-        parts = [_compile_argument(each, depth + 1) for each in encoded]
-        return lambda known: [part(known) for part in parts]
+        parts = [_compile_argument(each, known, depth + 1) for each in encoded]
+        return lambda values: [part(values) for part in parts]
     if not isinstance(encoded, dict) or len(encoded) != 1:
         raise _UnsupportedError("an argument has an unknown form")
     ((kind, inside),) = encoded.items()
-    return _compile_tagged(kind, inside, depth + 1)
+    return _compile_tagged(kind, inside, known, depth + 1)
 
 
-def _compile_tagged(kind: str, inside: Any, depth: int) -> Value:
+def _compile_tagged(kind: str, inside: Any, known: Collection[str], depth: int) -> Value:
     if kind == "ref" and isinstance(inside, str):
-        return lambda known: known[inside]
+        if inside not in known:
+            raise _UnsupportedError(f"refers to {inside!r}, which no earlier node is called")
+        return lambda values: values[inside]
     if kind in ("tuple", "slice") and isinstance(inside, list) and (kind == "tuple" or len(inside) == 3):
-        parts = _compile_argument(inside, depth)
+        parts = _compile_argument(inside, known, depth)
         make: Callable[[Any], Any] = tuple if kind == "tuple" else lambda three: slice(*three)
-        return lambda known: make(parts(known))
+        return lambda values: make(parts(values))
     if kind == "dict" and isinstance(inside, dict):
-        return _compile_mapping(inside, depth)
+        return _compile_mapping(inside, known, depth)
     if kind == "ellipsis":
         return lambda _: Ellipsis
     if kind == "float" and inside in ("inf", "-inf", "nan"):
@@ -325,6 +344,6 @@ def _compile_tagged(kind: str, inside: Any, depth: int) -> Value:
     raise _UnsupportedError(f"{kind} {inside!r} is not known to this server")
 
 
-def _compile_mapping(encoded: Mapping[str, Any], depth: int = 0) -> Value:
-    parts = {name: _compile_argument(each, depth + 1) for name, each in encoded.items()}
-    return lambda known: {name: part(known) for name, part in parts.items()}
+def _compile_mapping(encoded: Mapping[str, Any], known: Collection[str], depth: int = 0) -> Value:
+    parts = {name: _compile_argument(each, known, depth + 1) for name, each in encoded.items()}
+    return lambda values: {name: part(values) for name, part in parts.items()}
