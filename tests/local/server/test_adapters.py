@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.embedded import running
 from support.engine_models import busy_params, tiny_weights
+from support.loops import in_a_loop
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
-from tinker_sync.local.host.workers import JobWorker
 from tinker_sync.local.server.adapters import Adapters
 
 WEIGHTS = tiny_weights()
@@ -24,112 +24,88 @@ def params(seed: int) -> LoraParams:
 EACH = params(0).flat.nbytes
 
 
-def play(test: Callable[[Adapters, list[LoraParams]], Awaitable[None]], limit: float = 2.5) -> None:
-    forgotten: list[LoraParams] = []
+class Scene:
+    """Adapters with room for two and a half, and the lists of those that left memory and were loaded."""
 
-    async def main() -> None:
-        with contextlib.closing(JobWorker("tinker-disk", threads=2)) as pool:
-            adapters = Adapters(forgotten.append, pool, limit_bytes=int(limit * EACH))
-            try:
-                await test(adapters, forgotten)
-            finally:
-                adapters.close()
+    def __init__(self, room: float = 2.5) -> None:
+        self.left: list[LoraParams] = []
+        self.loaded: list[str] = []
+        self.adapters = Adapters(self.left.append, limit_bytes=int(room * EACH))
 
-    asyncio.run(main())
+    async def get(self, key: str) -> LoraParams:
+        async def load() -> LoraParams:
+            self.loaded.append(key)
+            await asyncio.sleep(0)
+            return params(9)
 
-
-def with_adapters(test: Callable[[Adapters, list[LoraParams]], Awaitable[None]]) -> Callable[[], None]:
-    return lambda: play(test)
-
-
-@with_adapters
-async def test_the_longest_unused_leaves_memory_and_comes_back_bit_by_bit(
-    adapters: Adapters, forgotten: list[LoraParams]
-) -> None:
-    kept = {f"a{seed}": params(seed) for seed in range(5)}
-    for key, one in kept.items():
-        await adapters.put(key, one)
-        await adapters.get("a0")  # so `a0` is never the longest unused
-    assert adapters.held_bytes <= 2.5 * EACH
-    assert forgotten == [kept["a1"], kept["a2"], kept["a3"]]
-    assert await adapters.get("a0") is kept["a0"]
-    for key, one in kept.items():
-        again = await adapters.get(key)
-        assert np.array_equal(again.flat, one.flat)
-        assert not again.flat.flags.writeable
-        assert again.settings == one.settings
-    assert adapters.held_bytes <= 2.5 * EACH
+        return await self.adapters.get(key, load)
 
 
-@with_adapters
-async def test_what_can_be_loaded_is_loaded_once_for_all_who_ask(
-    adapters: Adapters, forgotten: list[LoraParams]
-) -> None:
-    loads: list[str] = []
+@in_a_loop
+async def test_the_longest_unused_leaves_memory_and_is_loaded_again() -> None:
+    scene, kept = Scene(), [params(seed) for seed in range(4)]
+    for index, one in enumerate(kept):
+        scene.adapters.put(f"a{index}", one)
+        assert await scene.get("a0") is kept[0]  # so `a0` is never the longest unused
+    assert [each is one for each, one in zip(scene.left, kept[1:], strict=False)] == [True, True]
+    assert await scene.get("a3") is kept[3]
+    assert np.array_equal((await scene.get("a1")).flat, params(9).flat)
+    assert scene.loaded == ["a1"]
 
-    async def load() -> LoraParams:
-        loads.append("once")
-        await asyncio.sleep(0)
-        return params(1)
 
-    found = await asyncio.gather(*(adapters.get("tinker://x", load) for _ in range(5)))
-    assert loads == ["once"]
+@in_a_loop
+async def test_an_adapter_is_loaded_once_for_all_who_ask() -> None:
+    scene = Scene()
+    found = await asyncio.gather(*(scene.get("tinker://x") for _ in range(5)))
+    assert scene.loaded == ["tinker://x"]
     assert all(one is found[0] for one in found)
-    for seed in range(3):
-        await adapters.put(f"a{seed}", params(seed))
-    assert "tinker://x" not in adapters  # nothing was written: it can be loaded again
-    await adapters.get("tinker://x", load)
-    assert loads == ["once", "once"]
 
 
-@with_adapters
-async def test_a_failed_load_is_tried_again(adapters: Adapters, forgotten: list[LoraParams]) -> None:
+@in_a_loop
+async def test_a_failed_load_is_tried_again() -> None:
     async def broken() -> LoraParams:
         raise OSError("no disk")
 
-    async def load() -> LoraParams:
-        return params(1)
-
+    scene = Scene()
     with pytest.raises(OSError, match="no disk"):
-        await adapters.get("a", broken)
-    assert np.array_equal((await adapters.get("a", load)).flat, params(1).flat)
+        await scene.adapters.get("a", broken)
+    assert np.array_equal((await scene.get("a")).flat, params(9).flat)
 
 
-@with_adapters
-async def test_a_dropped_adapter_leaves_memory_and_disk(
-    adapters: Adapters, forgotten: list[LoraParams]
-) -> None:
-    for seed in range(4):
-        await adapters.put(f"a{seed}", params(seed))
-    spilled = adapters._spilled["a0"].path
-    assert spilled.exists()
-    for key in ("a0", "a3", "never was"):
-        adapters.drop(key)
-        assert key not in adapters
-        with pytest.raises(KeyError):
-            await adapters.get(key)
-    assert not spilled.exists()
-    assert len(forgotten) == 3
+@in_a_loop
+async def test_a_dropped_adapter_makes_room() -> None:
+    scene, kept = Scene(), params(0)
+    scene.adapters.put("a", kept)
+    scene.adapters.put("b", params(1))
+    for key in ("b", "never was"):
+        scene.adapters.drop(key)
+    scene.adapters.put("c", params(2))
+    assert await scene.get("a") is kept
 
 
-def test_an_adapter_larger_than_the_limit_is_held() -> None:
-    async def scenario(adapters: Adapters, forgotten: list[LoraParams]) -> None:
-        for seed in range(3):
-            await adapters.put(f"a{seed}", params(seed))
-        assert adapters.held_bytes == EACH
-        assert np.array_equal((await adapters.get("a0")).flat, params(0).flat)
+@in_a_loop
+async def test_an_adapter_larger_than_the_limit_is_held() -> None:
+    scene, last = Scene(0.1), params(2)
+    for one in (params(0), params(1), last):
+        scene.adapters.put(f"a{one.flat[0]}", one)
+    assert await scene.get(f"a{last.flat[0]}") is last
+    assert len(scene.left) == 2
 
-    play(scenario, limit=0.1)
 
-
-def test_closing_removes_the_files() -> None:
-    folders = []
-
-    async def scenario(adapters: Adapters, forgotten: list[LoraParams]) -> None:
-        for seed in range(4):
-            await adapters.put(f"a{seed}", params(seed))
-        folders.append(adapters._spilled["a0"].path.parent)
-        assert folders[0].exists()
-
-    play(scenario)
-    assert not folders[0].exists()
+def test_samples_of_unsaved_weights_that_left_memory_fail_and_say_why(tmp_path: Path) -> None:
+    with running(tmp_path, adapter_bytes=1) as server:
+        session = server.session()
+        model = server.model(session)
+        samplers = []
+        for number in range(2):
+            unsaved = {"model_id": model, "sampling_session_seq_id": number, "seq_id": number + 1}
+            samplers.append(server.result_of("/save_weights_for_sampler", unsaved)["sampling_session_id"])
+        failed = server.sampled(samplers[0], 1)
+        assert (failed["category"], "have left memory" in failed["error"]) == ("user", True), failed
+        assert server.sampled(samplers[1], 1)["sequences"]
+        saved = {"model_id": model, "path": "kept", "seq_id": 3}
+        path = server.result_of("/save_weights_for_sampler", saved)["path"]
+        kept = server.sampler(session, 2, model_path=path).json()["sampling_session_id"]
+        for number in (1, 2):
+            assert server.sampled(kept, number)["sequences"]  # out of its checkpoint
+            server.sampled(samplers[1], number + 1)

@@ -85,7 +85,7 @@ def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> Non
     run = Run(server)
     run.learn()
     samplers = [run.save("inflight") for _ in range(3)]
-    adapters = server.app.service.adapters
+    adapters = server.app.service.adapters._held
     assert [each in adapters for each in samplers] == [False, False, True]
 
 

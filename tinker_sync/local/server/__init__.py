@@ -6,7 +6,7 @@
     flags            the settings of a server
     calls, service   the request and response of a handler; the state that handlers share
     promises, lanes  results that clients wait for; the requests of one model, in the order of their numbers
-    adapters         the adapters of samplers, in memory or on disk
+    adapters         the adapters of samplers in memory
     sessions, models, training, weights, ...   the handlers, grouped by subject; `app` lists them
 
 `tinker_sync.local.host` computes, and `tinker_sync.local.store` keeps data that lasts. Handlers run on the

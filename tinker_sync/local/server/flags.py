@@ -46,6 +46,8 @@ class Flags:
             largest number of samples, which is limited to `convert.MOST_SAMPLES` as well.
         kept_results_bytes: the most bytes of fetched results to keep, for clients that lost the response.
             The result fetched last is kept in any case.
+        adapter_bytes: the most bytes of samplers' adapters in memory, beyond which the least recently used
+            ones leave it.
         seed: decides ids and the choices that clients leave to the server, such as the seeds of samples;
             None: at random.
 
@@ -66,6 +68,7 @@ class Flags:
     max_rank: int = 256
     max_cells: int = 4_000_000
     kept_results_bytes: int = 64 * _MIB
+    adapter_bytes: int = 512 * _MIB
     seed: int | None = None
 
     @classmethod

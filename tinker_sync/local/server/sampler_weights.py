@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.lora import LoraParams
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
-    from tinker_sync.local.store.rows import CheckpointRow
 
 calls = Calls()
 
@@ -44,7 +43,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
 
     async def named() -> Any:
         name = name_of(service, request)
-        replaced = await _pin(service, model.run_id, name)
+        replaced, openers = await _pin(service, model.run_id, name)
         row = await save(
             service,
             model,
@@ -54,8 +53,10 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             overwrite=True,  # the request has no field for it, and training loops use one name repeatedly
             user_metadata=request.user_metadata,
         )
-        if replaced is not None:
-            _adopt(service, replaced, row)
+        for sampler in service.samplers.values():
+            # Samplers that were opened while the checkpoint was being replaced get the new weights.
+            if sampler.adapter == replaced is not None and sampler.sampler_id not in openers:
+                sampler.adapter = adapter_key(row.tinker_path, row.number)
         return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
 
     async def unsaved() -> Any:
@@ -69,8 +70,8 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             model_path=f"{UNSAVED}{model.run_id}",
         )
         sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
-        service.samplers[sampler_id] = sampler  # first, so that the weights always leave memory with it
-        await service.adapters.put(sampler_id, params)
+        service.samplers[sampler_id] = sampler
+        service.adapters.put(sampler_id, params)
         if request.kind == "inflight":
             _move(service, model.run_id, sampler)
         return SaveWeightsForSamplerResponseInternal(
@@ -81,47 +82,41 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
     return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
 
 
-async def _pin(service: Service, run_id: str, name: str) -> CheckpointRow | None:
+async def _pin(service: Service, run_id: str, name: str) -> tuple[str | None, set[str]]:
     """Keep the weights of a sampler checkpoint that is about to be replaced, for the samplers that use it.
 
     Returns:
-        The row of the checkpoint, or None if it does not exist.
+        The key of the checkpoint's adapter, None if there is no checkpoint; the ids of the samplers.
     """
     try:
         row = await service.on_disk(service.store.checkpoint, run_id, "sampler", name)
     except StoreError:
-        return None
+        return None, set()
     key = adapter_key(row.tinker_path, row.number)
-    for known, sampler in [each for each in service.samplers.items() if each[1].adapter == key]:
+    users = [each for each in service.samplers.values() if each.adapter == key]
+    for sampler in users:
         if sampler.session_id is None:  # every request of its clients has the path
-            del service.samplers[known]
+            del service.samplers[sampler.sampler_id]
             service.drop_unused(key)
             continue
         with contextlib.suppress(StoreError):  # a damaged checkpoint: each sample fails with the reason
-            params = await service.adapters.get(key, partial(load_params, service, sampler))
-            await service.adapters.put(key, params)
-    return row
-
-
-def _adopt(service: Service, replaced: CheckpointRow, row: CheckpointRow) -> None:
-    """Set the new weights in samplers that were opened while the checkpoint was being replaced."""
-    key = adapter_key(replaced.tinker_path, replaced.number)
-    for sampler in service.samplers.values():
-        if sampler.adapter == key and key not in service.adapters:
-            sampler.adapter = adapter_key(row.tinker_path, row.number)
+            await service.adapters.get(key, partial(load_params, service, sampler))
+    return key, {sampler.sampler_id for sampler in users}
 
 
 async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
     """Return the adapter of a sampler from its checkpoint.
 
     Raises:
-        KeyError: the weights of the sampler were never saved.
-        UserFault: another save has replaced the checkpoint.
+        UserFault: the weights of the sampler were never saved, or another save has replaced the checkpoint.
         StoreError: the checkpoint is gone or cannot be read.
     """
     path, key = sampler.model_path, sampler.adapter
     if path is None:
-        raise KeyError(key)
+        raise UserFault(
+            f"the weights of sampler {sampler.sampler_id} have left memory, because those of newer ones need "
+            "it; save weights under a name to sample from them later"
+        )
     info, arrays = await read_checkpoint(service, path, "sampling")
     run_id, kind, name = parse(path)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)

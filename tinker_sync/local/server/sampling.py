@@ -231,8 +231,6 @@ class _Sampling:
             newer = self._sampler.adapter
             if newer is not None and newer != key:  # an inflight save has changed the weights meanwhile
                 await self._fetch(newer)
-            elif isinstance(problem, KeyError):
-                self._settle(UserFault(f"the weights of sampler {self._sampler.sampler_id} are gone"))
             else:
                 self._settle(problem)
         else:

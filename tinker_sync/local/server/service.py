@@ -139,7 +139,7 @@ class Service:
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self.disk = JobWorker("tinker-disk", threads=_DISK_THREADS)
-        self.adapters: Adapters = None  # type: ignore[assignment]  # set by start
+        self.adapters = Adapters(host.forget, limit_bytes=flags.adapter_bytes)
         self._random = random.Random(flags.seed) if flags.seed is not None else random.SystemRandom()  # noqa: S311
         self._seed = flags.seed if flags.seed is not None else secrets.randbits(63)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -152,7 +152,6 @@ class Service:
         """Start the timers. The application calls this before the first request."""
         self.loop = asyncio.get_running_loop()
         await self.on_disk(lambda: None)  # starts the threads now, not under load
-        self.adapters = Adapters(self.host.forget, self.disk)
         if self.flags.seed is not None:
             # Ids must differ from those of earlier servers with the same seed and store, so the number of
             # sessions and runs, which only grows, is part of the seed.
