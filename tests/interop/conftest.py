@@ -34,11 +34,21 @@ if not importlib.util.find_spec("tinker_cookbook"):
     collect_ignore += ["test_cookbook_oracle.py", "test_merge_oracle.py"]
 
 
+_remarks: list[str] = []
+
+
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
     """Yield the processes that run programs of either client."""
     with Programs() as programs:
         yield programs
+    _remarks.extend(programs.remarks)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for remark in _remarks:
+        terminalreporter.section("a program of the reference client ran a second time")
+        terminalreporter.line(remark)
 
 
 def _reference_version() -> tuple[int, int]:

@@ -7,6 +7,7 @@ chance, or the error. Only what `import tinker` means differs between the client
 """
 
 import asyncio
+import faulthandler
 import json
 import os
 import sys
@@ -266,6 +267,7 @@ LOOPS = {
 
 
 def main():
+    faulthandler.dump_traceback_later(280, exit=True)
     url, key, folder, *names = sys.argv[1:]
     os.environ.update(TINKER_BASE_URL=url, TINKER_API_KEY=key)
     found = {}

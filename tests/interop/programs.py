@@ -6,6 +6,7 @@ each program, so that every program still has an interpreter without clients, co
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -28,7 +29,14 @@ from support.orders import OrderedProcess, answer, fork
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PATIENCE_S = 240
+PATIENCE_S = 100
+"""The default limit of a program: two of them must end before `faulthandler_timeout` ends the whole run."""
+
+_DUMP_S = 2
+
+
+class HungError(AssertionError):
+    """A program did not end in time. The text has the stacks of its threads."""
 
 
 @frozen
@@ -47,6 +55,8 @@ class Programs:
         self._processes: dict[str, OrderedProcess] = {}
         self._locks = {package: threading.Lock() for package in ("tinker", "tinker_sync")}
         self._stack = ExitStack()
+        self.remarks: list[str] = []
+        """What the end of the test run should say."""
 
     def run(
         self,
@@ -65,7 +75,8 @@ class Programs:
             arguments: the arguments of the program.
             typed: the standard input.
             environment: all environment variables; None for those of this process.
-            patience_s: the seconds after which the program is killed.
+            patience_s: the seconds after which the program writes the stacks of its threads to its standard
+                error, and is killed.
         """
         order = {
             "file" if isinstance(program, Path) else "text": str(program),
@@ -81,9 +92,16 @@ class Programs:
             return Ended(**self._processes[package].ask(**order))
 
     def results(self, package: str, program: Path | str, *arguments: str, **options: Any) -> Any:
-        """Run a program, which must exit with 0, and return the JSON that it prints."""
+        """Run a program, which must exit with 0, and return the JSON that it prints.
+
+        Raises:
+            HungError: if the program does not end in time.
+        """
         ended = self.run(package, program, *arguments, **options)
-        assert ended.code == 0, f"{package} failed:\n{ended.err[-4000:]}"
+        name = program.name if isinstance(program, Path) else "a program"
+        if ended.code == -signal.SIGALRM:
+            raise HungError(f"{name} {' '.join(arguments)} hangs with {package}:\n{ended.err}")
+        assert ended.code == 0, f"{name} failed with {package}:\n{ended.err[-4000:]}"
         return json.loads(ended.out)
 
     def __enter__(self) -> Self:
@@ -99,10 +117,11 @@ def _live(order: dict[str, Any], place: Path, tell: int) -> None:
     `place` is a directory for the files that stand for the standard streams.
     """
     del tell
-    signal.alarm(order["patience_s"])
+    signal.alarm(order["patience_s"] + _DUMP_S)
     (place / "in").write_text(order["typed"], encoding="utf-8")
     for name, number, flags in (("in", 0, os.O_RDONLY), ("out", 1, os.O_WRONLY), ("err", 2, os.O_WRONLY)):
         os.dup2(os.open(place / name, flags | os.O_CREAT), number)
+    faulthandler.dump_traceback_later(order["patience_s"], file=2)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # as long as the process
     os.environ.clear()
     os.environ.update(order["environment"])

@@ -41,7 +41,7 @@ def outcomes(folder: Path, *options: str) -> dict[str, Any]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]
