@@ -63,7 +63,6 @@ INSTANCES = [
     MissingExtraError("speed", feature="zstd"),
     errors.BudgetExceededError("m", limit=20.0, spent=19.5, unit="usd"),
     errors.SessionLostError("session-1", "410 Gone"),
-    errors.JournalError("m"),
     errors.VerificationError("m"),
     errors.ClientClosedError(),
     errors.TokenizerError("m", "org/model"),

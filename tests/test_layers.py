@@ -14,7 +14,7 @@ import tinker_sync
 # The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
-    *("config", "types", "wire", "transport", "auth", "journal", "runtime"),
+    *("config", "types", "wire", "transport", "auth", "runtime"),
     *("losses", "transfer", "text", "data", "insight", "batch", "loop"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
@@ -24,7 +24,6 @@ ROOMS = (
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
-    "journal": {"config", "types", "wire", "transport", "auth"},
     "text": {"config", "wire", "transport", "auth"},
     "data": {"config", "wire", "transport", "auth", "runtime"},
     "loop": {"config", "wire", "transport", "auth", "runtime"},

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from support.each import for_each
@@ -95,6 +96,8 @@ def test_they_are_attributes_without_being_imported() -> None:
         ("from tinker_sync import proto", "tinker_sync.wire.proto"),
         ("from tinker_sync._base_client import BaseClient", "ServiceClient"),
         ("from tinker_sync.lib.api_future_impl import QueueStateObserver", "on_queue_state"),
+        ("from tinker_sync import JournalError", "service.checkpoints"),
+        ("from tinker_sync.journal.run import RunJournal", "service.checkpoints"),
     ],
 )
 def test_what_is_left_out_is_refused_with_what_to_use(statement: str, advice: str) -> None:
@@ -102,6 +105,33 @@ def test_what_is_left_out_is_refused_with_what_to_use(statement: str, advice: st
         exec(statement)
     assert advice in str(caught.value)
     assert "tinker_sync has no '" in str(caught.value)
+
+
+@for_each(
+    ("kind", "name", "advice"),
+    [
+        ("ServiceClient", "attach", "service.checkpoints"),
+        ("ServiceClient", "trainings", "service.checkpoints"),
+        ("TrainingClient", "steps", "range(first, stop)"),
+        ("TrainingClient", "unread", "service.checkpoints"),
+        ("TrainingClient", "settled", "service.checkpoints"),
+    ],
+)
+def test_what_a_client_has_no_more_says_what_to_use(kind: str, name: str, advice: str) -> None:
+    client = getattr(tinker_sync, kind)
+    with pytest.raises(AttributeError) as caught:
+        getattr(client, name)
+    assert f"tinker_sync has no '{kind}.{name}'" in str(caught.value)
+    assert advice in str(caught.value)
+    assert not hasattr(client, name)
+
+
+def test_an_argument_of_an_earlier_version_says_what_to_use() -> None:
+    arguments: Any = {"base_url": "http://127.0.0.1:1", "api_key": "tml-x", "journal": "run.journal"}
+    with pytest.raises(TypeError, match=r"no argument 'journal' any more: service.checkpoints"):
+        tinker_sync.ServiceClient(**arguments)
+    with pytest.raises(AttributeError, match=r"has no 'JournalError': service.checkpoints"):
+        getattr(tinker_sync, "JournalError")  # noqa: B009  # type checkers know that it is not there
 
 
 def test_other_unknown_names_fail_as_usual() -> None:

@@ -24,7 +24,7 @@ _HOMES = {
         APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError
         AuthenticationError BadRequestError BillingError BudgetExceededError ClientClosedError
         ConfigurationError ConflictError CredentialError DeadlineError EarlierCallFailedError
-        ExperimentalWarning InternalServerError InvalidInputError JournalError MissingExtraError
+        ExperimentalWarning InternalServerError InvalidInputError MissingExtraError
         NotFoundError PermissionDeniedError RateLimitError RequestErrorCategory RequestFailedError RequestInfo
         ResponseInfo SessionLostError TinkerError TokenizerError TransferError UnprocessableEntityError
         UnsafeArchiveError UnsupportedByServerError VerificationError WireError

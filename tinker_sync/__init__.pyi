@@ -36,7 +36,6 @@ from tinker_sync.errors import EarlierCallFailedError as EarlierCallFailedError
 from tinker_sync.errors import ExperimentalWarning as ExperimentalWarning
 from tinker_sync.errors import InternalServerError as InternalServerError
 from tinker_sync.errors import InvalidInputError as InvalidInputError
-from tinker_sync.errors import JournalError as JournalError
 from tinker_sync.errors import MissingExtraError as MissingExtraError
 from tinker_sync.errors import NotFoundError as NotFoundError
 from tinker_sync.errors import PermissionDeniedError as PermissionDeniedError

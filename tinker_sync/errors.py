@@ -19,7 +19,6 @@ logged, sent to another process or pasted into a report.
       SessionLostError              the server has ended the session
       EarlierCallFailedError        it is unknown whether an earlier training call reached the server
       VerificationError             a saved checkpoint that may not restore correctly
-      JournalError                  a journal that cannot be used, or does not match the script
       ClientClosedError             a call after `close`             (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
       TokenizerError                the files of a tokenizer are not available
@@ -77,7 +76,6 @@ __all__ = [
     "ExperimentalWarning",
     "InternalServerError",
     "InvalidInputError",
-    "JournalError",
     "MissingExtraError",
     "NotFoundError",
     "PermissionDeniedError",
@@ -353,14 +351,6 @@ last checkpoint.
     def __str__(self) -> str:
         statement = f"the server no longer keeps session {self.session_id}: {self.reason}"
         return append_advice(statement, "Make a new ServiceClient, and continue from the last checkpoint.")
-
-
-class JournalError(TinkerError):
-    """A journal cannot be used, or does not match the calls of the script; those calls were not sent.
-
-    >>> print(JournalError("another process uses the journal run.journal"))
-    another process uses the journal run.journal
-    """
 
 
 class VerificationError(TinkerError):

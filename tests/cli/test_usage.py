@@ -118,7 +118,7 @@ def test_only_the_hosted_service_has_a_console() -> None:
         assert training.get_console_url() == stub.url
     with ServiceClient(base_url=None, api_key="tml-x") as service:
         assert service.get_console_url().endswith("/sessions")
-        hosted = TrainingClient(service.holder, 0, recorded=False)
+        hosted = TrainingClient(service.holder, 0)
         hosted._line.model_id = "run-1"
         hosted._become_ready()
         assert hosted.get_console_url().endswith("/training_runs/run-1")

@@ -122,3 +122,11 @@ def test_there_is_nothing_to_recover_from() -> None:
         loaded.result(PATIENCE_S)
         loaded.recover().result(PATIENCE_S)
         assert [asked.json()["optimizer"] for asked in stub.asked("/load_weights")] == [False, False]
+
+
+def test_a_state_can_be_recovered_as_soon_as_its_save_has_a_result() -> None:
+    with world() as (stub, service):
+        trainer = service.create_lora_training_client("stub/model").result(PATIENCE_S)
+        path = trainer.save_state("a").result(PATIENCE_S).path
+        trainer.recover().result(PATIENCE_S)
+        assert [asked.json()["path"] for asked in stub.asked("/load_weights")] == [path]

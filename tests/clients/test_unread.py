@@ -76,17 +76,6 @@ def test_an_unread_failure_is_logged_when_its_future_is_collected(
         assert message.endswith("no room (request " + message.rpartition("(request ")[2])
 
 
-def test_a_journal_is_no_look_at_the_failures_that_it_records(
-    stub: Stub, logged: Callable[[], list[str]], tmp_path: Path
-) -> None:
-    gc.collect()
-    journal = tmp_path / "run.jsonl"
-    with ServiceClient(base_url=stub.url, api_key="tml-x", journal=journal) as service:  # type: ignore[attr-defined]
-        failed = end(stub, calls(service)["save_state"])
-        del failed
-        until(lambda: gc.collect() >= 0 and len(logged()) == 1)
-
-
 def test_as_completed_is_no_look_at_the_failures_of_its_futures(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
 ) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -299,22 +297,3 @@ def test_it_does_not_block_a_loop(service: ServiceClient) -> None:
         return (await (await training.save_state_async("awaited", verify=True))).path
 
     assert asyncio.run(save(trained(service))).endswith("/weights/awaited")
-
-
-def test_a_verified_save_with_a_journal_is_repeated_like_any_call(
-    server: LocalServer, tmp_path: Path
-) -> None:
-    journal = tmp_path / "run.journal"
-
-    def script(status: Any) -> str:
-        service = server.service(journal=journal)
-        training = trained(service)
-        path = training.save_state("journaled", verify=True).result(PATIENCE_S).path
-        second = trained(service)  # its number does not depend on the copy
-        second.optim_step(AdamParams()).result(PATIENCE_S)
-        service.close(status).result(PATIENCE_S)
-        return path
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert script("errored") == script("success")

@@ -94,14 +94,6 @@ def test_a_closed_client_stays_closed_in_a_child() -> None:
     assert life.closing.is_set()
 
 
-def test_a_child_closes_its_copy_of_the_journal() -> None:
-    life, closed = lifecycle(), threading.Event()
-    journal: Any = SimpleNamespace(renew_after_fork=closed.set)
-    life.journal = journal
-    life.renew_after_fork()
-    assert closed.is_set()
-
-
 def test_a_callback_may_end_the_client_again() -> None:
     life = lifecycle()
     future: APIFuture[int] = APIFuture()

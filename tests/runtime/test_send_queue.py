@@ -489,25 +489,6 @@ class TestNoThread:
         assert {str(each.future.exception(0)) for each in made} == {"no thread"}
 
 
-class TestEarlierRun:
-    """Tests of operations of which the server refused some parts in an earlier run."""
-
-    @pytest.mark.parametrize(
-        ("sent", "wire"), [([2], "3:a.3 1:nothing 2:nothing 4:b"), ([0], "1:a.1 2:b"), ([], "1:b")]
-    )
-    def test_the_parts_that_it_sent_are_sent_and_no_others(
-        self, bench: Bench, sent: list[int], wire: str
-    ) -> None:
-        earlier = [(sent, {1: REFUSED}), None]
-        bench.queue._earlier = lambda _parts, _number: earlier.pop(0)
-        made = bench.append("a", 3, parallel=True)
-        bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == wire
-        assert "unknown loss" in str(made.parts[1].future.exception(0))
-        assert [part.future.done() for part in made.parts] == [index not in sent for index in range(3)]
-
-
 class TestRefusedSend:
     """Tests of requests that the server certainly did not accept: the next one gets their number."""
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
 from support.crowd import together, until
 from support.tinker_stub import Answer, Stub, StubServer
-from support.wires import KEY, settings_for
 
 from tinker_sync._base.events import SessionEnded, SessionStarted
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.session import Session
-from tinker_sync.transport.call import Call
 
 FULL = {"custom_loss_server_side": False}
 FINISH = "/sessions/session-0/finish"
@@ -209,34 +206,6 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
 
 def _no_thread() -> None:
     raise TinkerError("no thread for this call: can't start new thread")
-
-
-@pytest.mark.parametrize(("replays", "far"), [(True, False), (False, True)], ids=["script", "attach"])
-def test_numbers_begin_far_away_if_no_script_makes_the_earlier_calls_again(replays: bool, far: bool) -> None:
-    journal: Any = SimpleNamespace(
-        session_id="session-0", last=None, last_requests=["req-1"], replays=replays, resume=lambda: None
-    )
-    connection: Any = SimpleNamespace(
-        caller=SimpleNamespace(call=lambda call: None), settings=settings_for("http://h", api_key=KEY)
-    )
-    session = Session(journal=journal)
-    assert session._resume(connection) == "session-0"
-    assert (session.next_model_seq_id() >= 10**6) is far
-
-
-@pytest.mark.parametrize(("status", "known"), [(408, True), (404, False), (410, False)])
-def test_a_result_that_is_not_ready_shows_that_the_server_has_the_model(status: int, known: bool) -> None:
-    def call(call: Call) -> None:
-        if call.path.endswith("/retrieve_future"):
-            raise APIStatusError.from_reply(status, {}, b"")
-
-    journal: Any = SimpleNamespace(
-        session_id="session-0", last=None, last_requests=["req-1"], replays=True, resume=lambda: None
-    )
-    connection: Any = SimpleNamespace(
-        caller=SimpleNamespace(call=call), settings=settings_for("http://h", api_key=KEY)
-    )
-    assert Session(journal=journal)._resume(connection) == ("session-0" if known else None)
 
 
 def test_a_closed_client_sends_no_heartbeat(stub: Stub) -> None:

@@ -78,7 +78,7 @@ def lazy_names(
 
 
 class _LeftOut:
-    """A finder that is asked after all others. It explains the absence of modules of the reference client."""
+    """A finder that is asked after all others. It explains the absence of modules (see `_left_out`)."""
 
     @staticmethod
     def find_spec(name: str, *_path_and_target: object) -> None:
@@ -93,6 +93,10 @@ def _describe_unknown(package: str, name: str, known: list[str]) -> str:
     message = f"module {package!r} has no attribute {name!r}"
     if name.startswith("_"):  # the interpreter probes for such names, and for private modules
         return message
+    path = f"{package}.{name}".partition(".")[2]
+    left_out: str | None = importlib.import_module("tinker_sync._base.left_out").words_on(path)
+    if left_out is not None:
+        return left_out
     import difflib  # slow to import, needed only for a misspelt name
 
     close = difflib.get_close_matches(name, known, n=1)

@@ -1,13 +1,13 @@
-"""Modules of the reference client that this package does not have, and arguments that it has no more.
+"""Names that this package does not have: modules of the reference client, and what earlier versions had.
 
-Each has a sentence that names what to use in its place. The first failed import of a module of this package
-loads this module (see `_base.lazy`), and so does the first call with an unknown argument.
+Each has a sentence that names what to use in its place. `_base.lazy` asks for it when it finds no such module
+or attribute, and a client when it gets an unknown argument or is asked for an attribute that it had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final, NoReturn
 
 _REQUESTS: Final = (
     "ServiceClient, TrainingClient, SamplingClient and RestClient have a method for each request"
@@ -22,6 +22,11 @@ _TELEMETRY: Final = "the clients send nothing but your calls, and get_telemetry(
 _QUEUE: Final = "ServiceClient(on_queue_state=...) takes a function that gets every change"
 _RETRIES: Final = (
     "RetryConfig sets the tries of a sampling client, and is_retryable_status_code judges a status"
+)
+
+_CRASHES: Final = (
+    "service.checkpoints(directory) saves a training in steps, and its resume() returns a client of the last "
+    "save and the next step"
 )
 
 _INSTEAD: Final = {
@@ -65,15 +70,38 @@ _INSTEAD: Final = {
     "lib.QueueStateObserver": _QUEUE,
     "lib.RetryHandler": _RETRIES,
     "lib._CombinedAPIFuture": "tinker_sync.gather waits for several futures",
+    # Names that earlier versions had.
+    "journal": _CRASHES,
+    "JournalError": _CRASHES,
+    "ServiceClient.attach": _CRASHES,
+    "ServiceClient.trainings": _CRASHES,
+    "TrainingClient.steps": f"range(first, stop) counts the steps, and {_CRASHES}",
+    "TrainingClient.unread": _CRASHES,
+    "TrainingClient.settled": _CRASHES,
 }
-"""What to use in the place of a module or of a name in it, by its path in the package."""
+"""What to use in the place of a module, a name in it, or an attribute of a client, by its path."""
 
 _ARGUMENTS: Final = {
+    "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",
     "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
 }
 """What to use in the place of an argument that earlier versions had."""
+
+
+def words_on(path: str) -> str | None:
+    """Return a sentence about a name that is left out, or about what is inside of it; None for other names.
+
+    >>> words_on("TrainingClient.unread")
+    "tinker_sync has no 'TrainingClient.unread': service.checkpoints(directory) saves a training in steps, ...
+    """
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        instead = _INSTEAD.get(".".join(parts[:end]))
+        if instead is not None:
+            return f"tinker_sync has no {path!r}: {instead}"
+    return None
 
 
 def refuse(module: str) -> None:
@@ -83,12 +111,9 @@ def refuse(module: str) -> None:
     Traceback (most recent call last):
     ImportError: tinker_sync has no 'proto.tinker_public_pb2': tinker_sync.wire.proto reads and ...
     """
-    path = module.partition(".")[2]
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        instead = _INSTEAD.get(".".join(parts[:end]))
-        if instead is not None:
-            raise ImportError(f"tinker_sync has no {path!r}: {instead}", name=module)
+    words = words_on(module.partition(".")[2])
+    if words is not None:
+        raise ImportError(words, name=module)
 
 
 def refuse_arguments(call: str, given: Iterable[str]) -> None:
@@ -102,3 +127,13 @@ def refuse_arguments(call: str, given: Iterable[str]) -> None:
         instead = _ARGUMENTS.get(f"{call}({name})")
         if instead is not None:
             raise TypeError(f"{call} has no argument {name!r} any more: {instead}")
+
+
+class Removed:
+    """An attribute that a class had in an earlier version. Reading it says what to use instead."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._path = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: Any, owner: type) -> NoReturn:
+        raise AttributeError(words_on(self._path))

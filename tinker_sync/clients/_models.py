@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -96,15 +96,8 @@ class NewModel:
         return self.request.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
-        """Create the model, and set its id in `line`. Blocks.
-
-        With the journal of an earlier run, take the model recorded there, or restore its last checkpoint.
-        """
-        _make(line, self, self._create)
-
-    def _create(self, line: TrainingLine) -> str:
-        line.model_id, request_id = create_model(line.runtime, self.request, self.deadline_at)
-        return request_id
+        """Create the model, and set its id in `line`. Blocks."""
+        line.model_id = create_model(line.runtime, self.request, self.deadline_at)
 
 
 @frozen
@@ -122,17 +115,13 @@ class LoadedModel:
     deadline_at: float
 
     @classmethod
-    def of(
-        cls, runtime: ClientRuntime, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
-    ) -> LoadedModel:
+    def of(cls, runtime: ClientRuntime, request: LoadWeightsRequest, deadline_at: float) -> LoadedModel:
         """Check the arguments, take the next model number of the session, and return the order.
 
         Args:
             runtime: the runtime of the client.
             request: the request, complete except for the session and the number of the model.
             deadline_at: the time of the clock at which to give up.
-            aside: True for a model that a restarted script possibly does not create again, such as one of
-                `recover`. With a journal, the number of the model is random and far from the others.
 
         Raises:
             InvalidInputError: the request cannot be sent.
@@ -142,36 +131,24 @@ class LoadedModel:
         refuse_bare_path(request.path, "create_training_client_from_state")
         runtime.lifecycle.refuse_if_leaving()
         refuse_unsendable(request)
-        session = runtime.server.session
-        number = session.next_side_model_seq_id() if aside else session.next_model_seq_id()
-        return cls(request, number, deadline_at)
+        return cls(request, runtime.server.session.next_model_seq_id(), deadline_at)
 
     def make(self, line: TrainingLine) -> None:
-        """Create the model, and set its id in `line`. Blocks.
-
-        With the journal of an earlier run, take the model recorded there, or restore its last checkpoint.
-        """
-        _make(line, self, self.load)
-
-    def load(self, line: TrainingLine) -> str:
-        """Create the model, set its id in `line`, and return the id of its request. Blocks.
-
-        Do not record the model in the journal.
-        """
+        """Create the model, and set its id in `line`. Blocks."""
         runtime = line.runtime
         line.last_state = self.request
         if not runtime.server.ready(self.deadline_at).facts.dialect.loads_into_new_models:
-            return self._make_in_three(line)
+            self._make_in_three(line)
+            return
         try:
-            line.model_id, request_id = self._make_in_one(runtime)
+            line.model_id = self._make_in_one(runtime)
         except (BadRequestError, UnprocessableEntityError) as refusal:
             if "model_id" not in str(refusal):
                 raise
             # The server loads into existing models only, so it has not made a model.
-            return self._make_in_three(line)
-        return request_id
+            self._make_in_three(line)
 
-    def _make_in_one(self, runtime: ClientRuntime) -> tuple[str, str]:
+    def _make_in_one(self, runtime: ClientRuntime) -> str:
         session_id = runtime.server.open_session(self.deadline_at)
         request = self.request.model_copy(
             update={"session_id": session_id, "model_seq_id": self.model_seq_id}
@@ -179,9 +156,9 @@ class LoadedModel:
         promise, loaded = promised(runtime, "load_weights", request, LoadWeightsResponse, self.deadline_at)
         model_id = loaded.model_id or promise.model_id or f"{session_id}:train:{self.model_seq_id}"
         runtime.lifecycle.notify(ModelNamed(model=model_id, base_model=request.base_model))
-        return model_id, promise.request_id
+        return model_id
 
-    def _make_in_three(self, line: TrainingLine) -> str:
+    def _make_in_three(self, line: TrainingLine) -> None:
         runtime, asked = line.runtime, self.request
         info = self._weights_info(runtime)
         request = CreateModelRequest(
@@ -194,13 +171,12 @@ class LoadedModel:
                 info.optimizer_config if asked.optimizer else asked.optimizer_config or AdamOptimizerConfig()
             ),
         )
-        line.model_id, request_id = create_model(runtime, request, self.deadline_at)
+        line.model_id = create_model(runtime, request, self.deadline_at)
         load = LoadWeightsRequest(
             path=asked.path, optimizer=asked.optimizer, weights_access_token=asked.weights_access_token
         )
         call = OrderedCall(line, "load_weights", load, LoadWeightsResponse, self.deadline_at)
         line.submit_first(call).result()
-        return request_id
 
     def _weights_info(self, runtime: ClientRuntime) -> WeightsInfoResponse:
         """Return the description of the checkpoint, requested with the key that may read it."""
@@ -238,15 +214,6 @@ def reading(runtime: ClientRuntime, token: str | None) -> Iterator[ClientRuntime
         foreign.close("success")
 
 
-def _make(line: TrainingLine, asked: NewModel | LoadedModel, create: Callable[[TrainingLine], str]) -> None:
-    if line.record is None:
-        create(line)
-        return
-    from tinker_sync.clients._recorded import make_recorded
-
-    make_recorded(line, asked, create)
-
-
 def refuse_unsendable(request: Any) -> None:
     """Check that a request has a JSON form, so that the user's call raises the error and not a worker.
 
@@ -256,18 +223,18 @@ def refuse_unsendable(request: Any) -> None:
     wire_json.encode(request)
 
 
-def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
-    """Make a new model. Return its id and the id of the request that made it. Blocks."""
+def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at: float) -> str:
+    """Make a new model, and return its id. Blocks."""
     request = asked.model_copy(update={"session_id": runtime.server.open_session(deadline_at)})
     dialect = runtime.server.ready().facts.dialect
     refuse_unsupported(request, dialect)
     runtime.server.published.check_fields("create_model", request, dialect)
     runtime.server.published.check_model(request.base_model, dialect)
-    promise, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)
+    _, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")
     runtime.lifecycle.notify(ModelNamed(model=made.model_id, base_model=request.base_model))
-    return made.model_id, promise.request_id
+    return made.model_id
 
 
 def promised(

@@ -258,15 +258,12 @@ def with_copy(
     deadline_at: float,
     work: Callable[[TrainingClient], Any],
 ) -> None:
-    """Restore a checkpoint into a new model, call `work` with its client, and unload the model. Blocks.
-
-    No journal records the model.
-    """
+    """Restore a checkpoint into a new model, call `work` with its client, and unload the model. Blocks."""
     from tinker_sync.clients.training import TrainingClient
 
-    number = runtime.server.session.next_side_model_seq_id()
-    copy = TrainingClient(runtime, number, recorded=False)
-    LoadedModel(load, number, deadline_at).load(copy._line)
+    number = runtime.server.session.next_model_seq_id()
+    copy = TrainingClient(runtime, number)
+    LoadedModel(load, number, deadline_at).make(copy._line)
     copy._become_ready()
     try:
         work(copy)

@@ -285,9 +285,6 @@ def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSam
     """Use the sampler that a save has made, or create one from the saved path. Runs on a worker."""
     runtime = line.runtime
     line.run_id = trained.model_id
-    journal = runtime.server.session.journal
-    if journal is not None and journal.resumed:  # an earlier run may have sampled from this sampler
-        line.number_as_copy()
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:

@@ -6,10 +6,9 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_service
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     import requests
     from typing_extensions import Self
 
-    from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
-    from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
@@ -71,14 +68,11 @@ class ServiceClient(LoopTools):
             on a request that waits.
         rate_limiter: a separate limiter of requests; None: the one that all clients of this process with
             this server and key share.
-        journal: a file that records the requests of training clients, so that the same script can be started
-            again after a crash and goes on; see `TrainingClient.steps`. None: no journal.
         pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
 
     Raises:
         ConfigurationError: an argument or an environment variable has a wrong type or value.
         CredentialError: there is no key for the hosted service.
-        JournalError: the journal cannot be read, is of another server, or another process uses it.
         TypeError: an unknown keyword resembles a parameter, or an earlier version had it. Other unknown
             keywords cause a warning.
     """
@@ -100,7 +94,6 @@ class ServiceClient(LoopTools):
         dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
-        journal: str | PathLike[str] | None = None,
         pace: float | None = None,
         **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
@@ -141,7 +134,6 @@ class ServiceClient(LoopTools):
                 user_metadata=user_metadata,
                 project_id=settings.project_id,
                 display_name=display_name,
-                journal=None if journal is None else _open_journal(journal, settings),
             ),
             limiter=rate_limiter,
         )
@@ -149,70 +141,9 @@ class ServiceClient(LoopTools):
             self._runtime.notices.listen(on_queue_state)
         self._count()
         self._recordings: list[Recording] = []
-        self._trainings: tuple[TrainingClient, ...] | None = None
 
-    @classmethod
-    def attach(cls, journal: str | PathLike[str], **options: Any) -> Self:
-        """Continue the session of a journal, in any process, without the script that began it.
-
-        `trainings` has the training clients of the session. Each continues with its next sequence number, and
-        its `unread` has the results that had not arrived. If the server no longer has the session, each model
-        is restored from its last checkpoint, and a log line names the lost steps. The creation of a client
-        fails if its model is lost and has no checkpoint.
-
-        Args:
-            journal: the file.
-            options: arguments of `ServiceClient`; the default of `base_url` is the address in the journal.
-
-        Raises:
-            JournalError: there is no journal, it has no session to continue, or another process uses it.
-            TinkerError: `ServiceClient` refuses the options.
-
-        >>> import tempfile
-        >>> import tinker_sync
-        >>> from tinker_sync.testing import LocalServer
-        >>> path = f"{tempfile.mkdtemp()}/run.journal"
-        >>> with LocalServer(model="tinker-sync/random") as server:
-        ...     service = server.service(journal=path)
-        ...     training = service.create_lora_training_client("tinker-sync/random", rank=4)
-        ...     stepped = training.optim_step(tinker_sync.AdamParams()).result()
-        ...     closed = service.close("errored").result()  # the session stays open
-        ...     with tinker_sync.ServiceClient.attach(path, api_key=server.key) as service:
-        ...         [again] = service.trainings
-        ...         again.model_id == training.model_id, again.unread, again.settled
-        (True, (), ())
-        """
-        from tinker_sync.journal.file import find_session
-
-        last = find_session(Path(journal))
-        service = cls(journal=journal, **{"base_url": last.url, **options})
-        opened = service._runtime.server.session.journal
-        assert opened is not None  # noqa: S101  # the path is an argument
-        opened.replays = False
-        return service
-
-    @property
-    def trainings(self) -> tuple[TrainingClient, ...]:
-        """The training clients of the journal's session, in the order in which they were made.
-
-        It is empty except after `attach`. Clients that `recover` has replaced are not in it.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.trainings
-        ()
-        """
-        journal = self._runtime.server.session.journal
-        if self._trainings is None:
-            from tinker_sync.clients._recorded import RecordedModel
-            from tinker_sync.clients.training import TrainingClient
-
-            models = () if journal is None or journal.replays else journal.models
-            self._trainings = tuple(
-                TrainingClient._make(self._runtime, RecordedModel(number, self._until(None)))
-                for number in models
-            )
-        return self._trainings
+    if not TYPE_CHECKING:  # so that type checkers report them
+        attach, trainings = Removed(), Removed()
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -289,8 +220,7 @@ class ServiceClient(LoopTools):
     ) -> APIFuture[None]:
         """Begin to close this client and to end its session. Return a future that ends when both are done.
 
-        Later calls of the clients made here raise `ClientClosedError`. With a journal and another status than
-        "success", or with calls that remain, the session stays open at the server for the next run.
+        Later calls of the clients made here raise `ClientClosedError`.
 
         `close` waits for calls that change something at the server (`optim_step`, saves,
         `publish_checkpoint`, deletions, ...). A pass is sent if such a call follows it; a pass without one
@@ -374,12 +304,6 @@ class ServiceClient(LoopTools):
     get_server_capabilities_async = async_blocking(get_server_capabilities)
 
 
-def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
-    from tinker_sync.journal.run import RunJournal
-
-    return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
-
-
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:
     if exc_type is None:
         return "success"
@@ -396,10 +320,7 @@ def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     """
     import inspect  # needed only for a misspelt name
 
-    from tinker_sync._base.left_out import refuse_arguments
-
     refuse_arguments("ServiceClient", unknown)
-
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
     parameters.remove("self")
     for name in unknown:

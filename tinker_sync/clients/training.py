@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
+from tinker_sync._base.left_out import Removed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._creation import ready, start
@@ -19,7 +18,6 @@ from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
     GetInfoRequest,
     GetInfoResponse,
-    LoadWeightsRequest,
     SamplingClientKind,
     SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponseInternal,
@@ -29,7 +27,6 @@ from tinker_sync.types._console import training_run_url
 
 if TYPE_CHECKING:
     from tinker_sync.clients._models import LoadedModel, NewModel
-    from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients._verify import VerifiedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
@@ -79,8 +76,6 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         holder: ClientRuntime,
         model_seq_id: int | None = None,
         model_id: str | None = None,
-        *,
-        recorded: bool = True,
     ) -> None:
         """Make a client of a model that exists and that no other client has trained or saved.
 
@@ -91,7 +86,6 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             holder: the `holder` of another client.
             model_seq_id: the number of the model in its session, if it has one. Not needed with `model_id`.
             model_id: the id of the model.
-            recorded: write the calls into the journal of the service client, if it has one.
 
         Raises:
             InvalidInputError: no model is given.
@@ -101,10 +95,7 @@ class TrainingClient(WeightCalls["TrainingClient"]):
                 "TrainingClient: give the model_id of an existing model, or make a new one with "
                 "create_lora_training_client of a ServiceClient"
             )
-        recorded = recorded and model_id is None  # the journal knows only models that were made with it
-        journal = holder.server.session.journal if recorded else None
-        record = None if journal is None or model_seq_id is None else journal.record_of(model_seq_id)
-        self._line = TrainingLine(holder, record)
+        self._line = TrainingLine(holder)
         super().__init__(holder, self._line.held)
         self._place = ModelPlace(holder, self._line)
         self._user_metadata: dict[str, Any] | None = None
@@ -114,18 +105,9 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             ready(self)
 
     @classmethod
-    def _make(
-        cls,
-        runtime: ClientRuntime,
-        asked: NewModel | LoadedModel | RecordedModel | VerifiedModel,
-        *,
-        instead_of: TrainingLine | None = None,
-    ) -> TrainingClient:
+    def _make(cls, runtime: ClientRuntime, asked: NewModel | LoadedModel | VerifiedModel) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
         client = cls(runtime, asked.model_seq_id)
-        new, old = client._line.record, None if instead_of is None else instead_of.record
-        if new is not None and old is not None and isinstance(asked.request, LoadWeightsRequest):
-            new.replace(old, asked.request.path)
         client._user_metadata = asked.request.user_metadata
         start(client, partial(asked.make, client._line))
         return client
@@ -174,71 +156,8 @@ class TrainingClient(WeightCalls["TrainingClient"]):
 
     # -------------------------------------------------------------------------------------- going on
 
-    def steps(self, stop: int) -> Iterator[int]:
-        """Yield the numbers of the steps of a training loop, in order; `stop - 1` is the last.
-
-        With a journal, a restarted script begins with the step that was under way; the calls that it had made
-        in that step are not executed twice. If the server no longer has the session, the script begins after
-        the last checkpoint that was saved in a step, or with step 0. A second loop goes on behind the first,
-        because each step counts once. Without a journal this is `range(stop)`.
-
-        Args:
-            stop: the total number of steps.
-
-        Raises:
-            InvalidInputError: a second loop with a journal has no further steps.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
-        ...     [step for step in training.steps(3)]
-        [0, 1, 2]
-        """
-        record = self._line.record
-        first = 0
-        if record is not None:
-            self.result()
-            for future in list(record.early):  # the next number is known once these have ended
-                wait([future])
-            first = record.next_step(self._line.queue.next_number, stop)
-        for step in range(first, stop):
-            if record is not None:
-                record.begin_step(step)
-            yield step
-        if record is not None:
-            record.end_loop(stop)
-
-    @property
-    def unread(self) -> tuple[APIFuture[Any], ...]:
-        """Futures of the results that had not arrived when the earlier process ended, in order.
-
-        A pass that was sent in several requests has several results. Meant for the clients that
-        `ServiceClient.attach` makes; empty without a journal. Waits until the client is ready.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).unread
-        ()
-        """
-        from tinker_sync.clients._recorded import fetch_unread
-
-        line = self.result()._line
-        return () if line.record is None else tuple(fetch_unread(line, self._until(None)))
-
-    @property
-    def settled(self) -> tuple[str, ...]:
-        """Texts about the requests without a recorded answer: each states if its request reached the server.
-
-        Meant for the clients that `ServiceClient.attach` makes, whose creation asks the server; empty for
-        others. Waits until this client is ready.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).settled
-        ()
-        """
-        record = self.result()._line.record
-        return () if record is None else record.settled
+    if not TYPE_CHECKING:  # so that type checkers report them
+        steps, unread, settled = Removed(), Removed(), Removed()
 
     def take_over(self) -> None:
         """Allow calls of this copy of the client, in a forked child.
@@ -251,15 +170,12 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             TinkerError: the client was not ready when the process was forked.
             EarlierCallFailedError: calls were under way at the fork; `recover` makes a new client from the
                 last checkpoint.
-            JournalError: the client has a journal, which only the process that opened it can write.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4).result()
         ...     training.take_over()
         """
-        if self._line.record is not None:
-            self._line.record.refuse_in_fork()
         if not self._held.open:
             self._refuse_foreign_wait()
         self._line.queue.take_over()
@@ -271,15 +187,11 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         to leave a failed call behind that the server may have. Repeat the steps since that state. The model
         of this client does not change.
 
-        With a journal, if the state was saved in a step, `steps` of the new client begins after that step. A
-        restarted script then continues from the last checkpoint of the new client.
-
         Args:
             deadline: the seconds after which the call is given up.
 
         Raises:
             TinkerError: this client has saved no state and did not start from one.
-            JournalError: with a journal, a save without an answer may have replaced the state.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -300,15 +212,14 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         request = state.model_copy(update={"user_metadata": self._user_metadata})
         runtime = self._runtime
         until = runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
-        asked = LoadedModel.of(runtime, request, until, aside=True)
-        return TrainingClient._make(runtime, asked, instead_of=self._line)
+        asked = LoadedModel.of(runtime, request, until)
+        return TrainingClient._make(runtime, asked)
 
     def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
         """Free the place of this model at the server, after all calls made before. Later calls raise.
 
         Checkpoints stay. Open servers have few places, and free those of a session only some minutes after
-        its end. So `ServiceClient.close` unloads the models of its clients on such servers, unless a journal
-        keeps the session open.
+        its end. So `ServiceClient.close` unloads the models of its clients on such servers.
 
         Args:
             deadline: the seconds after which the call is given up.

@@ -34,7 +34,6 @@ Glossary:
     policy       the meaning of each status (`tinker_sync._base.policy`)
     deadline     the moment of the clock at which a call gives up
     limiter      a limit on tokens (`spending`); a rate limiter limits requests (`rate_limiter`)
-    journal      the file in which a client records its session and its training calls, for a later run
     recording    a measurement of the time that calls take, by `ServiceClient.explain` or `trace`
     observer     an object that receives the events of a client, such as the usage count
     sampler      a sampling session at the server

@@ -75,7 +75,6 @@ class ClientRuntime:
             connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.under_way
         )
         self.lifecycle = Lifecycle(connection, self.poller, pools, pending)
-        self.lifecycle.journal = session.journal if session is not None else None
         self.server = Server(
             connection,
             self.poller,

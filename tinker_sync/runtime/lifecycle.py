@@ -26,7 +26,6 @@ from tinker_sync.runtime.naming import attach_unread, carried
 from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:
-    from tinker_sync.journal.run import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
@@ -76,8 +75,6 @@ class Lifecycle:
         self.pending = pending
         self.closing = threading.Event()
         self.session: Session | None = None
-        self.journal: RunJournal | None = None
-        """The journal of the client; its file is closed last."""
         self.observers: tuple[Observer, ...] = ()  # replaced under _lock, never changed
         self.stopwatches: tuple[Stopwatch, ...] = ()  # replaced under _lock, never changed
         """The recordings under way."""
@@ -310,16 +307,14 @@ class Lifecycle:
     ) -> threading.Event | None:
         """Begin to finish the session at the server. Return an event that is set when this is done.
 
-        Return None if there is no session. Before the session is finished, send the last calls, unless the
-        session stays open. Only the first call has an effect.
+        Return None if there is no session. Before the session is finished, send the last calls. Only the
+        first call has an effect.
 
         The thread of the heartbeats does the work. So the caller can limit its wait, even while the lookup of
         a host name has no limit. This also works at the end of a process, when no new thread can start.
 
         Args:
-            status, detail: those of the session, unless others were given to the `close` of the client. With
-                a journal, a success becomes an interrupt if calls were dropped, or if a loop was left before
-                its end and nothing has closed the client.
+            status, detail: those of the session, unless others were given to the `close` of the client.
             limit_s: the longest time to finish the session.
             quiet: log a failure at the debug level.
         """
@@ -328,14 +323,9 @@ class Lifecycle:
             return None
         if self.asked_to_end is not None:  # the process may end before `tinker-close` has begun
             status, detail = self.asked_to_end
-        if status == "success" and self.journal is not None:
-            # `sys.exit` leaves no trace of an error.
-            left = self.asked_to_end is None and self.journal.unfinished
-            status = "interrupted" if left or self.pending.dropped else status
 
         def last() -> None:
-            if not session.stays_open(status):
-                self._send_last_calls(min(limit_s / 4, _LAST_CALLS_LIMIT_S))
+            self._send_last_calls(min(limit_s / 4, _LAST_CALLS_LIMIT_S))
             session.finish(self, status, detail, limit_s, quiet=quiet)
 
         return session.end(carried(last))
@@ -366,7 +356,7 @@ class Lifecycle:
             queue.close(failure)
 
     def shut(self) -> None:
-        """End the threads and the connections of the client, and close its journal. Calls under way fail.
+        """End the threads and the connections of the client. Calls under way fail.
 
         Queued callbacks of the user still run. A thread in a callback ends after it.
         """
@@ -383,8 +373,6 @@ class Lifecycle:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
-        if self.journal is not None:
-            self.journal.close()
 
     def renew_after_fork(self) -> None:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
@@ -395,8 +383,6 @@ class Lifecycle:
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()
-        if self.journal is not None:
-            self.journal.renew_after_fork()
 
 
 def _run_soon(poller: Poller, workers: Workers, step: Callable[[], object]) -> None:

@@ -115,10 +115,6 @@ class Operation(Generic[PartT]):
         return failure
 
 
-Earlier = tuple[Sequence[int], "dict[int, BaseException]"]
-"""The indices of the parts that an earlier run sent, and the failures of those that the server refused."""
-
-
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
     """Return the indices of an operation's parts in stages. The parts of a stage are sent together.
 
@@ -137,7 +133,7 @@ class Sending(Generic[PartT]):
 
     __slots__ = (
         *("beginning", "blocked", "doubtful", "failed", "first_number", "left", "operation", "refused"),
-        *("repeated", "stages", "taken", "under_way", "used"),
+        *("stages", "taken", "under_way", "used"),
     )
 
     def __init__(
@@ -146,7 +142,6 @@ class Sending(Generic[PartT]):
         first_number: int,
         *,
         reused: bool = False,
-        earlier: Earlier | None = None,
     ) -> None:
         self.operation = operation
         self.first_number = first_number
@@ -166,10 +161,6 @@ class Sending(Generic[PartT]):
         """True once the futures of the operation have failed; what is left of it is sent all the same."""
         self.blocked: Operation[PartT] | None = None
         """The operation that waits while what is left of this one is sent again."""
-        self.repeated = earlier is not None
-        """True if an earlier run sent the operation in part: the same parts are repeated, no others."""
-        if earlier is not None:
-            self.stages, self.refused = deque([earlier[0]]), dict(earlier[1])
         self.beginning = True
         """True while the thread that has begun the operation will look for the next one itself."""
 
@@ -185,7 +176,7 @@ class Sending(Generic[PartT]):
 
     def stays(self, index: int) -> bool:
         """Return True if a part whose turn has come is not sent, because another part was not accepted."""
-        return bool(self.refused or self.doubtful) and index not in self.doubtful and not self.repeated
+        return bool(self.refused or self.doubtful) and index not in self.doubtful
 
     def unsent(self) -> list[int]:
         """Return the indices of the parts that are still to be sent, again or for the first time."""

@@ -41,8 +41,6 @@ class PendingChanges:
         self._names: dict[APIFuture[Any], str] = {}
         self._news = Wake()
         self._given_up = False
-        self.dropped = False
-        """True once `wait` has left calls behind."""
         self._now = now
 
     def add(self, future: APIFuture[Any], name: str = "") -> None:
@@ -115,7 +113,7 @@ class PendingChanges:
 
     def forget(self) -> None:
         """Drop the calls in a forked child, because they belong to the parent."""
-        self._names, self._news, self._given_up, self.dropped = {}, Wake(), False, False
+        self._names, self._news, self._given_up = {}, Wake(), False
 
     def _forget_ended(self) -> None:
         """Remove ended calls that have no callback to remove them, because Ctrl-C interrupted `add`."""
@@ -135,5 +133,5 @@ class PendingChanges:
     def _report(self) -> None:
         names = self.describe()
         if names:
-            self._names, self.dropped = {}, True
+            self._names = {}
             _log.warning("the client ends before the server has answered, so these may be lost: %s", names)

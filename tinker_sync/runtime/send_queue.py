@@ -59,7 +59,6 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture, Job, Submit
 from tinker_sync.runtime.operation import (
-    Earlier,
     Ended,
     NotTaken,
     Operation,
@@ -128,7 +127,6 @@ class SendQueue(Generic[PartT]):
         submit: Submit,
         send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
         follow: Callable[[PartT, Job], bool] = lambda _part, _job: False,
-        earlier: Callable[[Sequence[PartT], int], Earlier | None] | None = None,
         waits: Callable[[Operation[PartT]], object] = lambda _operation: None,
     ) -> None:
         """Make an empty queue.
@@ -139,15 +137,12 @@ class SendQueue(Generic[PartT]):
             send_nothing: sends a request without effect under a number, in the same way.
             follow: takes a part and a job that sends it, to run the job soon on this thread; returns False if
                 it does not take the job.
-            earlier: takes the parts of an operation and their first number, and returns which of them an
-                earlier run sent, if the server then refused some; else None.
             waits: takes an operation that waits behind others, to end it at its deadline.
         """
         self._send = send
         self._submit = submit
         self._send_nothing = send_nothing
         self._follow = follow
-        self._earlier = earlier
         self._waits = waits
         self._lock = threading.Lock()
         self._state = SendQueueState.IDLE  # guarded by _lock
@@ -208,12 +203,6 @@ class SendQueue(Generic[PartT]):
         else:
             for part in parts:
                 part.future.cancel()
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next request that leaves the queue."""
-        with self._lock:
-            return self._next_number
 
     def renew_after_fork(self) -> None:
         """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
@@ -307,18 +296,14 @@ class SendQueue(Generic[PartT]):
 
     def _begin(self, operation: Operation[PartT]) -> None:
         # Only this thread changes the number now: the state keeps others out.
-        earlier = None if self._earlier is None else self._earlier(operation.parts, self._next_number)
         with self._lock:
             reused = self._next_number < self._unused_number
-            self._sending = sending = Sending(operation, self._next_number, reused=reused, earlier=earlier)
+            self._sending = sending = Sending(operation, self._next_number, reused=reused)
             stage = sending.next_stage()
             self._next_number += len(operation.parts)
             self._unused_number = max(self._unused_number, self._next_number)
         try:
-            if stage:
-                self._launch(sending, stage)
-            else:  # the earlier run sent none of them
-                self._end_stage(sending)
+            self._launch(sending, stage)
         finally:  # Ctrl-C in a cancel may interrupt this thread
             with self._lock:
                 sending.beginning = False

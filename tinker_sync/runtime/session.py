@@ -1,8 +1,8 @@
 """A session at the server: created once, kept alive by heartbeats, finished at the end.
 
-This process creates an owned session, or continues it from a journal, and finishes it. Another process has
-created a joined session: the process that sent its sampler here, or the parent of a fork. This process sends
-heartbeats for a joined session too, but the process that created the session finishes it.
+This process creates an owned session and finishes it. Another process has created a joined session: the
+process that sent its sampler here, or the parent of a fork. This process sends heartbeats for a joined
+session too, but the process that created the session finishes it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,15 @@ from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime import heartbeat
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.failures import copy_exception
-from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:
     from tinker_sync._base.events import Event
-    from tinker_sync.journal.run import RunJournal
-    from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.runtime.server import Server
     from tinker_sync.wire.dialect import Dialect
 
-# A 408 means that a result is not ready. The suspicious statuses may mean that the server has lost the
-# session.
-_NOT_READY: Final = 408
+# They may mean that the server has lost the session.
 _SUSPICIOUS: Final = (401, 404, 410)
 # Numbers in a session count from 0. A process that shares a session with another process, and cannot ask it
 # for its numbers, starts far from 0.
@@ -53,7 +48,6 @@ class Session:
         project_id: the project that the session belongs to.
         display_name: the name of the session in lists.
         joined: the id of a session that exists already.
-        journal: records the session, and holds the id of a session to continue.
     """
 
     def __init__(
@@ -63,9 +57,7 @@ class Session:
         project_id: str | None = None,
         display_name: str | None = None,
         joined: str | None = None,
-        journal: RunJournal | None = None,
     ) -> None:
-        self.journal = journal
         self._user_metadata = dict(user_metadata or {})
         self._project_id = project_id
         self._display_name = display_name
@@ -78,25 +70,11 @@ class Session:
         # Weak, because the thread of the heartbeats refers to the session, and must not keep a client alive.
         self._server: weakref.ref[Server] | None = None
         self._number_from(0 if self.owned else _somewhere_far())
-        if journal is not None and journal.last is not None:
-            # The earlier run has used the first numbers, and this one does not repeat all its calls.
-            self._number_samplers_from(_somewhere_far())
 
     def _number_from(self, first: int) -> None:
         self.next_model_seq_id: Callable[[], int] = numbers(first).__next__
         self.next_custom_loss_seq_id: Callable[[], int] = numbers(first).__next__
-        self._number_samplers_from(first)
-
-    def _number_samplers_from(self, first: int) -> None:
         self.next_sampling_session_seq_id: Callable[[], int] = numbers(first).__next__
-
-    def next_side_model_seq_id(self) -> int:
-        """Return a number for a model that the script does not ask for, such as a copy.
-
-        A journal identifies the models of a script by consecutive numbers. With a journal, other models get
-        random numbers far away, so that they leave no gap.
-        """
-        return self.next_model_seq_id() if self.journal is None else _somewhere_far()
 
     @property
     def needs_heartbeat(self) -> bool:
@@ -106,13 +84,13 @@ class Session:
     # -------------------------------------------------------------------------------------- its life
 
     def open(self, server: Server, dialect: Dialect, deadline_at: float) -> None:
-        """Create the session, or continue that of the journal, unless its id is known. Start its heartbeats.
+        """Create the session, unless its id is known. Start its heartbeats.
 
         Raises:
-            TinkerError: the session cannot be created, or the server cannot be asked for it.
+            TinkerError: the session cannot be created.
         """
         connection = server.connection
-        session_id = self.session_id or self._resume(connection) or self._create(server, deadline_at)
+        session_id = self.session_id or self._create(server, deadline_at)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
         self._server = weakref.ref(server)
         beats = heartbeat.Heartbeat(
@@ -151,29 +129,7 @@ class Session:
             if message:
                 _log.log(level, "%s", mask_text(message, connection.secrets()))
         session_id: str = created.session_id
-        if self.journal is not None:
-            self.journal.begin(session_id)
         return session_id
-
-    def _resume(self, connection: Connection) -> str | None:
-        """Take up the session that the journal recorded in an earlier run, and return its id.
-
-        Return None, and change nothing, if the journal has no session to continue, or if the server has lost
-        the session or one of its models.
-        """
-        journal = self.journal
-        if journal is None or journal.session_id is None:
-            return None
-        sign_of_life = SessionHeartbeatRequest(session_id=journal.session_id)
-        if not _is_known(connection, "session_heartbeat", sign_of_life):
-            return None
-        for request_id in journal.last_requests:
-            if not _is_known(connection, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
-                return None
-        journal.resume()
-        if not journal.replays:
-            self._number_from(_somewhere_far())
-        return journal.session_id
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
         """End the heartbeats. Their thread calls `last`, then sets the event that this method returns.
@@ -191,16 +147,10 @@ class Session:
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
 
-    def stays_open(self, status: str) -> bool:
-        """Return True if `finish` leaves the session and its models to the next run of the journal."""
-        return self.journal is not None and status != "success"
-
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> None:
         """Finish an owned session at a server that has a call for this. Never raise.
-
-        With a journal and another status than success, leave the session open: the next run continues it.
 
         Args:
             lifecycle: makes the call.
@@ -212,11 +162,6 @@ class Session:
         session_id = self.session_id
         if session_id is None or not self.owned:
             return
-        if self.stays_open(status):
-            _log.warning("session %s stays open at the server for the next run", session_id)
-            return
-        if self.journal is not None:
-            self.journal.end(status)
         lifecycle.notify(SessionEnded(session_id=session_id, status=status))
         if not self._finish_offered or self._lost is not None:
             return
@@ -311,22 +256,6 @@ class Session:
     def _find_server(self) -> Server | None:
         """Return the server; None if the client was garbage-collected or the session was never opened."""
         return self._server() if self._server is not None else None
-
-
-def _is_known(connection: Connection, name: str, request: Any) -> bool:
-    """Send a call, and return True if the server knows the object that `request` names.
-
-    Raises:
-        TinkerError: the call failed in another way than by the answer that there is no such object.
-    """
-    try:
-        connection.caller.call(make_call(name, connection.settings, request))
-    except APIStatusError as error:
-        if error.status_code in (404, 410):
-            return False
-        if error.status_code != _NOT_READY:
-            raise
-    return True
 
 
 def _somewhere_far() -> int:

@@ -36,7 +36,7 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
-from tinker_sync.runtime.operation import Ended, NotTaken, Operation, Unanswered
+from tinker_sync.runtime.operation import Ended, Operation, Unanswered
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.runtime.training_part import (
@@ -61,7 +61,6 @@ from tinker_sync.wire.adapt import (
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON
 
 if TYPE_CHECKING:
-    from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
@@ -75,17 +74,14 @@ Operations = Sequence[Operation[TrainingPart]]
 class TrainingLine:
     """The calls of one training client: held until its model exists, then queued. Thread-safe."""
 
-    def __init__(self, runtime: ClientRuntime, record: TrainingRecord | None = None) -> None:
+    def __init__(self, runtime: ClientRuntime) -> None:
         self.runtime = runtime
-        self.record = record
-        """The record of the calls in a journal; None without a journal."""
         sender = PartSender(runtime)
-        self._send = sender.send if record is None else record.around(sender.send, NotTaken)
+        self._send = sender.send
         # Weak: the line holds the queue, and a cycle would keep a dropped client until a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
-        earlier = None if record is None else record.sent_before
         self.queue: SendQueue[TrainingPart] = SendQueue(
-            self._send, sender.run, send_nothing, sender.follow, earlier, sender.end_in_turn
+            self._send, sender.run, send_nothing, sender.follow, sender.end_in_turn
         )
         self.held = HeldCalls()
         self.model_id = ""
@@ -172,17 +168,15 @@ class TrainingLine:
             TinkerError: the server does not support the call, a budget refuses it, the client is closed, or
                 the system starts no thread for it; nothing was sent.
         """
-        self.enter(call, call.prepare())
+        self.enter(call.prepare())
         return call.future
 
-    def enter(self, call: TrainingCall, operations: Operations) -> None:
+    def enter(self, operations: Operations) -> None:
         """Put the prepared operations of a call into the queue.
 
         Raises:
             TinkerError: the client is closed, or no thread can queue them. The future of the call fails too.
         """
-        if self.record is not None:
-            self.record.mark(call, [part for operation in operations for part in operation.parts])
         # The future refers to the queue until the call ends, and so keeps the client alive.
         self.queue.put(*operations)
         try:
@@ -238,8 +232,6 @@ class TrainingCall(ABC):
         self.name = name
         self.deadline_at = deadline_at
         self.sdk_method = current()
-        self.step = line.record.step if line.record is not None else None
-        """The step of the user's loop, if a journal counts the steps."""
         self._limiters: tuple[Limiter, ...] | None = None
         self._future: APIFuture[Any] | None = None
 
@@ -283,7 +275,7 @@ class TrainingCall(ABC):
             future.fail(failure)
             return
         try:
-            self.line.enter(self, operations)
+            self.line.enter(operations)
         except Exception as failure:  # noqa: BLE001  # closed meanwhile
             future.fail(failure)
 

@@ -25,7 +25,6 @@ from tinker_sync.errors import (
     ClientClosedError,
     DeadlineError,
     InvalidInputError,
-    JournalError,
     TinkerError,
 )
 from tinker_sync.runtime.billing import PAUSE_S
@@ -82,7 +81,6 @@ class TrainingPart:
 
     __slots__ = (
         "_encoded",
-        "behind",
         "content_type",
         "deadline_at",
         "decode",
@@ -90,14 +88,11 @@ class TrainingPart:
         "future",
         "headers",
         "key",
-        "known",
         "made_at",
-        "number",
         "request_type",
         "sdk_method",
         "settle",
         "size",
-        "step",
         "unanswered",
     )
 
@@ -132,14 +127,6 @@ class TrainingPart:
         """The idempotency key; None before the first send."""
         self.unanswered = False
         """True if the server may have the request since an earlier send, which failed."""
-        self.known: str | None = None
-        """The request id of this request in a journal, if the server has accepted it in an earlier run."""
-        self.number: int | None = None
-        """The number of this request in a journal, which may differ from that in the queue; None without."""
-        self.step: int | None = None
-        """The step of the user's loop, for a journal."""
-        self.behind: int | None = None
-        """The end of the user's loop after whose last step the call was made, for a journal; else None."""
 
     def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its number. May be called once, because it drops the parts of the body."""
@@ -148,7 +135,7 @@ class TrainingPart:
         return encoded(number)
 
     def keep(self, body: bytes | PiecedBody) -> None:
-        """Store a body that was inspected, so that `bytes_for` can be called once more."""
+        """Store a body, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 
     def hold(self, number: int) -> None:
@@ -160,7 +147,7 @@ class TrainingPart:
             InvalidInputError: an array has changed since the first send.
             MemoryError: there is no memory for the copy.
         """
-        body = self.bytes_for(self.number or number)
+        body = self.bytes_for(number)
         self.keep(body if isinstance(body, bytes) else b"".join(body.to_send()))
         self.deadline_at = math.inf
 
@@ -189,15 +176,9 @@ class PartSender:
         bytes allows the part.
 
         After the failure `NotTaken`, the server does not have the part; after `Unanswered` it may have it,
-        and the part can be sent again; after another one it may have it, and will not take it again. A part
-        that the server accepted in an earlier run is not sent again; its result is fetched.
+        and the part can be sent again; after another one it may have it, and will not take it again.
         """
-        if part.known is not None:
-            part.future._mark_accepted(part.known)
-            self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
-            ended(None)
-        else:
-            Submission(self, part, ended).begin(number)
+        Submission(self, part, ended).begin(number)
 
     def run(self, job: Callable[[], object]) -> None:
         """Run a job that sends a part, and the short steps that follow from it, on a worker.
@@ -226,10 +207,8 @@ class PartSender:
         deadline_at = operation.parts[0].deadline_at
         self._runtime.lifecycle.end_in_turn(operation.future, deadline_at, operation.name)
 
-    def await_result(
-        self, part: TrainingPart, request_id: str, on_gone: Callable[[Exception], object] | None = None
-    ) -> None:
-        """Poll for the result of a part that the server has accepted; `on_gone` as in `Fetcher.fetch`."""
+    def await_result(self, part: TrainingPart, request_id: str) -> None:
+        """Poll for the result of a part that the server has accepted."""
         self.server.start().fetcher.fetch(
             Promise(
                 request_id,
@@ -242,7 +221,6 @@ class PartSender:
             part.future,
             part.decode,
             deadline_at=part.deadline_at,
-            on_gone=on_gone,
         )
 
 
@@ -407,15 +385,6 @@ class Submission:
         taken, self._taken_bytes = self._taken_bytes, 0
         if taken:
             self._budget.release(taken)
-
-
-def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
-    lost = JournalError(
-        f"the result of {part.endpoint} (number {number}) was delivered before, and the server keeps it no "
-        "longer; the call itself is done"
-    )
-    lost.__cause__ = gone
-    part.future.fail(lost)
 
 
 # The same bytes get the same answer. A server that had taken them before would know their number.

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.journal_runs import PATIENCE_S, STEPS, batch, train
+from support.mortal_runs import PATIENCE_S, STEPS, batch, train
 from support.mortal_server import KEY, MODEL, MortalServer
 
 from tinker_sync import AdamParams, ServiceClient, TinkerError, TrainingClient
@@ -43,69 +43,19 @@ def tries() -> Iterator[int]:
     raise AssertionError("training does not go on")
 
 
-def train_with_journal(journal: Path) -> Run:
-    """Return a `Run` that starts the training script again, with its journal, after each failure."""
+def train_and_resume(directory: Path) -> Run:
+    """Return a `Run` that starts the training script again after each failure, from its last save on."""
 
     def run(url: str, acknowledged: list[str]) -> str:
-        path = None
         for _ in tries():
             with suppress(TinkerError):
-                path = train(url, KEY, str(journal))
+                acknowledged.append(train(url, KEY, directory))
                 break
-        acknowledged += acknowledged_in(journal)
-        assert path is not None
-        return path
+        saves = (directory / "checkpoints.jsonl").read_text().splitlines()
+        acknowledged += [json.loads(line)["saved"]["path"] for line in saves]
+        return acknowledged[0]
 
     return run
-
-
-def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
-    """Train. After a failure, either recover or, by chance, give up.
-
-    Return the path of the last checkpoint, or None if training gave up.
-    """
-    training = service.create_lora_training_client(MODEL, rank=4, seed=1)
-    for _ in tries():
-        try:
-            for step in training.steps(STEPS):
-                training.forward_backward(batch(step), "cross_entropy")
-                training.optim_step(AdamParams(learning_rate=1e-2)).result(PATIENCE_S)
-                if step % 2:
-                    training.save_state(f"step-{step}").result(PATIENCE_S)
-            return training.save_state("final").result(PATIENCE_S).path
-        except TinkerError:
-            if chance.random() < 0.5:
-                return None
-            training = training.recover()
-    return None
-
-
-def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
-    """Return a `Run` whose script, after a failure, recovers or is started again with its journal."""
-
-    def run(url: str, acknowledged: list[str]) -> str:
-        path = None
-        for _ in tries():
-            with (
-                suppress(TinkerError),
-                ServiceClient(base_url=url, api_key=KEY, journal=journal, pace=0.01) as service,
-            ):
-                path = train_in_steps(service, chance)
-                if path is None:
-                    raise TinkerError("this run has given up")
-            if path is not None:
-                break
-        acknowledged += acknowledged_in(journal)
-        assert path is not None
-        return path
-
-    return run
-
-
-def acknowledged_in(journal: Path) -> list[str]:
-    """Return the paths of the acknowledged checkpoints in a journal."""
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    return [line["path"] for line in lines if line.get("path")]
 
 
 def train_and_recover(url: str, acknowledged: list[str]) -> str:
@@ -213,13 +163,8 @@ def test_a_killed_server_keeps_what_it_acknowledged_and_training_goes_on(
     ground: Ground, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     for seed in count():
-        journal, chance = tmp_path / f"{seed}.journal", random.Random(seed)
-        runs = (
-            train_and_recover,
-            train_with_journal(journal),
-            train_and_recover_with_journal(journal, random.Random(-seed)),
-        )
-        ground.survive(runs[seed % len(runs)], chance)
+        run = train_and_resume(tmp_path / f"run-{seed}") if seed % 2 else train_and_recover
+        ground.survive(run, random.Random(seed))
         if ground.deaths >= KILLS:
             break
     assert ground.checked >= 3

@@ -1,6 +1,6 @@
-"""A training script that dies at any moment, for tests of the journal.
+"""A training script that dies at any moment, for tests of its checkpoints.
 
-`python -m support.journal_runs URL KEY` reads orders, one JSON object a line, and forks a child for each. The
+`python -m support.mortal_runs URL KEY` reads orders, one JSON object a line, and forks a child for each. The
 child runs the script, and kills itself with SIGKILL when its threads have begun the ordered number of
 function calls. The answer to an order is one line of JSON: that the child was killed, or else the path of its
 final checkpoint, its error, and the number of its function calls.
@@ -41,25 +41,25 @@ def batch(step: int) -> list[types.Datum]:
     ]
 
 
-def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> str:
-    """Train, and return the path of the final checkpoint.
+def train(url: str, key: str, directory: Path) -> str:
+    """Train from the last save on, and return the path of the final checkpoint.
 
     Args:
         url: the address of the server.
         key: its key.
-        journal: the path of the journal; None for a client without one.
-        counted: loop over `TrainingClient.steps`; otherwise over a plain range.
+        directory: the directory of `ServiceClient.checkpoints`.
     """
-    with tinker_sync.ServiceClient(base_url=url, api_key=key, journal=journal, pace=0.01) as service:
-        training = service.create_lora_training_client(MODEL, rank=4, seed=1)
-        for step in training.steps(STEPS) if counted else range(STEPS):
+    with tinker_sync.ServiceClient(base_url=url, api_key=key, pace=0.01) as service:
+        saves = service.checkpoints(directory, every=2)
+        resumed = saves.resume()
+        training, first = resumed or (service.create_lora_training_client(MODEL, rank=4, seed=1), 0)
+        for step in range(first, STEPS):
             passed = training.forward_backward(batch(step), "cross_entropy")
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
-            if step % 2:
-                training.save_state(f"step-{step}")
             if step % 3 == 0:  # after other steps, the script goes on without waiting
                 passed.result(PATIENCE_S)
                 stepped.result(PATIENCE_S)
+            saves.after_step(training, step)
         return training.save_state("final").result(PATIENCE_S).path
 
 
@@ -72,17 +72,16 @@ class Zygote(OrderedProcess):
     """
 
     def __init__(self, url: str, key: str) -> None:
-        super().__init__("support.journal_runs", url, key)
+        super().__init__("support.mortal_runs", url, key)
 
-    def run(self, journal: Path, *, die_at: int | None = None, counted: bool = True) -> dict[str, Any]:
+    def run(self, directory: Path, *, die_at: int | None = None) -> dict[str, Any]:
         """Run the script once, and return the answer to this order.
 
         Args:
-            journal: the path of its journal.
+            directory: as for `train`.
             die_at: the number of the function call at which the child kills itself; None for never.
-            counted: as for `train`.
         """
-        return self.ask(journal=str(journal), die_at=die_at, counted=counted)
+        return self.ask(directory=str(directory), die_at=die_at)
 
 
 def _die_at(moment: int | None) -> list[int]:
@@ -103,7 +102,7 @@ def _die_at(moment: int | None) -> list[int]:
 def _live(url: str, key: str, orders: dict[str, Any], tell: int) -> None:
     begun = _die_at(orders["die_at"])
     try:
-        path: str | None = train(url, key, orders["journal"], counted=orders["counted"])
+        path: str | None = train(url, key, Path(orders["directory"]))
         words = ""
     except BaseException as error:  # noqa: BLE001  # the test is told of it
         path, words = None, repr(error)
@@ -114,7 +113,7 @@ def _live(url: str, key: str, orders: dict[str, Any], tell: int) -> None:
 def main() -> None:
     logging.disable(logging.CRITICAL)
     url, key = sys.argv[1:]
-    for room in ("types", "wire", "transport", "runtime", "journal", "clients"):  # once for all children
+    for room in ("types", "wire", "transport", "runtime", "clients", "loop"):  # once for all children
         for module in pkgutil.walk_packages([f"{tinker_sync.__path__[0]}/{room}"], f"tinker_sync.{room}."):
             importlib.import_module(module.name)
     for line in sys.stdin:
