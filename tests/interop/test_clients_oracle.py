@@ -31,7 +31,7 @@ import pytest
 from attrs import field, frozen
 from interop.conftest import server_settings
 from interop.programs import HungError, Programs
-from interop.recording import RecordingStub, own_rules_broken, steps, without_chance
+from interop.recording import BACKGROUND, RecordingStub, own_rules_broken, steps, without_chance
 from support.hasty import FLAGS
 from support.tinker_stub import Behaviour, StubServer
 
@@ -121,8 +121,9 @@ def recorded_once(programs: Programs, package: str, variant: Variant) -> tuple[A
         try:
             return run(programs, package, stub.url, *variant.scripts), stub
         except HungError as hung:
-            last = [f"{step} {asked.path}" for step, asked, _ in stub.recorded[-20:]]
-            raise HungError(f"{variant.name}: {hung}\nLast requests: {', '.join(last)}") from None
+            known = [each for each in stub.recorded if not each[1].path.endswith(BACKGROUND)]
+            last = [f"{step} {asked.path}, answered {told}\n" for step, asked, told in known[-5:]]
+            raise HungError(f"{variant.name}: {hung}\nlast requests:\n{''.join(last)}") from None
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
