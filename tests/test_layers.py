@@ -15,7 +15,7 @@ import tinker_sync
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
     *("config", "types", "wire", "transport", "auth", "runtime"),
-    *("losses", "transfer", "text", "data", "insight", "batch", "loop"),
+    *("losses", "transfer", "data", "insight", "batch", "loop"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
 )
@@ -24,10 +24,9 @@ ROOMS = (
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
-    "text": {"config", "wire", "transport", "auth"},
     "data": {"config", "wire", "transport", "auth", "runtime"},
     "loop": {"config", "wire", "transport", "auth", "runtime"},
-    "batch": {"config", "transport", "auth", "losses", "transfer", "text", "data"},
+    "batch": {"config", "transport", "auth", "losses", "transfer", "data"},
     "losses": {"config", "transport", "auth"},
     "transfer": {"losses", "auth"},
     "local": {"transport", "runtime", "losses", "transfer", "clients"},

@@ -135,7 +135,11 @@ def test_import_loads_nothing_else() -> None:
     assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
         "tinker_sync",
         "tinker_sync._exceptions",  # another name of the package
-        *("tinker_sync.display", "tinker_sync.usage"),  # former names of modules, without the modules
+        *(
+            "tinker_sync.display",
+            "tinker_sync.text",
+            "tinker_sync.usage",
+        ),  # former names of modules, without the modules
         "tinker_sync._base",
         "tinker_sync._base.lazy",
     }
@@ -186,7 +190,7 @@ def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
     names = set(loaded.split())
     assert not names & (HEAVY - {"orjson"})
     ours = {name for name in names if name.startswith("tinker_sync.")}
-    unused = ("clients.rest", "clients.training", "transfer", "losses.", "text", "local")
+    unused = ("clients.rest", "clients.training", "transfer", "losses.", "data", "local")
     assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}
 
 

@@ -20,6 +20,7 @@ _HOMES = {
     "tinker_sync.clients.service": "ServiceClient",
     "tinker_sync.clients.training": "TrainingClient",
     "tinker_sync.config": "RequestOptions Timeout",
+    "tinker_sync.data.tokenizer": "Tokenizer get_tokenizer",
     "tinker_sync.errors": """
         APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError
         AuthenticationError BadRequestError BillingError BudgetExceededError ClientClosedError
@@ -35,8 +36,6 @@ _HOMES = {
     "tinker_sync.runtime.futures": "APIFuture",
     "tinker_sync.runtime.notices": "QueueReport",
     "tinker_sync.runtime.rate_limiter": "RateLimiter",
-    "tinker_sync.text.loading": "get_tokenizer",
-    "tinker_sync.text.tokenizer": "Tokenizer",
     "tinker_sync.transfer.download": "CheckpointDownload",
     "tinker_sync.transfer.progress": "TransferProgress",
     "tinker_sync.types": """
@@ -50,6 +49,10 @@ _HOMES = {
 
 _OTHER_PATHS = "_exceptions"
 # Packages by their names in earlier versions.
-_MOVED = {"display": "tinker_sync.insight.displays", "usage": "tinker_sync.insight"}
+_MOVED = {
+    "display": "tinker_sync.insight.displays",
+    "text": "tinker_sync.data",
+    "usage": "tinker_sync.insight",
+}
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS, moved=_MOVED)

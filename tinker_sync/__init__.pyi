@@ -18,6 +18,8 @@ from tinker_sync.clients.service import ServiceClient as ServiceClient
 from tinker_sync.clients.training import TrainingClient as TrainingClient
 from tinker_sync.config import RequestOptions as RequestOptions
 from tinker_sync.config import Timeout as Timeout
+from tinker_sync.data.tokenizer import Tokenizer as Tokenizer
+from tinker_sync.data.tokenizer import get_tokenizer as get_tokenizer
 from tinker_sync.errors import APIConnectionError as APIConnectionError
 from tinker_sync.errors import APIError as APIError
 from tinker_sync.errors import APIResponseValidationError as APIResponseValidationError
@@ -60,8 +62,6 @@ from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
 from tinker_sync.runtime.futures import APIFuture as APIFuture
 from tinker_sync.runtime.notices import QueueReport as QueueReport
 from tinker_sync.runtime.rate_limiter import RateLimiter as RateLimiter
-from tinker_sync.text.loading import get_tokenizer as get_tokenizer
-from tinker_sync.text.tokenizer import Tokenizer as Tokenizer
 from tinker_sync.transfer.download import CheckpointDownload as CheckpointDownload
 from tinker_sync.transfer.progress import TransferProgress as TransferProgress
 from tinker_sync.types import AdamOptimizerConfig as AdamOptimizerConfig

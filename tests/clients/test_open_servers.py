@@ -499,7 +499,7 @@ def test_the_base_model_is_known_without_a_description_of_samplers(
     stub: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The loader would ask the hub for the files of this model.
-    monkeypatch.setattr("tinker_sync.text.loading.get_tokenizer", lambda model, *_, **__: f"of {model}")
+    monkeypatch.setattr("tinker_sync.data.tokenizer.get_tokenizer", lambda model, *_, **__: f"of {model}")
     with service(stub) as client:
         trainer = client.create_lora_training_client("stub/model").result()
         path = trainer.save_weights_for_sampler("s").result(PATIENCE_S).path

@@ -80,7 +80,7 @@ def test_pieces_of_tokens_join_to_the_text(tokenizer: Any, text: str) -> None:
 
 
 def test_a_sample_shows_ids_where_the_tokenizer_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.text.loading.find_only_tokenizer", lambda: None)
+    monkeypatch.setattr("tinker_sync.data.tokenizer.find_only_tokenizer", lambda: None)
     response = types.SampleResponse([types.SampledSequence("length", None, [20, 21], None)])
     shown = response._repr_html_()
     assert shown is not None
@@ -91,7 +91,7 @@ def test_a_sample_shows_ids_where_the_tokenizer_is_not_known(monkeypatch: pytest
 def test_a_sample_names_the_tokenizer_that_it_is_shown_with(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinker_sync.text.loading.find_only_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr("tinker_sync.data.tokenizer.find_only_tokenizer", lambda: tokenizer)
     sequence = types.SampledSequence("length", None, tokenizer.encode("cat"), None)
     for value in (sequence, types.SampleResponse([sequence])):
         assert f"text of the tokenizer of {tokenizer.name_or_path}" in html_of(value)

@@ -177,7 +177,7 @@ def word_piece(folder: Path) -> Path:
 
 
 def unigram(folder: Path) -> Path:
-    """Write a Unigram tokenizer with a prefix space, an end token after every text, and legacy files."""
+    """Write a Unigram tokenizer with a prefix space and an end token after every text."""
     backend = Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -191,18 +191,7 @@ def unigram(folder: Path) -> Path:
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", backend.token_to_id("</s>"))]
     )
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "add_eos_token": False}
-    token_map = {
-        "eos_token": _token("</s>"),
-        "pad_token": "<pad>",
-        "additional_special_tokens": ["<extra_0>"],
-    }
-    return _write(
-        folder,
-        backend,
-        config,
-        special_tokens_map__json=json.dumps(token_map),
-        added_tokens__json=json.dumps({"<extra_0>": len(backend.get_vocab()), "plain0": 9000}),
-    )
+    return _write(folder, backend, config)
 
 
 def added_tokens(folder: Path) -> Path:

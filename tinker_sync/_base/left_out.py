@@ -81,11 +81,22 @@ _INSTEAD: Final = {
 }
 """What to use in the place of a module, a name in it, or an attribute of a client, by its path."""
 
+OPTIONS_OF_TRANSFORMERS: Final = (
+    *("text_pair", "padding", "truncation", "max_length", "pad_to_multiple_of", "padding_side"),
+    *("return_tensors", "return_attention_mask", "return_token_type_ids", "return_special_tokens_mask"),
+    *("return_length", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Options of a tokenizer that `transformers` has and `Tokenizer` has not."""
+
 _ARGUMENTS: Final = {
     "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",
     "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
+    **{
+        f"Tokenizer({name})": "get_tokenizer(backend='transformers') returns a tokenizer that has it"
+        for name in OPTIONS_OF_TRANSFORMERS
+    },
 }
 """What to use in the place of an argument that earlier versions had."""
 

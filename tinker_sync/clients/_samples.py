@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from tinker_sync.batch.item import BatchItem
     from tinker_sync.batch.samples import Prompt
+    from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.runtime.lazy import Lazy
-    from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import GetSamplerResponseInternal, ModelInput, SampleResponse, TensorData
 
 Client = TypeVar("Client")
@@ -282,7 +282,7 @@ class SampleCalls(ClientFuture[Client]):
         ...     tokenizer.decode(tokenizer.encode("Q: 23+45="))
         'Q: 23+45='
         """
-        from tinker_sync.text.loading import get_tokenizer
+        from tinker_sync.data.tokenizer import get_tokenizer
 
         about = self._about()
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import requests
     from typing_extensions import Self
 
+    from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.insight.recording import Recording
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
-    from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import GetServerCapabilitiesResponse
     from tinker_sync.wire.dialect import Dialect
 
@@ -202,7 +202,7 @@ class ServiceClient(LoopTools):
         ...     tokenizer.decode([20, 223, 14]), service.get_tokenizer(path) is tokenizer
         ('2 ,', True)
         """
-        from tinker_sync.text.loading import get_tokenizer
+        from tinker_sync.data.tokenizer import get_tokenizer
 
         if model.startswith("tinker://"):
             model = self.create_rest_client().get_weights_info_by_tinker_path(model).result().base_model

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tinker_sync.clients._verify import VerifiedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
+    from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.runtime.client_runtime import ClientRuntime
-    from tinker_sync.text.tokenizer import Tokenizer
 
 
 @names_requests
@@ -358,7 +358,7 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         ...     tokenizer.decode(tokenizer.encode("Q: 23+45="))
         'Q: 23+45='
         """
-        from tinker_sync.text.loading import get_tokenizer
+        from tinker_sync.data.tokenizer import get_tokenizer
 
         info = self.get_info()
         name = info.model_data.model_name or info.model_name or ""

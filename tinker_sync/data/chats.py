@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from tinker_sync.data.chat_template import ChatTemplate, Message, Tool
+from tinker_sync.data.tokenizer import Tokenizer
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.text.chat import Chat, Message, Tool, find_generated
-from tinker_sync.text.tokenizer import Tokenizer
 from tinker_sync.types import Datum, ModelInput
 from tinker_sync.types._chat import refuse_odd_messages
 
@@ -50,7 +50,7 @@ def from_chat(
         messages: the chat; text after the assistant's last turn is input only.
         tokenizer: a tokenizer with a chat template; the templates need the extra `chat`.
         train_on: "all" turns of the assistant, or only the "last".
-        tools: functions the model may call, as in `apply_chat_template`.
+        tools: JSON schemas of functions that the model may call.
         chat_template: another template, or the name of one of the model's.
         variables: further variables of the template.
 
@@ -135,8 +135,8 @@ def _find_tagged(
     if not isinstance(tokenizer, Tokenizer):
         raise InvalidInputError("tokenizer: a template with generation tags needs this package's Tokenizer")
     variables = {name: value for name, value in options.items() if name not in ("tools", "chat_template")}
-    rendering = Chat(tokenizer).make_rendering(template, options["tools"], None, variables)
-    return find_generated(rendering, messages, text)
+    chosen = ChatTemplate.of(tokenizer, template, options["tools"], None, variables)
+    return chosen.find_generated(messages, text)
 
 
 # ------------------------------------------------------------------------------------------- by message

@@ -119,7 +119,7 @@ def pieces(tokens: Sequence[int], tokenizer: Any) -> list[str]:
 
 
 def _known_tokenizer() -> Any:
-    from tinker_sync.text.loading import find_only_tokenizer
+    from tinker_sync.data.tokenizer import find_only_tokenizer
 
     return find_only_tokenizer()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tinker_sync.clients.sampling import SamplingClient
-    from tinker_sync.text import Tokenizer
+    from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.types import SampleResponse, SamplingParams
 
 # Each sample is a request with its own seed: the samples of a prompt get consecutive seeds.

@@ -1,4 +1,4 @@
-"""Tokenizer files in directories and in the hub's cache, downloads, and messages about missing files."""
+"""The files of a tokenizer: rules from names to sources, directories, the hub's cache, downloads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from support.servers import AnsweringServer, Seen, answer
 
 import tinker_sync
 from tinker_sync import TokenizerError
-from tinker_sync.text import hub
-from tinker_sync.text.hub import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE, TokenizerSource
+from tinker_sync.data import hub
+from tinker_sync.data.hub import (
+    CONFIG_FILE,
+    LLAMA_3,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TokenizerSource,
+    looks_like_path,
+    resolve,
+)
 
 COMMIT = "c" * 40
 SOURCE = TokenizerSource("org/model")
@@ -110,7 +118,7 @@ def test_cache_directory_follows_the_hubs_variables(
 
 def test_cached_files_need_no_network(cache: Path, asked: list[Any]) -> None:
     snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
-    assert hub.find(SOURCE).directory == snapshot
+    assert hub.find(SOURCE) == snapshot
     assert asked == []
 
 
@@ -124,19 +132,19 @@ def test_absent_file_is_not_requested(cache: Path, asked: list[Any]) -> None:
 def test_revision_is_found_by_commit_and_name(cache: Path, revision: str) -> None:
     put(cache, *hub.WANTED, commit="d" * 40)
     snapshot = put(cache, *hub.WANTED, ref="v1")
-    assert hub.find(TokenizerSource("org/model", revision)).directory == snapshot
+    assert hub.find(TokenizerSource("org/model", revision)) == snapshot
 
 
 def test_missing_files_are_fetched(cache: Path, asked: list[Any]) -> None:
     put(cache, TOKENIZER_FILE)
-    assert hub.find(SOURCE).unknown(hub.WANTED) == []
+    assert {path.name for path in hub.find(SOURCE).iterdir()} == {*hub.WANTED}
     assert asked == [(CONFIG_FILE, None), (TEMPLATE_FILE, None)]
 
 
 def test_files_are_fetched_at_the_revision(cache: Path, asked: list[Any]) -> None:
     place = hub.find(TokenizerSource("org/model", COMMIT))
     assert asked == [(name, COMMIT) for name in hub.WANTED]
-    assert place.directory.name == COMMIT
+    assert place.name == COMMIT
 
 
 def test_files_absent_upstream_are_optional(cache: Path, asked: Any) -> None:
@@ -147,7 +155,7 @@ def test_files_absent_upstream_are_optional(cache: Path, asked: Any) -> None:
         put(cache, name)
 
     asked.answer = answer
-    assert hub.find(SOURCE).has(TOKENIZER_FILE)
+    assert (hub.find(SOURCE) / TOKENIZER_FILE).is_file()
     assert [name for name, _ in asked] == list(hub.WANTED)
     hub.find(SOURCE)
     assert len(asked) == len(hub.WANTED)
@@ -173,7 +181,7 @@ def test_offline_uses_the_cache_or_explains(
         assert words in text
     assert caught.value.tokenizer_id == "org/model"
     snapshot = put(cache, TOKENIZER_FILE)
-    assert hub.find(SOURCE).directory == snapshot
+    assert hub.find(SOURCE) == snapshot
     assert asked == []
 
 
@@ -190,7 +198,7 @@ def test_unreachable_hub_uses_the_cache_with_a_warning(
         hub.find(SOURCE)
     assert len(asked) == 1  # the other files are not requested
     snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE)
-    assert hub.find(SOURCE).directory == snapshot
+    assert hub.find(SOURCE) == snapshot
     assert "no route to host" in caplog.text
     assert TEMPLATE_FILE in caplog.text
 
@@ -239,7 +247,7 @@ def test_incomplete_directory_is_explained(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
         hub.find(TokenizerSource(str(tmp_path)))
     (tmp_path / TOKENIZER_FILE).touch()
-    assert hub.find(TokenizerSource(str(tmp_path))).unknown(hub.WANTED) == []
+    assert hub.find(TokenizerSource(str(tmp_path))) == tmp_path
 
 
 # ------------------------------------------------------------------------------------------- the real library
@@ -289,3 +297,74 @@ def test_real_library_fetches_once(folders: Any, tmp_path: Path) -> None:
         f"GET {name}" for name in files
     ]
     shutil.rmtree(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- names
+
+KIMI_25 = TokenizerSource("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611", True)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "tokenizer_id", "source"),
+    [
+        ("org/model", None, TokenizerSource("org/model")),
+        ("org/model:peft:131072", None, TokenizerSource("org/model")),
+        ("org/model/variant", None, TokenizerSource("org/model")),
+        ("org/model/variant:fast", None, TokenizerSource("org/model")),
+        ("a/b/c/d", None, TokenizerSource("a/b/c/d")),
+        ("gpt2", None, TokenizerSource("gpt2")),
+        ("meta-llama/Llama-3.1-8B", None, TokenizerSource(LLAMA_3)),
+        ("meta-llama/Llama-3.3-70B-Instruct:x", None, TokenizerSource(LLAMA_3)),
+        ("meta-llama/Llama-2-7b", None, TokenizerSource("meta-llama/Llama-2-7b")),
+        ("org/model", "org/tok", TokenizerSource("org/tok")),
+        ("org/model", "org/tok:131072:peft", TokenizerSource("org/tok")),
+        ("org/model", "", TokenizerSource("org/model")),
+        # The rules for families apply to model names only, not to the server's tokenizer id.
+        ("any", "meta-llama/Llama-3.1-8B", TokenizerSource("meta-llama/Llama-3.1-8B")),
+        ("any", "org/model/variant", TokenizerSource("org/model/variant")),
+        ("moonshotai/Kimi-K2.5", None, KIMI_25),
+        ("moonshotai/Kimi-K2.5-Text-Only", None, KIMI_25),
+        ("any", "moonshotai/Kimi-K2.5:x", KIMI_25),
+        (
+            "moonshotai/Kimi-K2-Thinking",
+            None,
+            TokenizerSource("moonshotai/Kimi-K2-Thinking", "612681931a8c906ddb349f8ad0f582cb552189cd", True),
+        ),
+        (
+            "moonshotai/Kimi-K2.6",
+            None,
+            TokenizerSource("moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58", True),
+        ),
+        (
+            "moonshotai/Kimi-K3",
+            None,
+            TokenizerSource("moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06", True),
+        ),
+    ],
+)
+def test_rules(model_name: str, tokenizer_id: str | None, source: TokenizerSource) -> None:
+    assert resolve(model_name, tokenizer_id) == source
+
+
+def test_directories_resolve_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "a:b" / "model"
+    place.mkdir(parents=True)
+    assert resolve(str(place)) == TokenizerSource(str(place))
+    assert resolve("any/model", str(place)) == TokenizerSource(str(place))
+    (tmp_path / "alias").symlink_to(place)
+    assert resolve(str(tmp_path / "alias")) == TokenizerSource(str(place))
+    monkeypatch.chdir(tmp_path)
+    assert resolve(os.path.join("a:b", "model")) == TokenizerSource(str(place))
+    assert resolve("./missing") == TokenizerSource(str(tmp_path / "missing"))
+    assert TokenizerSource("./missing").is_directory
+
+
+def test_vendor_tokenizers_are_known() -> None:
+    assert resolve("TML/x").is_vendor_tokenizer
+    assert resolve("any", "thinkingmachines/x").is_vendor_tokenizer
+    assert not resolve("thinkingmachineslabinc/x").is_vendor_tokenizer
+
+
+@pytest.mark.parametrize("name", ["/models/x", "./x", "../x", "~/x"])
+def test_paths_look_like_paths(name: str) -> None:
+    assert looks_like_path(name)

@@ -7,7 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from tinker_sync import InvalidInputError, MissingExtraError, Tokenizer
-from tinker_sync.text.template import schema_of, to_plain
+from tinker_sync.data.chat_template import ChatTemplate, to_plain
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] "
@@ -50,13 +50,19 @@ def test_chat_as_text_ids_and_masks(tokenizer: Tokenizer) -> None:
     assert tokenizer.apply_chat_template(CHAT, return_dict=False) == [1, 2, 4, 5, 3, 6, 7]
     made = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=True)
     assert made == {"input_ids": [1, 2, 4, 5, 3], "attention_mask": [1] * 5}
-    masked = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True)
-    assert masked["assistant_masks"] == [0, 0, 0, 0, 0, 1, 1]
-    both = tokenizer.apply_chat_template([CHAT, CHAT[:1]], return_assistant_tokens_mask=True)
-    assert both["assistant_masks"] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0]]
-    array = tokenizer.apply_chat_template(CHAT, return_tensors="np", return_assistant_tokens_mask=True)
-    assert array["input_ids"].shape == array["assistant_masks"].shape == (1, 7)
-    assert tokenizer.apply_chat_template(CHAT, truncation=True, max_length=3, return_dict=False) == [1, 2, 4]
+    both = tokenizer.apply_chat_template([CHAT, CHAT[:1]], return_dict=False)
+    assert both == [[1, 2, 4, 5, 3, 6, 7], [1, 2, 4, 5]]
+
+
+def test_options_of_transformers_are_refused_by_name(tokenizer: Tokenizer) -> None:
+    for options in ({"padding": True}, {"return_tensors": "pt"}, {"return_assistant_tokens_mask": True}):
+        words = rf"no argument '{next(iter(options))}' any more: get_tokenizer\(backend='transformers'\)"
+        with pytest.raises(TypeError, match=words):
+            tokenizer.apply_chat_template(CHAT, **options)
+    nothing = {"padding": False, "truncation": False, "max_length": None, "return_tensors": None}
+    assert tokenizer.apply_chat_template(CHAT, return_dict=False, **nothing) == [1, 2, 4, 5, 3, 6, 7]
+    assert shown(tokenizer, "{{ padding is defined }}", padding=False) == "False"
+    assert shown(tokenizer, "{{ thinking }}", thinking=False) == "False"
 
 
 def test_last_message_can_stay_open(tokenizer: Tokenizer) -> None:
@@ -67,9 +73,6 @@ def test_last_message_can_stay_open(tokenizer: Tokenizer) -> None:
     thought = [{"role": "a", "reasoning": "hm", "content": "x"}]
     template = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}>{{ messages[0].content }}"
     assert shown(tokenizer, template, thought) == "hmhm>x"
-    assert (
-        shown(tokenizer, "<{{ messages[0].thinking }}>", thought, continue_final_message="reasoning") == "<hm"
-    )
 
 
 @pytest.mark.parametrize(
@@ -81,17 +84,13 @@ def test_last_message_can_stay_open(tokenizer: Tokenizer) -> None:
         (
             CHAT,
             {"continue_final_message": True, "add_generation_prompt": True},
-            "neither a generation prompt",
+            "without a generation prompt",
         ),
-        (CHAT, {"continue_final_message": "thinking"}, "the last message has no 'thinking'"),
-        (
-            [{"role": "user", "name": "x", "content": ""}],
-            {"continue_final_message": "name"},
-            "reads no 'name'",
-        ),
+        (CHAT, {"continue_final_message": "thinking"}, "expected True or False, got 'thinking'"),
+        ([{"role": "user", "name": "x"}], {"continue_final_message": True}, "has no 'content'"),
         ([{"role": "user", "content": [{"type": "image"}]}], {"continue_final_message": True}, "has no text"),
-        (CHAT, {"return_assistant_tokens_mask": True, "return_dict": False}, "needs tokenize=True"),
-        (CHAT, {"tools": ["f"]}, "tools: expected a JSON schema or a function, got a str"),
+        (CHAT, {"tools": ["f"]}, "tools: expected JSON schemas, got a str$"),
+        (CHAT, {"tools": [shown]}, r"got a function; transformers\.utils\.get_json_schema makes one of it"),
         (CHAT, {"documents": ["d"]}, "documents: expected dictionaries, got a str"),
     ],
 )
@@ -205,130 +204,11 @@ def test_threads_render_concurrently(tokenizer: Tokenizer) -> None:
     def work(number: int) -> Any:
         gate.wait(120)
         chat = [{"role": "user", "content": "a " * number}, {"role": "assistant", "content": "c " * number}]
-        return [
-            tokenizer.apply_chat_template(chat, return_assistant_tokens_mask=True)["assistant_masks"]
-            for _ in range(20)
-        ]
+        template = ChatTemplate.of(tokenizer)
+        return [template.find_generated(chat, template.render(chat)) for _ in range(20)]
 
     with ThreadPoolExecutor(16) as pool:
-        masks = [future.result(120) for future in [pool.submit(work, number) for number in range(1, 17)]]
-    for number, mask in enumerate(masks, start=1):
-        assert mask == [[0] * (3 + number) + [1] * (number + 1)] * 20
-
-
-# ------------------------------------------------------------------------------------------- tools
-
-
-def test_schema_of_a_function() -> None:
-    def search(query: str, limit: int = 5, order: Literal["new", "old"] | None = None) -> list[str]:
-        """
-        Search the archive
-        for words.
-
-        Args:
-            query: what to look for,
-                in any language
-            limit: how many
-            order: by age (choices: ["new", "old"])
-
-        Returns:
-            titles
-        """
-        raise NotImplementedError
-
-    assert schema_of(search) == {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Search the archive\nfor words.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "what to look for, in any language"},
-                    "limit": {"type": "integer", "description": "how many"},
-                    "order": {
-                        "type": "string",
-                        "enum": ["new", "old"],
-                        "nullable": True,
-                        "description": "by age",
-                    },
-                },
-                "required": ["query"],
-            },
-            "return": {"type": "array", "items": {"type": "string"}, "description": "titles"},
-        },
-    }
-
-
-def silent(x: int) -> None:
-    pass
-
-
-def untyped(x) -> None:  # type: ignore[no-untyped-def]
-    """Do.
-
-    Args:
-        x: it
-    """
-
-
-def undescribed(x: int) -> None:
-    """Do."""
-
-
-def odd(x: object) -> None:
-    """Do.
-
-    Args:
-        x: it
-    """
-
-
-def unknown(x: Missing) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Do.
-
-    Args:
-        x: it
-    """
-
-
-def nested(x: Literal[[1]]) -> None:  # type: ignore[valid-type]
-    """Do.
-
-    Args:
-        x: it
-    """
-
-
-def unclosed(x: int) -> None:
-    """Do.
-
-    Args:
-        x: it (choices: [1, 2)
-    """
-
-
-def single(x: int) -> None:
-    """Do.
-
-    Args:
-        x: it (choices: 5)
-    """
-
-
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (silent, "silent needs a docstring"),
-        (untyped, "untyped has no type for 'x'"),
-        (undescribed, "the docstring of undescribed does not describe 'x'"),
-        (unknown, "the types of unknown cannot be read: name 'Missing' is not defined"),
-        (nested, r"no JSON schema for a choice of \[\[1\]\]"),
-        (unclosed, r"unclosed: 'x': expected a JSON list of choices, got '\[1, 2'"),
-        (single, "single: 'x': expected a JSON list of choices, got '5'"),
-        (odd, "no JSON schema for the type <class 'object'>"),
-    ],
-)
-def test_incomplete_functions_are_refused(function: Any, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
-        schema_of(function)
+        spans = [future.result(120) for future in [pool.submit(work, number) for number in range(1, 17)]]
+    for number, found in enumerate(spans, start=1):
+        start = len("<s>[user] [assistant] ") + 2 * number + 1
+        assert found == [[(start, start + 2 * number + 2)]] * 20

@@ -1,9 +1,8 @@
-"""The files of a model's tokenizer: choice of their source by the model's name, search and download.
+"""Where the files of a model's tokenizer are: a directory, the hub's cache, or the hub.
 
-The files are in a directory or in the hub's cache. This module reads the cache directly, without network and
-without loading a library. The hub's own library, which comes with `tokenizers`, downloads what the cache
-lacks: it knows the host, tokens, proxies, locks between processes and the cache's layout. Any thread may call
-this module.
+This module reads the cache itself, because importing the hub's library takes longer than importing this
+package. The library, which comes with `tokenizers`, downloads what the cache lacks, since it knows the host,
+credentials, proxies, locks between processes and the cache's layout. Any thread may call this module.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +25,6 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 WANTED: Final = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
-"""Files that every load uses, where they exist."""
-LEGACY: Final = ("special_tokens_map.json", "added_tokens.json")
-"""Files that older repositories use in place of a list of added tokens in the configuration."""
 
 _REPOSITORY: Final = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}
@@ -117,42 +112,50 @@ def _by_family(model_name: str) -> str:
     return model_name
 
 
-@frozen
-class TokenizerFiles:
-    """The directory with a tokenizer's files, and the record of files that the hub does not have."""
+def find(source: TokenizerSource) -> Path:
+    """Return the directory with the files of a tokenizer, and download what the cache lacks.
 
-    directory: Path
-    absent: Path | None = None
-    """A directory with an empty file for each file known not to exist on the hub; None without a hub."""
-
-    def has(self, name: str) -> bool:
-        return (self.directory / name).is_file()
-
-    def unknown(self, names: Sequence[str]) -> list[str]:
-        """Return the names that are neither in the directory nor recorded as absent; [] without a hub."""
-        if self.absent is None:
-            return []
-        return [name for name in names if not self.has(name) and not (self.absent / name).exists()]
-
-
-def find(source: TokenizerSource) -> TokenizerFiles:
-    """Find the files of a tokenizer, and download what the cache lacks.
+    If the cache has a `tokenizer.json` and the network fails or is forbidden, the cached files are used as
+    they are.
 
     Raises:
         TokenizerError: there is no such tokenizer; the text names the place searched and the remedy.
     """
     if source.is_directory:
-        return _in_directory(source)
+        return _check_directory(source)
     if not _REPOSITORY.fullmatch(source.id) or ".." in source.id:
         raise TokenizerError(f"{source.id!r} is neither a directory nor the id of a repository", source.id)
-    return complete(source, find_cached(source), WANTED)
+    cached = _find_cached(source)
+    missing = WANTED if cached is None else cached.missing()
+    if cached is not None and (not missing or is_offline()):
+        return cached.directory
+    if is_offline():
+        raise TokenizerError(_explain_missing(source, "HF_HUB_OFFLINE is set"), source.id)
+    try:
+        for name in missing:
+            _fetch(source, name)
+    except _NotOnHubError as error:
+        raise TokenizerError(_explain_unusable(source, str(error)), source.id) from error.__cause__
+    except Exception as error:
+        if cached is None:
+            raise TokenizerError(_explain_missing(source, _first_line(error)), source.id) from error
+        _log.warning(
+            "%s: cannot check the hub for %s (%s); using the files in the cache",
+            *(source.id, ", ".join(cached.missing()), _first_line(error)),
+        )
+        return cached.directory
+    found = _find_cached(source)
+    if found is None:
+        why = "the hub's library keeps its files elsewhere"
+        raise TokenizerError(_explain_missing(source, why), source.id)
+    return found.directory
 
 
-def _in_directory(source: TokenizerSource) -> TokenizerFiles:
-    place = TokenizerFiles(Path(source.id))
-    if place.has(TOKENIZER_FILE):
-        return place
-    what = f"has no {TOKENIZER_FILE}" if place.directory.is_dir() else "does not exist"
+def _check_directory(source: TokenizerSource) -> Path:
+    directory = Path(source.id)
+    if (directory / TOKENIZER_FILE).is_file():
+        return directory
+    what = f"has no {TOKENIZER_FILE}" if directory.is_dir() else "does not exist"
     raise TokenizerError(
         f"the directory {source.id} {what}; put the model's {TOKENIZER_FILE} and {CONFIG_FILE} there",
         source.id,
@@ -184,52 +187,35 @@ def is_offline() -> bool:
     )
 
 
-def find_cached(source: TokenizerSource) -> TokenizerFiles | None:
+@frozen
+class _Cached:
+    """A snapshot in the hub's cache, and the directory that records what the hub lacks by empty files."""
+
+    directory: Path
+    absent: Path
+
+    def missing(self) -> list[str]:
+        """Return the wanted files that are neither here nor known to be absent from the hub."""
+        return [
+            name
+            for name in WANTED
+            if not (self.directory / name).is_file() and not (self.absent / name).exists()
+        ]
+
+
+def _find_cached(source: TokenizerSource) -> _Cached | None:
     """Return the cached files of a repository's revision, or None if `tokenizer.json` is not among them."""
     root = cache_directory() / ("models--" + source.id.replace("/", "--"))
     commit = revision = source.revision or _DEFAULT_REVISION
     with suppress(OSError):  # without a ref the revision is itself a commit, or not in the cache
         commit = (root / "refs" / revision).read_text(encoding="utf-8").strip()
-    place = TokenizerFiles(root / "snapshots" / commit, root / ".no_exist" / commit)
-    return place if place.has(TOKENIZER_FILE) else None
+    directory = root / "snapshots" / commit
+    if not (directory / TOKENIZER_FILE).is_file():
+        return None
+    return _Cached(directory, root / ".no_exist" / commit)
 
 
 # ------------------------------------------------------------------------------------------- the network
-
-
-def complete(source: TokenizerSource, place: TokenizerFiles | None, names: Sequence[str]) -> TokenizerFiles:
-    """Download those of the named files that are missing and that the hub has; return the tokenizer's files.
-
-    `place` has the cached files; it is None if the cache has no `tokenizer.json`. If the network fails or is
-    forbidden, return `place` as it is.
-
-    Raises:
-        TokenizerError: the hub has no such tokenizer, or the network is necessary and fails or is forbidden.
-    """
-    missing = names if place is None else place.unknown(names)
-    if place is not None and (not missing or is_offline()):
-        return place
-    if is_offline():
-        raise TokenizerError(_explain_missing(source, "HF_HUB_OFFLINE is set"), source.id)
-    try:
-        for name in missing:
-            _fetch(source, name)
-    except _NotOnHubError as error:
-        raise TokenizerError(_explain_unusable(source, str(error)), source.id) from error.__cause__
-    except Exception as error:
-        if place is None:
-            raise TokenizerError(_explain_missing(source, _first_line(error)), source.id) from error
-        _log.warning(
-            "%s: cannot check the hub for %s (%s); using the files in the cache",
-            *(source.id, ", ".join(place.unknown(names)), _first_line(error)),
-        )
-        return place
-    found = find_cached(source)
-    if found is None:
-        raise TokenizerError(
-            _explain_missing(source, "the hub's library keeps its files elsewhere"), source.id
-        )
-    return found
 
 
 class _NotOnHubError(Exception):

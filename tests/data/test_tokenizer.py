@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from support.vocabularies import KINDS, texts
+from support.vocabularies import texts
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import tinker_sync
-from tinker_sync import InvalidInputError, MissingExtraError, ModelInput, Tokenizer, TokenizerError
+from tinker_sync import InvalidInputError, ModelInput, Tokenizer, TokenizerError
 
 THREADS = 32
 
@@ -54,7 +55,8 @@ def test_ids_and_texts(plain: Tokenizer) -> None:
     assert plain("a b").input_ids == [0, 4, 5, 1]
     assert plain(["a", "b c"])["attention_mask"] == [[1, 1, 1], [1, 1, 1, 1]]
     assert plain.tokenize("a b") == ["a", "b"]
-    assert plain(["a b"]).tokens() == ["<s>", "a", "b", "</s>"]
+    spans = plain("a b", return_offsets_mapping=True)["offset_mapping"]
+    assert spans == [(0, 0), (0, 1), (2, 3), (0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -84,72 +86,36 @@ def test_one_id_rows_of_ids_and_ranges(plain: Tokenizer) -> None:
     assert plain.decode([np.int32(4), np.int32(5)]) == "a b"
 
 
-def test_clean_up_follows_the_files(plain: Tokenizer) -> None:
-    assert plain.decode([4, 7]) == "a ."
-    assert plain.decode([4, 7], clean_up_tokenization_spaces=True) == "a."
-    plain.clean_up_tokenization_spaces = True
-    assert plain.decode([4, 7]) == "a."
-    assert plain.decode([4, 7], clean_up_tokenization_spaces=False) == "a ."
-
-
-def test_arrays_have_a_row_for_each_text(plain: Tokenizer) -> None:
-    made = plain.encode("a b", return_tensors="np")
-    assert (made.dtype, made.tolist()) == (np.int64, [[0, 4, 5, 1]])
-    padded = plain(["a", "b c"], padding=True, return_tensors="np")
-    assert padded["input_ids"].tolist() == [[0, 4, 1, 2], [0, 5, 6, 1]]
-    assert padded["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    with pytest.raises(InvalidInputError, match="rows differ in length; set padding=True"):
-        plain(["a", "b c"], return_tensors="np")
-    with pytest.raises(InvalidInputError, match="return_tensors: expected 'np' or 'pt', got 'tf'"):
-        plain("a", return_tensors="tf")
-
-
-def test_missing_torch_names_the_extra(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install torch"):
-        plain("a", return_tensors="pt")
-
-
-def test_truncation_keeps_special_tokens(plain: Tokenizer) -> None:
-    assert plain.encode("a b c a", truncation=True, max_length=4) == [0, 4, 5, 1]
-    plain.truncation_side = "left"
-    assert plain.encode("a b c a", truncation=True, max_length=4) == [0, 6, 4, 1]
-    assert plain.encode("a b c", truncation=True, max_length=2, add_special_tokens=False) == [5, 6]
-    assert plain.encode("a b c", truncation=True) == [0, 4, 5, 6, 1]  # the model has no limit
-    plain.model_max_length = 3
-    assert plain.encode("a b c", truncation=True) == [0, 6, 1]
-    with pytest.raises(InvalidInputError, match="less than the number of special tokens"):
-        plain.encode("a b", truncation=True, max_length=1)
-    with pytest.raises(InvalidInputError, match="pairs of texts cannot be cut"):
-        plain("a b c", "b", truncation=True, max_length=3)
-
-
-def test_padding_needs_a_token(plain: Tokenizer) -> None:
-    plain.padding_side = "left"
-    assert plain(["a", "b c"], padding=True).input_ids == [[2, 0, 4, 1], [0, 5, 6, 1]]
-    assert plain("a", padding="max_length", max_length=5).input_ids == [2, 2, 0, 4, 1]
-    assert plain("a", padding=True, pad_to_multiple_of=4).input_ids == [2, 0, 4, 1]
-    plain.pad_token = None
-    with pytest.raises(
-        InvalidInputError, match=r"no padding token; tokenizer\.pad_token = tokenizer\.eos_token"
-    ):
-        plain(["a", "b c"], padding=True)
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"padding": "left"}, "padding: expected True"),
-        ({"truncation": "tail"}, "truncation: expected True or False"),
-        (
-            {"padding": True, "truncation": True, "max_length": 5, "pad_to_multiple_of": 4},
-            "max_length: 5 is not a multiple of 4",
-        ),
+        {"padding": True},
+        {"truncation": True, "max_length": 8},
+        {"return_tensors": "np"},
+        {"return_length": True},
+        {"text_pair": "b"},
     ],
 )
-def test_invalid_options_are_refused(plain: Tokenizer, options: Any, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_options_of_transformers_are_refused_by_name(plain: Tokenizer, options: dict[str, Any]) -> None:
+    words = rf"Tokenizer has no argument '{next(iter(options))}' any more: get_tokenizer\(backend='transf"
+    with pytest.raises(TypeError, match=words):
         plain("a", **options)
+    with pytest.raises(TypeError, match=words):
+        plain.encode("a", **options)
+
+
+def test_options_that_ask_for_nothing_change_nothing(plain: Tokenizer) -> None:
+    assert plain.encode("a", text_pair=None, padding=False, truncation=None, return_tensors=None) == [0, 4, 1]
+    assert plain("a", return_tensors=None)["input_ids"] == [0, 4, 1]
+    for ask in (plain, plain.encode):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'add_special_token'"):
+            ask("a", add_special_token=False)
+
+
+def test_other_methods_of_transformers_are_named_by_the_error(plain: Tokenizer) -> None:
+    for name in ("save_pretrained", "pad", "num_special_tokens_to_add"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; get_tokenizer\(backend='transf"):
+            getattr(plain, name)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +142,6 @@ def test_invalid_texts_are_refused(plain: Tokenizer, text: Any, words: str) -> N
 def test_invalid_ids_are_refused(plain: Tokenizer, ids: Any) -> None:
     with pytest.raises(InvalidInputError, match="decode: expected token ids"):
         plain.decode(ids)
-
-
-def test_pairs_need_partners(plain: Tokenizer) -> None:
-    with pytest.raises(InvalidInputError, match="text_pair: expected 2, one for each text, got 1"):
-        plain(["a", "b"], ["c"])
 
 
 # ------------------------------------------------------------------------------------------- the vocabulary
@@ -217,9 +178,8 @@ def test_tokens_and_ids(plain: Tokenizer) -> None:
     plain.unk_token = None
     assert plain.convert_tokens_to_ids("zebra") is None
     assert (len(plain), plain.vocab_size, bool(plain)) == (8, 8, True)
-    assert plain.get_vocab()["a"] == plain.vocab["a"] == 4
+    assert plain.get_vocab()["a"] == 4
     assert plain.get_added_vocab() == {"<s>": 0, "</s>": 1, "<pad>": 2}
-    assert plain.num_special_tokens_to_add() == 2
     assert repr(plain) == "<Tokenizer WordLevel, 8 tokens>"
 
 
@@ -239,63 +199,17 @@ def test_files_do_not_switch_on_truncation(folders: Any) -> None:
     assert tokenizer.pad_token == "[PAD]"
 
 
-def test_saved_tokenizer_loads_again(folders: Any, tmp_path: Path) -> None:
-    for kind in KINDS:
-        tokenizer = Tokenizer.from_directory(folders[kind])
-        paths = tokenizer.save_pretrained(tmp_path / kind)
-        assert all(Path(path).is_file() for path in paths)
-        again = Tokenizer.from_directory(tmp_path / kind)
-        assert again.get_vocab() == tokenizer.get_vocab()
-        assert again.special_tokens_map == tokenizer.special_tokens_map
-        assert again.chat_template == tokenizer.chat_template
-        assert again.encode("hello <tool> ¶ world") == tokenizer.encode("hello <tool> ¶ world")
-
-
-def test_template_names_stay_in_the_directory(plain: Tokenizer, tmp_path: Path) -> None:
-    plain.chat_template = {"default": "a", "../../evil": "b"}
-    paths = plain.save_pretrained(tmp_path / "deep" / "er")
-    assert {Path(path).parent for path in paths} <= {
-        tmp_path / "deep" / "er",
-        tmp_path / "deep" / "er" / "additional_chat_templates",
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("tokenizer.json", "{}", "cannot be read"),
-        ("tokenizer.json", None, "cannot be read"),
-        ("tokenizer_config.json", "{", "cannot be read as JSON"),
-        ("tokenizer_config.json", "[]", "expected a JSON object, got a list"),
-        ("tokenizer_config.json", '{"eos_token": 5}', "expected a special token's text"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": "x"}}', "expected an added token"),
-        ("tokenizer_config.json", b"\xff", "cannot be read as JSON"),
-        ("chat_template.jinja", b"\xff", "cannot be read as UTF-8"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "a"}}}', "malformed"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
-        ("tokenizer_config.json", '{"chat_template": 5}', "malformed"),
-        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "malformed"),
-        ("tokenizer_config.json", '{"extra_special_tokens": 5}', "malformed"),
-        ("tokenizer_config.json", '{"model_max_length": "many"}', "malformed"),
-    ],
-)
-def test_damaged_files_are_named(
-    folders: Any, tmp_path: Path, name: str, content: str | bytes | None, words: str
-) -> None:
-    Tokenizer.from_directory(folders["byte-level"]).save_pretrained(tmp_path)
-    if content is None:
-        (tmp_path / name).unlink()
-    else:
-        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(TokenizerError, match=words) as caught:
+def test_special_tokens_in_an_older_file_are_not_lost(folders: Any, tmp_path: Path) -> None:
+    shutil.copytree(folders["byte-level"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "x"}')  # as newer files repeat it
+    assert Tokenizer.from_directory(tmp_path).eos_token == "<|im_end|>"
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"special_tokens_map.json names eos_token, .*backend='transf"):
         Tokenizer.from_directory(tmp_path)
-    assert name in str(caught.value)
 
 
-def test_legacy_template_files(folders: Any, tmp_path: Path) -> None:
-    Tokenizer.from_directory(folders["byte-level"]).save_pretrained(tmp_path)
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "older"}')
-    assert Tokenizer.from_directory(tmp_path).chat_template == "older"
+def test_templates_in_the_configuration_and_beside_it(folders: Any, tmp_path: Path) -> None:
+    shutil.copytree(folders["byte-level"], tmp_path, dirs_exist_ok=True)
     config = (tmp_path / "tokenizer_config.json").read_text()
     listed = '{"chat_template": [{"name": "default", "template": "x"}, {"name": "rag", "template": "y"}],'
     (tmp_path / "tokenizer_config.json").write_text(config.replace("{", listed, 1))
@@ -320,7 +234,7 @@ def test_copies_are_equal(folders: Any, copied: Any) -> None:
 def test_32_threads_share_a_tokenizer(folders: Any) -> None:
     tokenizer = Tokenizer.from_directory(folders["word-piece"])
     sample = texts(50)
-    expected = [tokenizer(sample), tokenizer(sample, padding=True, truncation=True, max_length=12)]
+    expected = [tokenizer(sample), tokenizer(sample, add_special_tokens=False)]
     ids = expected[0]["input_ids"]
     decoded = tokenizer.batch_decode(ids, skip_special_tokens=True)
     gate = threading.Barrier(THREADS)
@@ -333,7 +247,7 @@ def test_32_threads_share_a_tokenizer(folders: Any) -> None:
                 case 0:
                     assert tokenizer(sample) == expected[0]
                 case 1:
-                    assert tokenizer(sample, padding=True, truncation=True, max_length=12) == expected[1]
+                    assert tokenizer(sample, add_special_tokens=False) == expected[1]
                 case 2:
                     assert [tokenizer.encode(text) for text in sample] == ids
                 case _:
@@ -347,7 +261,6 @@ def test_32_threads_share_a_tokenizer(folders: Any) -> None:
 FORKS = """
 import os, sys, threading
 import tinker_sync
-from tinker_sync.text import loading
 tokenizer = tinker_sync.get_tokenizer(sys.argv[1])
 sample = ["hello world"] * 500
 expected = tokenizer(sample)  # on the library's own threads

@@ -20,7 +20,7 @@ from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
 from tinker_sync import InvalidInputError, Tokenizer, TokenizerError, get_tokenizer
-from tinker_sync.text import loading
+from tinker_sync.data import tokenizer as loading
 
 THREADS = 32
 
@@ -95,47 +95,42 @@ def test_failure_is_not_kept(tmp_path: Path, folders: Any) -> None:
     assert isinstance(get_tokenizer(str(place)), Tokenizer)
 
 
-def test_cache_keeps_the_last_values() -> None:
-    cache: loading.LoadedOnce[str] = loading.LoadedOnce(2)
-    made = []
-
-    def load(key: str) -> str:
-        made.append(key)
-        return key
-
-    for key in "abacab":
-        assert cache.get(key, lambda key=key: load(key)) == key  # type: ignore[misc]
-    assert made == ["a", "b", "c", "b"]
+def test_the_last_32_stay_in_memory(tmp_path: Path, folders: Any) -> None:
+    places = [str(shutil.copytree(folders["byte-level"], tmp_path / str(index))) for index in range(33)]
+    first, second = get_tokenizer(places[0]), get_tokenizer(places[1])
+    for place in places[2:32]:
+        get_tokenizer(place)
+    assert get_tokenizer(places[0]) is first  # used again, so the second one is the oldest
+    get_tokenizer(places[32])
+    assert get_tokenizer(places[0]) is first
+    assert get_tokenizer(places[1]) is not second
 
 
-def test_legacy_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    asked = []
+def test_a_thread_that_waited_takes_over_from_an_interrupted_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
+) -> None:
+    place = str(shutil.copytree(folders["byte-level"], tmp_path / "model"))
+    loading_now, go_on = threading.Event(), threading.Event()
+    from_directory, calls = Tokenizer.from_directory, []
 
-    def hf_hub_download(repo_id: str, name: str, *, revision: str | None) -> None:
-        snapshot = tmp_path / f"models--{repo_id.replace('/', '--')}" / "snapshots" / "main"
-        snapshot.mkdir(parents=True, exist_ok=True)
-        source = folders["unigram" if repo_id == "org/older" else "byte-level"] / name
-        (snapshot / name).write_bytes(source.read_bytes() if source.exists() else b"")
-        asked.append(name)
+    def load(directory: Any, **options: Any) -> Tokenizer:
+        calls.append(threading.get_ident())
+        if len(calls) == 1:
+            loading_now.set()
+            assert go_on.wait(120)
+            raise KeyboardInterrupt
+        return from_directory(directory, **options)
 
-    class Errors:
-        class EntryNotFoundError(Exception):
-            pass
-
-        LocalEntryNotFoundError = RepositoryNotFoundError = RevisionNotFoundError = EntryNotFoundError
-
-    library: Any = types.ModuleType("huggingface_hub")
-    library.hf_hub_download = hf_hub_download
-    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
-    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", Errors)  # type: ignore[arg-type]
-    usual = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
-    older = get_tokenizer("org/older")
-    assert asked == [*usual, "special_tokens_map.json", "added_tokens.json"]
-    assert older.extra_special_tokens == ["<extra_0>"]  # only the older file has it
-    asked.clear()
-    get_tokenizer("org/newer")
-    assert asked == usual
+    monkeypatch.setattr(Tokenizer, "from_directory", load)
+    with ThreadPoolExecutor(2) as pool:
+        interrupted = pool.submit(get_tokenizer, place)
+        assert loading_now.wait(120)
+        waiting = pool.submit(get_tokenizer, place)
+        go_on.set()
+        assert isinstance(waiting.result(120), Tokenizer)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.result(120)
+    assert len(set(calls)) == len(calls) == 2
 
 
 # ------------------------------------------------------------------------------------------- other backends
@@ -247,7 +242,7 @@ def test_sampling_client_uses_base_model_or_tokenizer_id(
 
 RESIDENT = """
 import sys
-from tinker_sync.text import loading
+from tinker_sync.data import tokenizer as loading
 def resident():
     with open("/proc/self/status") as status:
         return int(next(line.split()[1] for line in status if line.startswith("VmRSS:")))
