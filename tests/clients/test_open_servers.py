@@ -551,11 +551,6 @@ def test_a_server_that_cannot_unload_is_left_as_it_is() -> None:
         assert trainer.save_state("a").result(PATIENCE_S).path  # the model is still there
 
 
-def test_a_verified_save_needs_no_call_that_unloads_the_copy() -> None:
-    with training_on(open_servers.TxLike()) as (stub, _, trainer):
-        assert trainer.save_state("a", verify=True).result(PATIENCE_S).path in stub.checkpoints
-
-
 def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
     with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
         rest = client.create_rest_client()

@@ -49,6 +49,11 @@ WRONG_USES: Mapping[str, str] = {
     # Arguments of earlier versions name what to use in their place.
     'ServiceClient(base_url="local", telemetry=False)': r"no argument 'telemetry' any more: leave it out",
     'ServiceClient(base_url="local", keeper=True)': r"no argument 'keeper' any more.*recover.*checkpoints",
+    'training.save_state("a", verify=True)': r"'verify' any more: call tinker_sync\.loop\.verify_checkpoint",
+    'service.create_training_client_from_state_with_optimizer("tinker://r/weights/a", verify=0.1)': (
+        r"'verify' any more: call tinker_sync\.loop\.verify_checkpoint"
+    ),
+    'training.save_state("a", ttl=3600)': r"save_state\(\) got an unexpected keyword argument 'ttl'",
     # -------------------------------------------------------------------------------- making clients
     'service.create_sampling_client("tinker-sync/random")': r"base_model='tinker-sync/random'",
     "service.create_sampling_client()": r"give model_path or base_model",

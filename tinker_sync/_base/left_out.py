@@ -88,6 +88,7 @@ OPTIONS_OF_TRANSFORMERS: Final = (
 )
 """Options of a tokenizer that `transformers` has and `Tokenizer` has not."""
 
+_VERIFY: Final = "call tinker_sync.loop.verify_checkpoint after the save"
 _ARGUMENTS: Final = {
     "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
@@ -97,6 +98,8 @@ _ARGUMENTS: Final = {
         f"Tokenizer({name})": "get_tokenizer(backend='transformers') returns a tokenizer that has it"
         for name in OPTIONS_OF_TRANSFORMERS
     },
+    "create_training_client_from_state_with_optimizer(verify)": _VERIFY,
+    "save_state(verify)": _VERIFY,
 }
 """What to use in the place of an argument that earlier versions had."""
 
@@ -127,8 +130,13 @@ def refuse(module: str) -> None:
         raise ImportError(words, name=module)
 
 
-def refuse_arguments(call: str, given: Iterable[str]) -> None:
-    """Raise a TypeError that names what to use, if `call` had one of these arguments in an earlier version.
+def refuse_arguments(call: str, given: Iterable[str], *, unknown: bool = False) -> None:
+    """Raise a TypeError for an argument that `call` has no more. The error names what to use in its place.
+
+    Args:
+        call: the method or class.
+        given: the names of arguments that it does not have.
+        unknown: also raise for an argument that no version had.
 
     >>> refuse_arguments("ServiceClient", ["telemetry"])
     Traceback (most recent call last):
@@ -138,6 +146,8 @@ def refuse_arguments(call: str, given: Iterable[str]) -> None:
         instead = _ARGUMENTS.get(f"{call}({name})")
         if instead is not None:
             raise TypeError(f"{call} has no argument {name!r} any more: {instead}")
+        if unknown:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
 
 
 class Removed:

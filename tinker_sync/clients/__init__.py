@@ -8,7 +8,6 @@
     _samples               the methods that sample, and that describe the sampler
     rest/                  `RestClient`, `AdminClient`: runs, checkpoints, sessions, account, transfers, bulk
     _creation, _models     creation of clients in the background; creation of models, new or from checkpoints
-    _verify                the verification of checkpoints
     _handles, _shared      handles of samplers for other processes; runtimes that several clients share
     _async                 the `..._async` methods
 

@@ -80,23 +80,15 @@ def async_result(
 
 
 def async_future(
-    method: Callable[Concatenate[S, P], APIFuture[T]], *, waits_with: str = ""
+    method: Callable[Concatenate[S, P], APIFuture[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
     """Return the `_async` twin of a method that returns a future.
 
     Awaiting the twin gives the future, which the caller awaits in turn.
-
-    Args:
-        method: the method.
-        waits_with: the name of a keyword argument that makes the method block if it is true; the twin then
-            runs the method on a thread of the client. Empty: the method never blocks.
     """
     name = method.__name__
-    blocking = async_blocking(method)
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
-        if waits_with and kwargs.get(waits_with):
-            return await blocking(self, *args, **kwargs)
         future: APIFuture[T] = getattr(self, name)(*args, **kwargs)
         return future
 

@@ -7,9 +7,10 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tinker_sync import types
+from tinker_sync._base.left_out import refuse_arguments
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._async import async_result
@@ -127,23 +128,19 @@ class ClientFactory(BaseClient):
 
     def create_training_client_from_state_with_optimizer(
         self,
+        /,
         path: str,
         base_model: str | None = None,
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
         *,
-        verify: bool | float = False,
         deadline: float | None = None,
+        **removed: NoReturn,
     ) -> TrainingClient:
         """Create a new model with the weights and the optimizer state of a checkpoint.
 
         Returns at once the client that trains the new model. Arguments and errors as in
         `create_training_client_from_state`.
-
-        With `verify`, the creation fails with `VerificationError` unless the server restores the checkpoint
-        with the weights that were saved, and with the state of the optimizer. The checkpoint must come from
-        ``save_state(verify=True)``; see `save_state` for the cost and the values of `verify`. Another value
-        raises `InvalidInputError`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -153,6 +150,7 @@ class ClientFactory(BaseClient):
         ...     resumed.get_info().lora_rank
         4
         """
+        refuse_arguments("create_training_client_from_state_with_optimizer", removed, unknown=True)
         check_is_path(path, "create_training_client_from_state_with_optimizer")
         weights_access_token = self._runtime.connection.mask(weights_access_token)
         load = types.LoadWeightsRequest(
@@ -162,21 +160,14 @@ class ClientFactory(BaseClient):
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
-        return self._load(load, deadline, verify)
+        return self._load(load, deadline)
 
-    def _load(
-        self, load: LoadWeightsRequest, deadline: float | None, verify: bool | float = False
-    ) -> TrainingClient:
+    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
         from tinker_sync.clients._models import LoadedModel
         from tinker_sync.clients.training import TrainingClient
 
         asked = LoadedModel.of(self._runtime, load, self._until(deadline))
-        if verify is False:
-            return TrainingClient._make(self._runtime, asked)
-        from tinker_sync.clients import _verify
-
-        tolerance = _verify.tolerance_of(verify, "create_training_client_from_state_with_optimizer")
-        return TrainingClient._make(self._runtime, _verify.VerifiedModel(asked, tolerance))
+        return TrainingClient._make(self._runtime, asked)
 
     def create_sampling_client(
         self,

@@ -48,8 +48,6 @@ class PassCalls(ClientFuture[Client]):
 
     _line: TrainingLine
     _place: ModelPlace
-    _stepped: OptimParams | None
-    """The settings of the last `optim_step` after a pass with gradients; None before the first."""
 
     def forward_backward(
         self,
@@ -265,8 +263,6 @@ class PassCalls(ClientFuture[Client]):
             )
         if isinstance(params, AdamParams):
             check_step(params)
-        if self._line.passed:
-            self._stepped = params
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
 

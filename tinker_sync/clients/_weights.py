@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
-from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.left_out import refuse_arguments
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_saving, check_state_path
 from tinker_sync.clients._async import async_future
@@ -22,63 +22,44 @@ from tinker_sync.types import (
     SaveWeightsResponse,
 )
 
-if TYPE_CHECKING:
-    from tinker_sync.clients import _verify as verification
-else:  # most training verifies nothing
-    verification = LazyModule("tinker_sync.clients._verify")
-
 
 class WeightCalls(PassCalls[Client]):
     """The part of a training client that saves and loads weights."""
 
     def save_state(
         self,
+        /,
         name: str,
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
         *,
-        verify: bool | float = False,
         deadline: float | None = None,
+        **removed: NoReturn,
     ) -> APIFuture[SaveWeightsResponse]:
         """Save weights and optimizer state under a name, to continue the training later.
 
-        With `verify`, the future fails with `VerificationError` unless the server restores the checkpoint
-        with the same weights and with the state of the optimizer. This model does not change. The call waits
-        for a forward pass of 16 tokens, whose loss must be nearly equal in a copy that is restored from the
-        checkpoint. The copy then takes a step without gradients, which moves its weights only if the
-        optimizer was restored. So a verified save costs a restore, four passes of 16 tokens, one step, and a
-        place for one more model until the future is done. Until this client has called `optim_step` after a
-        pass with gradients, only the weights are verified.
+        `tinker_sync.loop.verify_checkpoint` checks that the server restores the checkpoint as it was saved.
 
         Args:
             name: the name of the checkpoint.
             ttl_seconds: its lifetime in seconds; None: the server's default.
             overwrite: replace a checkpoint of the same name, including its metadata.
             user_metadata: your own notes about it.
-            verify: True, or the relative difference of two losses to accept as noise of the server, instead
-                of 0.001; smaller differences are not noticed. The loss is stored in the metadata, for a
-                verified restore.
             deadline: the seconds after which the call is given up.
 
         Raises:
             InvalidInputError: the name cannot be part of a path, or another argument has a wrong value.
-            UnsupportedByServerError: with `verify`, the server returned no loss; nothing was saved.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
         ...     saved = training.save_state("step-100", user_metadata={"step": "100"}).result()
-        ...     verified = training.save_state("step-101", verify=True).result()
         ...     saved.path.rpartition(":")[2]
         '0/weights/step-100'
         """
+        refuse_arguments("save_state", removed, unknown=True)
         check_saving(name, ttl_seconds, "save_state")
-        measured = None
-        if verify is not False:
-            tolerance = verification.tolerance_of(verify, "save_state")
-            measured = verification.measure(self, self._stepped, tolerance, deadline)
-            user_metadata = {**(user_metadata or {}), **measured.metadata()}
         request = SaveWeightsRequest(
             model_id=self._line.model_id,
             path=name,
@@ -86,10 +67,7 @@ class WeightCalls(PassCalls[Client]):
             overwrite=overwrite,
             user_metadata=user_metadata,
         )
-        saved = self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
-        if measured is None:
-            return saved
-        return verification.follow(self, saved, measured, self._until(deadline, _deadlines.CREATE_S))
+        return self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
 
     def save_weights_for_sampler(
         self,
@@ -206,7 +184,7 @@ class WeightCalls(PassCalls[Client]):
         )
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
 
-    save_state_async = async_future(save_state, waits_with="verify")
+    save_state_async = async_future(save_state)
     save_weights_for_sampler_async = async_future(save_weights_for_sampler)
     save_weights_external_async = async_future(save_weights_external)
     load_state_async = async_future(load_state)

@@ -27,7 +27,6 @@ from tinker_sync.types._console import training_run_url
 
 if TYPE_CHECKING:
     from tinker_sync.clients._models import LoadedModel, NewModel
-    from tinker_sync.clients._verify import VerifiedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.data.tokenizer import Tokenizer
@@ -99,13 +98,12 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         super().__init__(holder, self._line.held)
         self._place = ModelPlace(holder, self._line)
         self._user_metadata: dict[str, Any] | None = None
-        self._stepped = None
         if model_id is not None:
             self._line.model_id = model_id
             ready(self)
 
     @classmethod
-    def _make(cls, runtime: ClientRuntime, asked: NewModel | LoadedModel | VerifiedModel) -> TrainingClient:
+    def _make(cls, runtime: ClientRuntime, asked: NewModel | LoadedModel) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
         client = cls(runtime, asked.model_seq_id)
         client._user_metadata = asked.request.user_metadata

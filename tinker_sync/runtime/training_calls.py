@@ -88,8 +88,6 @@ class TrainingLine:
         """The id of the model; empty until the model exists. Set once."""
         self.fillers: dict[int, TrainingPart] = {}
         """The requests without effect that the server may have, by their numbers; see `_send_nothing`."""
-        self.passed = False
-        """True once a pass was made that accumulates gradients."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
         """The moment and the loss of the last passes that accumulate gradients and have succeeded."""
         self._steps = 0
@@ -130,7 +128,6 @@ class TrainingLine:
             self.runtime.lifecycle.note_change(future)
         log_if_unread(future, find_call_site())
         if call.name.startswith("forward_backward"):
-            self.passed = True
             future._when_done(partial(TrainingLine._note_pass, self, self._steps))
         return future
 
