@@ -529,10 +529,15 @@ class APIFuture(ProgressFuture[T]):
         # first take the lock of the base class, so one that finds the lock finds the other fields, and its
         # wait is told of the end.
         self._when_done(_publish)
-        fields = vars(Future())
-        for each in sorted(fields, key="_condition".__eq__):
-            vars(self).setdefault(each, fields[each])
+        _add_base(self)
         return vars(self)[name]
+
+    def _get_snapshot(self) -> Any:
+        # How asyncio reads the outcome from Python 3.14 on. It expects a future that has ended, and another
+        # thread may be about to let the base class know.
+        if self.done():
+            _publish(self)
+        return Future._get_snapshot(self)  # type: ignore[attr-defined]  # newer than the oldest Python
 
     def __reduce__(self) -> Any:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object: its call goes on in this process")
@@ -561,20 +566,30 @@ def settle(future: APIFuture[T], work: Callable[[], T]) -> None:
         future.resolve(value)
 
 
+def _add_base(future: APIFuture[Any]) -> None:
+    """Add the fields of the base class that a future lacks, the lock last."""
+    fields = vars(Future())
+    for each in sorted(fields, key="_condition".__eq__):
+        vars(future).setdefault(each, fields[each])
+
+
 def _publish(future: APIFuture[Any]) -> None:
-    """Let the base class know the outcome, and those who wait by its means."""
+    """Let the base class know the outcome, and those who wait by its means.
+
+    Several threads may do this at the same time; each of them finds it done at its return.
+    """
     outcome, mark = future._look(), object()
     assert outcome is not None  # noqa: S101  # it has ended
-    # Two threads may have made the fields of the base class at the same time.
-    if vars(future).setdefault("_published", mark) is not mark:
-        return
-    if outcome.cancelled:
-        Future.cancel(future)
-        Future.set_running_or_notify_cancel(future)
-    elif outcome.failure is None:
-        Future.set_result(future, future.result())  # not that of the outcome: a client is its own result
-    else:
-        Future.set_exception(future, outcome.failure)
+    _add_base(future)
+    with suppress(InvalidStateError):  # another thread was faster
+        if outcome.cancelled:
+            Future.cancel(future)
+            if vars(future).setdefault("_notified", mark) is mark:
+                Future.set_running_or_notify_cancel(future)
+        elif outcome.failure is None:
+            Future.set_result(future, future.result())  # not that of the outcome: a client is its own result
+        else:
+            Future.set_exception(future, outcome.failure)
 
 
 class _Callbacks:
