@@ -34,7 +34,7 @@ _HOMES = {
     "tinker_sync.lib.other_names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
     "tinker_sync.runtime.futures": "APIFuture",
-    "tinker_sync.runtime.notices": "QueueReport",
+    "tinker_sync.runtime.polls": "QueueReport",
     "tinker_sync.runtime.rate_limiter": "RateLimiter",
     "tinker_sync.transfer.download": "CheckpointDownload",
     "tinker_sync.transfer.progress": "TransferProgress",

@@ -60,7 +60,7 @@ from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as Backco
 from tinker_sync.losses.handle import LossHandle as LossHandle
 from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
 from tinker_sync.runtime.futures import APIFuture as APIFuture
-from tinker_sync.runtime.notices import QueueReport as QueueReport
+from tinker_sync.runtime.polls import QueueReport as QueueReport
 from tinker_sync.runtime.rate_limiter import RateLimiter as RateLimiter
 from tinker_sync.transfer.download import CheckpointDownload as CheckpointDownload
 from tinker_sync.transfer.progress import TransferProgress as TransferProgress

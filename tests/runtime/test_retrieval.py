@@ -45,16 +45,17 @@ class Asking:
 
     def __init__(self, **options: Any) -> None:
         self.notices: list[QueueNotice] = []
-        self.retrieval = Retrieval(
-            "req-1", "Sample", on_notice=self.notices.append, draw=lambda: 1.0, wall=lambda: 0.0, **options
-        )
+        self.retrieval = Retrieval("req-1", "Sample", draw=lambda: 1.0, wall=lambda: 0.0, **options)
         self.now = 100.0
         self.first = self.retrieval.ask()
 
     def gets(self, outcome: Reply | SendFailed, after_s: float = 1.0) -> Any:
         asked_at = self.now
         self.now += after_s
-        return self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
+        action = self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
+        if self.retrieval.notice is not None:
+            self.notices.append(self.retrieval.notice)
+        return action
 
     def pauses(self, *outcomes: Reply | SendFailed) -> list[float | None]:
         """Return the pause after each of these answers, with None for no pause, and let the pauses pass."""

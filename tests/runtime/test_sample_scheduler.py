@@ -15,7 +15,8 @@ from support.sends import HandWorkers
 from tinker_sync.errors import APIConnectionError, APIStatusError, ClientClosedError, TinkerError
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
-from tinker_sync.runtime.fetcher import Fetcher
+from tinker_sync.runtime.flows import Flows, Quota
+from tinker_sync.runtime.polls import Polls
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.sample_scheduler import (
     Holdings,
@@ -88,7 +89,7 @@ class Bench:
         judge: Any = None
         workers: Any = self.workers
         self.scheduler = SampleScheduler(
-            Fetcher(poller, ByteBudget(10**6), clock=clock),
+            Polls(Flows(poller, workers), Quota(10**6), clock=clock),
             workers,
             RateLimiter(clock=clock).gate(),
             ByteBudget(10**6),

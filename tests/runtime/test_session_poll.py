@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.polls import HandPoller
+from support.sends import NoWorkers
 
-from tinker_sync.runtime.byte_budget import ByteBudget
-from tinker_sync.runtime.fetcher import Fetcher, Promise
+from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.polls import Polls, Promise
 from tinker_sync.runtime.session_poll import PATH, SessionPoll
 from tinker_sync.transport.call import SendFailed
 
@@ -22,13 +23,14 @@ class Bench:
     def __init__(self, clone_id: int = 0) -> None:
         self.clock = FakeClock()
         self.poller = HandPoller(self.clock)
-        fetcher = Fetcher(self.poller, ByteBudget(10_000), clock=self.clock)  # type: ignore[arg-type]  # a double
-        self.together = SessionPoll(fetcher, "sampler-1", clone_id, clock=self.clock)
+        flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        polls = Polls(flows, Quota(10_000), clock=self.clock)
+        self.together = SessionPoll(polls, "sampler-1", clone_id, clock=self.clock)
 
     def wait_for(self, request_id: str, **options: Any) -> APIFuture[Any]:
         future: APIFuture[Any] = APIFuture(clock=self.clock)
         promise = Promise(request_id, "Sample", wants_proto=True)
-        self.last = self.together.fetch(promise, future, lambda reply, tree: tree, **options)
+        self.together.fetch(promise, future, lambda reply, tree: tree, **options)
         return future
 
     def announce(self, cursor: int, *request_ids: str, failed: tuple[str, ...] = ()) -> None:
@@ -424,7 +426,6 @@ def test_a_cancelled_sample_is_not_fetched_and_reported(bench: Bench) -> None:
     future = bench.wait_for("a")
     other = bench.wait_for("b")
     assert future.cancel()
-    bench.last.abandon()
     bench.announce(1, "a")
     assert bench.singles() == []
     assert bench.polls()[1]["retrieved_request_ids"] == ["a"]

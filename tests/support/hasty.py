@@ -114,7 +114,7 @@ def hasty_service(
     _hasten(runtime.poller, clock)
     client._runtime = runtime
     if start:
-        runtime.server.ready().fetcher.open_server = open_server
+        runtime.server.ready().polls.open_server = open_server
     return client
 
 

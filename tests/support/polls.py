@@ -68,6 +68,13 @@ class HandPoller:
         self.timers.append(started)
         return started
 
+    def follow(self, _job: Callable[[], object]) -> bool:
+        return False
+
+    def run_soon(self, job: Callable[[], object]) -> bool:
+        job()
+        return True
+
     # ------------------------------------------------------------------------------------ for tests
 
     def next(self, path: str | None = None) -> Started:

@@ -20,8 +20,8 @@ from tinker_sync.errors import (
     UnprocessableEntityError,
 )
 from tinker_sync.runtime.client_runtime import ClientRuntime
-from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.polls import Promise
 from tinker_sync.runtime.training_calls import OrderedCall, TrainingLine
 from tinker_sync.types import (
     AdamOptimizerConfig,
@@ -247,7 +247,7 @@ def promised(
     )
     future: APIFuture[T] = runtime.lifecycle.make_future()
     fetch = partial(
-        runtime.server.ready().fetcher.fetch,
+        runtime.server.ready().polls.fetch,
         Promise(
             promise.request_id, ENDPOINTS[name].promises or name, roundtrip_s=runtime.clock.now() - began_at
         ),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.insight.recording import Recording
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.notices import QueueReport
+    from tinker_sync.runtime.polls import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
     from tinker_sync.types import GetServerCapabilitiesResponse
     from tinker_sync.wire.dialect import Dialect

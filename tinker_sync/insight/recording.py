@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.notices import QueueReport
+    from tinker_sync.runtime.polls import QueueReport
 
 # The most records of calls, of spans, and of pauses; further ones are counted and dropped. A record takes
 # some hundred bytes of memory.

@@ -28,9 +28,9 @@ from attrs import evolve
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses.evaluate import name_of
 from tinker_sync.losses.handle import LossHandle
-from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.polls import Promise
 from tinker_sync.types.custom_loss import (
     CreateCustomLossRequest,
     CreateCustomLossResponse,
@@ -116,7 +116,7 @@ def _store(
     future: APIFuture[LossHandle],
     deadline_at: float,
 ) -> None:
-    """Send the request, and let the fetcher poll for its result. Runs on a worker for losses."""
+    """Send the request, and poll for its result. Runs on a worker for losses."""
     if not future._begin():
         return
     future._mark_sending()
@@ -124,7 +124,7 @@ def _store(
     try:
         promise = runtime.server.call("create_custom_loss", request, deadline_at=deadline_at)
         future._mark_accepted(promise.request_id)
-        runtime.server.ready().fetcher.fetch(
+        runtime.server.ready().polls.fetch(
             Promise(
                 promise.request_id,
                 ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",

@@ -5,14 +5,14 @@ The steps of a sample and of a training call, with the modules that take them:
     sampling.sample()      sample_line, sample         SampleJob: checked, then prepared
       schedule             sample_scheduler            order, rate limit, bytes, number
       submit               sample, poller, transport   sends the request; the answer is a promise
-      poll                 fetcher, retrieval          asks until the promise has a result
+      poll                 polls, retrieval            asks until the promise has a result
       decode, resolve      sample, futures             on the poller's thread, or on a worker that helps it
 
     training.optim_step()  training_calls              OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
       submit               training_part, poller       as for samples; `transport.caller.Tries` decides on
                                                        retries
-      poll, decode         fetcher, combine, answers   chunks become one result
+      poll, decode         polls, combine, answers     chunks become one result
 
 Glossary:
 
@@ -40,7 +40,7 @@ Glossary:
     vendor       the company of the hosted service; an open server is any other server
     dialect      the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`)
     facts        the settings and the dialect of a server
-    machinery    the objects of a client that depend on the facts: the fetcher, the scheduler, the limits
+    machinery    the objects of a client that depend on the facts: the polls, the scheduler, the limits
     ticket       a request or a timer that the poller holds
 
 The other modules and their contents:
@@ -69,7 +69,8 @@ The other modules and their contents:
                            failures that the user never looks at
     calls, failures        calls made from the table of endpoints, and their answers; copies of errors
     published              the description that an open server publishes of itself
-    notices, billing       reports on the server's queues; the wait after a 402
+    flows                  the lives of calls as generators, and the thread that resumes them, one at a time
+    billing                the wait after a 402
     spending, unloading    limits on the tokens that calls use; the end of a model at the server
     pending                the calls that the end of a client waits for
     lazy                   values that are made on first use

@@ -23,13 +23,14 @@ from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.connection import Connection
 from tinker_sync.runtime.exits import FinishStatus
+from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.lifecycle import Lifecycle, shut_elsewhere
 from tinker_sync.runtime.naming import carried
-from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.polls import Notices
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.server import Server
 from tinker_sync.runtime.session import Session
@@ -67,17 +68,17 @@ class ClientRuntime:
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.notices = Notices(clock)
         self.connection = connection = Connection(settings, clock)
         pending = PendingChanges()
         self.pools = pools = WorkerPools(pending.under_way)
+        self.notices = Notices(clock, pools.callback.run)
         self.poller = Poller(
             connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.under_way
         )
         self.lifecycle = Lifecycle(connection, self.poller, pools, pending)
         self.server = Server(
             connection,
-            self.poller,
+            Flows(self.poller, pools.fetch),
             pools,
             self.lifecycle,
             self.notices,

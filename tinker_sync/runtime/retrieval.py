@@ -1,8 +1,7 @@
 """`Retrieval`: makes the polls for the result of one promise, and decides on the action after each answer.
 
 It does no I/O: it has no socket, thread or clock. `Retrieval.ask` returns the request to send. `Retrieval.on`
-takes the outcome and returns the next action. The driver in `fetcher.py` sends, waits, and resolves the
-future.
+takes the outcome and returns the next action. The flow `polls.poll` sends and waits.
 
 A retrieval ends with the result, a failure that the server reports, a status that refuses the poll or means
 that the promise is forgotten, a few invalid answers, a failure to send that another try cannot mend, trouble
@@ -133,7 +132,6 @@ class Retrieval:
         allow_metadata_only: True if the server may answer with the size of the result in place of the
             result; set to False once it has done so.
         may_pause_billing: returns True if the poll is to be repeated after a 402; called at each 402.
-        on_notice: receives the server's reports on its queue.
         draw: returns the jitter, from 0 to 1.
         wall: returns the seconds since the epoch, for a pause until a date.
         secrets: returns the secrets to mask in errors and notices, because the server may repeat them.
@@ -150,7 +148,6 @@ class Retrieval:
     open_server: bool = field(default=False, kw_only=True)
     allow_metadata_only: bool = field(default=True, kw_only=True)
     may_pause_billing: Callable[[], bool] = field(default=lambda: False, kw_only=True)
-    on_notice: Callable[[QueueNotice], None] = field(default=lambda _: None, kw_only=True)
     draw: Callable[[], float] = field(default=random.random, kw_only=True)
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
@@ -163,6 +160,8 @@ class Retrieval:
     """The time of the first failure since the last good answer; None if there was none."""
     trouble: str = field(default="", init=False)
     """The text of the newest of these failures; of use only while `trouble_since` is not None."""
+    notice: QueueNotice | None = field(default=None, init=False)
+    """The report of the latest answer on the queue of the server; None if it had none."""
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _equal_errors: int = field(default=0, init=False)
@@ -189,6 +188,7 @@ class Retrieval:
             asked_at: the time at which the request was sent, by the clock of `now`.
             now: the time at which the answer came.
         """
+        self.notice = None
         if isinstance(outcome, SendFailed):
             return self._on_no_answer(outcome, asked_at, now)
         if 200 <= outcome.status < 300:
@@ -336,9 +336,8 @@ class Retrieval:
         state = QueueState(name)
         if state is QueueState.UNKNOWN and isinstance(name, str) and not isinstance(reason, str):
             reason = name  # a state of a newer server
-        notice = QueueNotice(state, self._mask(reason) if isinstance(reason, str) else None)
+        self.notice = notice = QueueNotice(state, self._mask(reason) if isinstance(reason, str) else None)
         self.last_words = f"queue {notice.state.value}" + (f": {notice.reason}" if notice.reason else "")
-        self.on_notice(notice)
 
     # -------------------------------------------------------------------------------------- other statuses
 

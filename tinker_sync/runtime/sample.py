@@ -6,7 +6,7 @@ The steps of a job, in order, each a method:
     put            prepare and queue it once the sampler exists: on the caller's thread if it exists already
     admit          take places under the limits and a number, on the one thread that admits
     submit         send the request: on the poller's thread if that takes no time, else on a worker
-    _on_promise    let the fetcher poll for the result, because the server has accepted the sample
+    _on_promise    poll for the result, because the server has accepted the sample
     _decode        read the result, count its tokens, and compare it with the request
     _on_done       give back the place; after a cancel, also stop the request that is under way
 
@@ -20,7 +20,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.events import TokensUsed
@@ -29,9 +29,9 @@ from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIResponseValidationError, DeadlineError
 from tinker_sync.runtime.byte_budget import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import foreign_promise, read_promise
-from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, current, find_call_site, named
+from tinker_sync.runtime.polls import Promise
 from tinker_sync.runtime.sample_scheduler import Holdings, Refused, Throttled
 from tinker_sync.runtime.spending import CostEstimate, Limiter, length_of
 from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed
@@ -64,13 +64,6 @@ _log = logging.getLogger(__name__)
 
 def _no_time() -> float:
     return 0.0
-
-
-class Abandonable(Protocol):
-    """The wait for the result of one promise, which can be stopped."""
-
-    def abandon(self) -> None:
-        """Stop, because the result is not needed any more."""
 
 
 class SampleJob:
@@ -147,7 +140,7 @@ class SampleJob:
         self._last_words = ""
         self._held = Holdings()
         self._ticket: Ticket | None = None
-        self._fetch: Abandonable | None = None
+        self._fetch: object = None
 
     # -------------------------------------------------------------------------------------- to the scheduler
 
@@ -365,7 +358,7 @@ class SampleJob:
         line, scheduler, future = self._line, self._scheduler, self._future
         assert future is not None  # noqa: S101  # it was submitted
         try:
-            request_id, self._sequence_ids = read_promise("asample", reply, scheduler.fetcher.secrets)
+            request_id, self._sequence_ids = read_promise("asample", reply, scheduler.polls.secrets)
             if not future.done() and not line.runtime.lifecycle.accept(future, request_id):
                 raise foreign_promise("asample", reply, request_id)
         except APIResponseValidationError as error:
@@ -448,10 +441,8 @@ class SampleJob:
     def _on_done(self, future: APIFuture[SampleResponse]) -> None:
         """Give the place of the sample back when its future ends. After a cancel, also stop its requests."""
         if future.cancelled():
-            ticket, fetch = self._ticket, self._fetch
-            if fetch is not None:
-                fetch.abandon()
-            elif ticket is not None and ticket.cancel():
+            ticket = self._ticket
+            if ticket is not None and ticket.cancel():
                 self._held.end_sending()
             if future.request_id is not None:
                 self._line.runtime.server.abandon(future.request_id)

@@ -230,16 +230,16 @@ class SampleLine:
         self._aside = deque()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
-        """Return the function that polls for results: `Fetcher.fetch` or `SessionPoll.fetch`.
+        """Return the function that polls for results: `Polls.fetch` or `SessionPoll.fetch`.
 
         `SessionPoll` has one poll for all samples. The server's settings decide.
         """
         if not machinery.facts.config.sample_use_retrieve_futures:
-            return machinery.fetcher.fetch
+            return machinery.polls.fetch
         from tinker_sync.runtime.session_poll import SessionPoll
 
         poll = SessionPoll(
-            machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.runtime.clock
+            machinery.polls, self.sampling_session_id, self._clone_id, clock=self.runtime.clock
         )
         self.runtime.lifecycle.register_last_call(poll)
         return poll.fetch

@@ -24,8 +24,8 @@ from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
-from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.poller import QUICK_BYTES
+from tinker_sync.runtime.polls import Polls
 from tinker_sync.runtime.rate_limiter import Gate
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
@@ -53,7 +53,7 @@ class SampleScheduler:
     """A scheduler that admits and submits the samples of the clients of one service in order. Thread-safe.
 
     Args:
-        fetcher: polls for results; its poller sends the submits too.
+        polls: polls for results; its poller sends the submits too.
         workers: run the admissions that must wait, and the submits that may take long.
         gate: the gate to the shared rate limiter.
         sending_bytes: bounds the bytes of the prompts being sent.
@@ -65,7 +65,7 @@ class SampleScheduler:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        polls: Polls,
         workers: Workers,
         gate: Gate,
         sending_bytes: ByteBudget,
@@ -75,8 +75,8 @@ class SampleScheduler:
         has_idle_connection: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.fetcher = fetcher
-        self.poller = fetcher.poller
+        self.polls = polls
+        self.poller = polls.flows.poller
         self.gate = gate
         self.sending_bytes = sending_bytes
         self.places = places

@@ -27,12 +27,11 @@ from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.connection import Connection, Refresher
-from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
+from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.handshake import Handshake, ServerFacts
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.lifecycle import Lifecycle
-from tinker_sync.runtime.notices import Notices
-from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise
 from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.runtime.retrieval import QueueNotice
@@ -54,7 +53,7 @@ class Machinery(NamedTuple):
 
     facts: ServerFacts
     billing: BillingPause
-    fetcher: Fetcher
+    polls: Polls
     scheduler: SampleScheduler
     train_bytes: ByteBudget
 
@@ -64,7 +63,7 @@ class Server:
 
     Args:
         connection: the connection to the server; sends the calls that a thread waits for.
-        poller: sends the other requests.
+        flows: the lives of the calls for which no thread waits; its poller sends their requests.
         pools: run the jobs that may block.
         lifecycle: ends the calls when the client is closed.
         notices: receives reports on the server's queue.
@@ -78,7 +77,7 @@ class Server:
     def __init__(
         self,
         connection: Connection,
-        poller: Poller,
+        flows: Flows,
         pools: WorkerPools,
         lifecycle: Lifecycle,
         notices: Notices,
@@ -97,7 +96,8 @@ class Server:
         """The connection to the server."""
         self._clock = connection.clock
         self._settings = connection.settings
-        self.poller = poller
+        self.flows = flows
+        self.poller = flows.poller
         """The poller, which sends requests for which no thread waits."""
         self._pools = pools
         self.lifecycle = lifecycle
@@ -195,9 +195,9 @@ class Server:
             self._refresher.know(facts.dynamic)
         billing = BillingPause(config.billing_exception_max_pause_duration_sec * pace, clock=clock)
         gate = self._gate()
-        fetcher = Fetcher(
-            self.poller,
-            ByteBudget(config.inflight_response_bytes_semaphore_size, clock=clock),
+        polls = Polls(
+            self.flows,
+            Quota(config.inflight_response_bytes_semaphore_size),
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(self._notices, gate.limiter),
@@ -209,7 +209,7 @@ class Server:
         )
         places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
         scheduler = SampleScheduler(
-            fetcher,
+            polls,
             self._pools.fetch,
             gate,
             ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=clock),
@@ -220,8 +220,8 @@ class Server:
             clock=clock,
         )
         train_bytes = ByteBudget(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=clock)
-        self.lifecycle.queues = (scheduler, train_bytes, fetcher.inflight)
-        return Machinery(facts, billing, fetcher, scheduler, train_bytes)
+        self.lifecycle.queues = (scheduler, train_bytes)
+        return Machinery(facts, billing, polls, scheduler, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
         handshake = Handshake(self.connection, lambda: self._left_s(deadline_at))

@@ -1,7 +1,7 @@
 """`SessionPoll`: one long poll for all the samples of a sampling session, if the server offers that.
 
 A sample waits until the poll announces its result, which is then fetched, once. If the server does not offer
-the poll, or the poll keeps failing, the fetcher polls for each sample alone. The poll may announce a result
+the poll, or the poll keeps failing, each sample is polled for alone. The poll may announce a result
 before the sample waits for it. The newest such announcements are kept, and older ones are dropped. Two
 samples under one request id are both fetched alone.
 
@@ -40,8 +40,8 @@ from tinker_sync._base.policy import Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import redact_exception
-from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.polls import Decode, Polls, Promise
 from tinker_sync.runtime.retrieval import FLOOR_S
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.completion import (
@@ -71,10 +71,10 @@ _log = logging.getLogger(__name__)
 class SessionPoll:
     """One long poll that announces the results of all samples of a client. Thread-safe.
 
-    `fetch` replaces `Fetcher.fetch`.
+    `fetch` replaces `Polls.fetch`.
 
     Args:
-        fetcher: fetches each announced result; polls for each sample alone if the server has no session poll
+        polls: fetches each announced result; polls for each sample alone if the server has no session poll
             or the poll keeps failing.
         sampling_session_id: the sampling session of the samples.
         clone_id: the number of this copy of the client; 0 for the original.
@@ -82,9 +82,10 @@ class SessionPoll:
     """
 
     def __init__(
-        self, fetcher: Fetcher, sampling_session_id: str, clone_id: int, *, clock: Clock = SYSTEM_CLOCK
+        self, polls: Polls, sampling_session_id: str, clone_id: int, *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._fetcher = fetcher
+        self._polls = polls
+        self._poller = polls.flows.poller
         self._target = SamplingSessionFuturesTarget(
             sampling_session_id=sampling_session_id, cloned_sampler_id=clone_id
         )
@@ -113,13 +114,13 @@ class SessionPoll:
         *,
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
-    ) -> _Waiter | Fetch[Any]:
+    ) -> _Waiter:
         """Fetch the result of a promise into `future`, in general once the poll announces the result.
 
         The fetch begins at once if the poll does not work or has announced the result already, or if another
         sample with the same request id waits.
 
-        The arguments are those of `Fetcher.fetch`. Return an object whose `abandon` stops the fetch.
+        The arguments are those of `Polls.fetch`.
         """
         waiter = _Waiter(self, promise, future, decode, deadline_at, on_gone)
         with self._lock:
@@ -170,8 +171,8 @@ class SessionPoll:
     def _arm(self, waiter: _Waiter) -> None:
         """Start a timer for a sample whose deadline may come while the server holds a poll."""
         left_s = waiter.deadline_at - self._clock.now()
-        if waiter.timer is None and left_s <= self._fetcher.read_timeout_s:
-            waiter.timer = self._fetcher.poller.after(max(left_s, 0.0), partial(self._expire, waiter))
+        if waiter.timer is None and left_s <= self._polls.read_timeout_s:
+            waiter.timer = self._poller.after(max(left_s, 0.0), partial(self._expire, waiter))
 
     def _expire(self, waiter: _Waiter) -> None:
         request_id = waiter.promise.request_id
@@ -194,7 +195,7 @@ class SessionPoll:
     def _begin(self) -> None:
         """Send the next poll: at once, or after a pause if the last one failed."""
         if self._failures:
-            self._fetcher.poller.after(delay_s(self._failures, draw=1.0), self._poll)
+            self._poller.after(delay_s(self._failures, draw=1.0), self._poll)
         else:
             self._poll()
 
@@ -208,7 +209,7 @@ class SessionPoll:
         if awaited or reported:
             self._asked_at = self._clock.now()
             call = self._call(reported, awaited=awaited)
-            self._fetcher.poller.start(call, partial(self._on_outcome, reported, awaited))
+            self._poller.start(call, partial(self._on_outcome, reported, awaited))
         else:
             self._go_on()
 
@@ -219,7 +220,7 @@ class SessionPoll:
             timeout=None if awaited else 0.0,
             retrieved_request_ids=reported,
         )
-        longest_s = self._fetcher.read_timeout_s
+        longest_s = self._polls.read_timeout_s
         return Call(
             method="POST",
             path=PATH,
@@ -244,7 +245,7 @@ class SessionPoll:
                 answer = wire_json.decode(outcome.body, FuturesRetrieveResponse)
                 self._on_completions(answer, reported, awaited=awaited)
             except WireError as error:
-                self._give_up(str(redact_exception(error, outcome.body, self._fetcher.secrets())))
+                self._give_up(str(redact_exception(error, outcome.body, self._polls.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
             if awaited:
@@ -257,7 +258,7 @@ class SessionPoll:
             if self._failures >= _FAILURES_BEFORE_SINGLES:
                 if not awaited:
                     self._forget(reported)
-                self._release_all()  # the fetcher polls for each
+                self._release_all()  # each is polled for
             self._go_on()
         else:
             self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
@@ -298,7 +299,7 @@ class SessionPoll:
             return
         self._quick_polls += 1
         pause_s = delay_s(self._quick_polls, draw=1.0, first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
-        self._fetcher.poller.after(pause_s, self._go_on)
+        self._poller.after(pause_s, self._go_on)
 
     def _note_silence(self) -> None:
         """Count a poll that was held and brought nothing. After some, fetch the oldest sample alone.
@@ -379,7 +380,6 @@ class _Waiter:
         self._future = future
         self._decode = decode
         self._on_gone = on_gone
-        self._fetch: Fetch[Any] | None = None
         self.timer: Ticket | None = None
         """The timer that ends the wait at the deadline; set when that is near."""
         self.number = owner.next_number()
@@ -390,15 +390,9 @@ class _Waiter:
     def fetch_alone(self, size: int | None) -> None:
         """Fetch this result. `size` is the announced size, or None without an announcement."""
         announced = evolve(self.promise, announced_bytes=size)
-        self._fetch = self._owner._fetcher.fetch(
+        self._owner._polls.fetch(
             announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._on_gone_promise
         )
-
-    def abandon(self) -> None:
-        """Stop the fetch, if it has begun. A wait for the announcement ends with the future."""
-        fetch = self._fetch
-        if fetch is not None:
-            fetch.abandon()
 
     def _on_gone_promise(self, error: Exception) -> None:
         self._owner.done_with(self)

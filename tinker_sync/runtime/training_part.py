@@ -1,9 +1,9 @@
 """The requests of a training client: encoded for `training_calls`, then numbered and sent.
 
 A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller sends the part, and
-`Tries` decides about repetitions. When the server has accepted the part, the fetcher polls for the result. A
-large protobuf body that is not compressed consists of views of the user's arrays, also while it is sent; no
-copy is made.
+`Tries` decides about repetitions. When the server has accepted the part, the flow `polls.poll` waits for the
+result. A large protobuf body that is not compressed consists of views of the user's arrays, also while it is
+sent; no copy is made.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.billing import PAUSE_S
 from tinker_sync.runtime.byte_budget import most_pass_bytes
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
-from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.operation import Ended, NotTaken, Operation, Unanswered
 from tinker_sync.runtime.poller import QUICK_BYTES
+from tinker_sync.runtime.polls import Decode, Promise
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -209,7 +209,7 @@ class PartSender:
 
     def await_result(self, part: TrainingPart, request_id: str) -> None:
         """Poll for the result of a part that the server has accepted."""
-        self.server.start().fetcher.fetch(
+        self.server.start().polls.fetch(
             Promise(
                 request_id,
                 part.request_type,

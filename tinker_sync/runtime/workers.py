@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.futures import APIFuture, settle
+from tinker_sync.runtime.futures import APIFuture, Submit, settle
 from tinker_sync.runtime.naming import carried
 
 T = TypeVar("T")
@@ -367,6 +367,50 @@ class Workers(ThreadPoolExecutor):
                 continue
             if not due and self._leave():
                 return None
+
+
+class InOrder:
+    """Runs jobs on workers, one after the other, in the order in which they came. Thread-safe.
+
+    >>> in_order = InOrder()
+    >>> in_order.run(lambda: print("done"))
+    done
+
+    Args:
+        run: runs a job on a worker; None: jobs run on the thread that passes them.
+    """
+
+    def __init__(self, run: Submit | None = None) -> None:
+        self._run = run
+        self._jobs: deque[Job] = deque()
+        self._turn: list[None] = [None]  # empty while a thread runs jobs
+
+    def run(self, job: Job) -> None:
+        """Run `job()` after the jobs that came before. Log its exception."""
+        self._jobs.append(job)
+        if self._run is not None:
+            try:
+                self._run(self._work)
+            except RuntimeError:  # closed; nothing else would run the job
+                pass
+            else:
+                return
+        self._work()
+
+    def _work(self) -> None:
+        jobs, turn = self._jobs, self._turn
+        while jobs:
+            try:
+                turn.pop()
+            except IndexError:  # another thread runs jobs; it looks for more
+                return
+            try:
+                while jobs:
+                    jobs.popleft()()
+            except Exception:  # noqa: BLE001  # a failure of one job must not stop the others
+                _log.exception("a job failed")
+            finally:
+                turn.append(None)
 
 
 class WorkerPools:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
 from support.polls import HandPoller
 from support.raising import raising
+from support.sends import NoWorkers
 
 from tinker_sync import errors
-from tinker_sync.runtime.byte_budget import ByteBudget
-from tinker_sync.runtime.fetcher import Fetcher, Promise
+from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise, QueueReport
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import QueueState
+
+PAUSED = QueueNotice(QueueState.PAUSED_CAPACITY, None)
 
 
 class Bench:
     def __init__(self, **options: Any) -> None:
         self.clock = FakeClock()
         self.poller = HandPoller(self.clock)
-        self.inflight = ByteBudget(1000)
+        self.room = Quota(1000)
         self.told: list[tuple[QueueNotice, Promise]] = []
-        self.fetcher = Fetcher(
-            self.poller,  # type: ignore[arg-type]  # a double
-            self.inflight,
+        self.polls = Polls(
+            Flows(self.poller, NoWorkers()),  # type: ignore[arg-type]  # a double
+            self.room,
             on_notice=lambda notice, promise: self.told.append((notice, promise)),
             clock=self.clock,
             **options,
@@ -37,12 +42,16 @@ class Bench:
         future: APIFuture[Any] = APIFuture(clock=self.clock)
         options.setdefault("decode", lambda reply, tree: tree if tree is not None else reply.body)
         decode = options.pop("decode")
-        self.last = self.fetcher.fetch(promise or Promise("req-1", "OptimStep"), future, decode, **options)
+        self.polls.fetch(promise or Promise("req-1", "OptimStep"), future, decode, **options)
         return future
 
     @property
-    def free(self) -> str:
-        return repr(self.inflight)
+    def free(self) -> int:
+        return self.room.free
+
+    def fill(self) -> None:
+        """Overdraw the quota of bytes by half of its size."""
+        self.room.free -= 1500
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ def test_pauses_are_waited_out_by_the_clock(bench: Bench) -> None:
 
 
 def test_the_budget_holds_a_large_result_from_the_peek_to_the_decoding(bench: Bench) -> None:
-    held: list[str] = []
+    held: list[int] = []
 
     def decode(reply: Reply, tree: Any) -> Any:
         held.append(bench.free)
@@ -88,8 +97,8 @@ def test_the_budget_holds_a_large_result_from_the_peek_to_the_decoding(bench: Be
     assert bench.poller.next().body == {"request_id": "req-1", "allow_metadata_only": False}
     bench.poller.answer(200, {"a": 1})
     assert future.result(0) == {"a": 1}
-    assert "600 of 1000" in held[0]
-    assert "1000 of 1000" in bench.free
+    assert held == [600]
+    assert bench.free == 1000
 
 
 def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
@@ -100,30 +109,27 @@ def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
     bench.poller.answer(200, {"a": 1})
     assert first.result(0) == {"a": 1}
     assert not second.done()
-    bench.poller.pass_time()
     bench.poller.answer(200, {"b": 2})
     assert second.result(0) == {"b": 2}
-    assert "1000 of 1000" in bench.free
+    assert bench.free == 1000
 
 
 def test_a_wait_for_the_budget_ends_at_the_deadline(bench: Bench) -> None:
-    assert bench.inflight.try_acquire(1500)
+    bench.fill()
     promise = Promise("req-1", "Sample", announced_bytes=400)
     future = bench.fetch(promise, deadline_at=bench.clock.now() + 5.0)
     assert bench.poller.pass_time() == pytest.approx(5.0)
     assert isinstance(future.exception(0), errors.DeadlineError)
-    bench.inflight.release(1500)
-    bench.poller.pass_time()
+    bench.room.give_back(1500)
     assert bench.poller.waiting == 0
-    assert "1000 of 1000" in bench.free
+    assert bench.free == 1000
 
 
 def test_a_result_that_got_its_bytes_in_time_is_asked_for(bench: Bench) -> None:
-    assert bench.inflight.try_acquire(1500)
+    bench.fill()
     promise = Promise("req-1", "Sample", announced_bytes=400)
     future = bench.fetch(promise, deadline_at=bench.clock.now() + 5.0)
-    bench.inflight.release(1500)
-    assert bench.poller.pass_time() == 0.0
+    bench.room.give_back(1500)
     bench.poller.answer(200, {"a": 1})
     assert future.result(0) == {"a": 1}
 
@@ -140,7 +146,7 @@ def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
     future = bench.fetch(
         Promise("req-1", "Sample", announced_bytes=400), decode=raising(errors.WireError("odd", "$.a"))
     )
-    assert "600 of 1000" in bench.free
+    assert bench.free == 600
     if ending == "decode":
         bench.poller.answer(200, {"a": 1})
         bench.poller.answer(200, {"a": 1})
@@ -152,9 +158,8 @@ def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
         bench.poller.lose(final=True)
     else:
         future.cancel()
-        bench.last.abandon()
     assert future.done()
-    assert "1000 of 1000" in bench.free
+    assert bench.free == 1000
 
 
 def test_failures_are_the_futures(bench: Bench) -> None:
@@ -232,16 +237,6 @@ def test_a_paused_queue_shows_in_the_status_and_is_reported(bench: Bench) -> Non
     assert future.status().state is FutureState.WAITING
 
 
-def test_an_observer_that_fails_harms_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.fetcher.on_notice = lambda notice, promise: 1 / 0  # type: ignore[assignment,return-value]
-    future = bench.fetch()
-    bench.poller.answer(408, {"queue_state": "paused_capacity"})
-    assert "a queue observer failed" in caplog.text
-    bench.poller.pass_time()
-    bench.poller.answer(200, {"a": 1})
-    assert future.result(0) == {"a": 1}
-
-
 # ------------------------------------------------------------------------------------- deadlines
 def test_a_deadline_between_polls(bench: Bench) -> None:
     future = bench.fetch(deadline_at=bench.clock.now() + 60)
@@ -279,40 +274,118 @@ def test_an_abandoned_fetch_asks_no_more(bench: Bench) -> None:
     future = bench.fetch()
     asked = bench.poller.next()
     assert future.cancel()
-    bench.last.abandon()
     assert not asked.live
     assert bench.poller.waiting == 0
 
 
-def test_a_cancelled_future_ends_the_asking_after_a_pause(bench: Bench) -> None:
+def test_a_cancelled_future_ends_the_asking_in_a_pause(bench: Bench) -> None:
     future = bench.fetch()
     bench.poller.answer(503, {})
     assert future.cancel()
-    bench.poller.pass_time()
+    assert not bench.poller.timers[0].live
     assert bench.poller.waiting == 0
 
 
 def test_a_future_that_ends_before_its_bytes_are_used_gives_them_back(bench: Bench) -> None:
-    assert bench.inflight.try_acquire(1500)
+    bench.fill()
     future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
-    bench.inflight.release(1500)
-    assert "600 of 1000" in bench.free
+    bench.room.give_back(1500)
+    assert bench.free == 600
     assert future.cancel()
-    bench.poller.pass_time()
     assert bench.poller.waiting == 0
-    assert "1000 of 1000" in bench.free
+    assert bench.free == 1000
 
 
 def test_a_forgotten_promise_gives_its_bytes_back(bench: Bench) -> None:
-    free: list[str] = []
+    free: list[int] = []
     promise = Promise("req-1", "Sample", announced_bytes=400)
     bench.fetch(promise, on_gone=lambda _: free.append(bench.free))
     bench.poller.answer(410, {"detail": "forgotten"})
-    assert "1000 of 1000" in free[0]
+    assert free == [1000]
 
 
-def test_a_closed_budget_fails_who_wants_room(bench: Bench) -> None:
-    future = bench.fetch()
-    bench.inflight.close(errors.APIConnectionError("The client was closed."))
-    bench.poller.answer(200, {"status": "complete_metadata", "response_payload_size": 400})
-    assert isinstance(future.exception(0), errors.APIConnectionError)
+# ------------------------------------------------------------------------------------- notices
+def test_every_listener_gets_every_notice() -> None:
+    notices, heard = Notices(FakeClock()), [[], []]  # type: ignore[var-annotated]
+    stop = notices.listen(heard[0].append)
+    notices.listen(heard[1].append)
+    notices.publish(PAUSED, "Sample", "req-1")
+    notices.publish(QueueNotice(QueueState.ACTIVE, "soon"), "Sample", "req-1")
+    stop()
+    stop()
+    notices.publish(PAUSED, "Sample", "req-2")
+    first = [
+        QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1"),
+        QueueReport(QueueState.ACTIVE, "soon", "Sample", "req-1"),
+    ]
+    assert heard == [first, [*first, QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-2")]]
+
+
+def test_an_exception_of_a_listener_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
+    notices.listen(lambda _: 1 / 0)
+    notices.listen(heard.append)
+    notices.publish(PAUSED, "Sample", "req-1")
+    assert len(heard) == 1
+    assert "an observer of queue states failed" in caplog.text
+
+
+def test_listeners_are_called_without_the_lock() -> None:
+    notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
+    notices.listen(lambda _: notices.listen(heard.append))  # would hang
+    for request_id in ("req-1", "req-2"):
+        notices.publish(PAUSED, "Sample", request_id)
+    assert [report.request_id for report in heard] == ["req-2"]
+
+
+def test_one_line_a_minute_for_each_kind_and_state(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    notices = Notices(clock)
+    with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
+        for number in range(100):
+            notices.publish(PAUSED, "Sample", f"req-{number}")
+        assert len(caplog.messages) == 1
+        notices.publish(QueueNotice(QueueState.PAUSED_RATE_LIMIT, "ten at a time"), "Sample", "req-1")
+        notices.publish(PAUSED, "OptimStep", "req-2")
+        assert len(caplog.messages) == 3
+        clock.advance(LOG_EVERY_S - 1)
+        notices.publish(PAUSED, "Sample", "req-1")
+        assert len(caplog.messages) == 3
+        clock.advance(1)
+        notices.publish(PAUSED, "Sample", "req-1")
+    short = "the service is short of capacity at the moment"
+    assert caplog.messages == [
+        f"Sample requests are paused (paused_capacity): {short}; waiting",
+        "Sample requests are paused (paused_rate_limit): ten at a time; waiting",
+        f"OptimStep requests are paused (paused_capacity): {short}; waiting",
+        f"Sample requests are paused (paused_capacity): {short}; waiting",
+    ]
+
+
+def test_a_paused_training_request_is_reported_though_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
+    notices.listen(heard.append)
+    with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
+        notices.publish(QueueNotice(QueueState.ACTIVE, None), "ForwardBackward", "req-1")
+        notices.publish(PAUSED, "ForwardBackward", "req-2")
+    assert len(caplog.messages) == 1  # the first line comes at once
+    assert [(state.request_id, state.state) for state in heard] == [
+        ("req-1", "active"),
+        ("req-2", "paused_capacity"),
+    ]
+
+
+def test_an_active_queue_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
+        Notices(FakeClock()).publish(QueueNotice(QueueState.ACTIVE, None), "Sample", "req-1")
+    assert caplog.messages == []
+
+
+def test_a_child_does_not_inherit_a_held_lock() -> None:
+    notices = Notices(FakeClock())
+    notices._lock.acquire()
+    notices.renew_after_fork()
+    done = threading.Event()
+    notices.listen(lambda _: done.set())
+    notices.publish(PAUSED, "Sample", "req-1")
+    assert done.is_set()
