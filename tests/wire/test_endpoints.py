@@ -7,6 +7,7 @@ from support.each import for_each
 
 from tinker_sync import types
 from tinker_sync.types._model import Model
+from tinker_sync.wire.dialect import CURRENT
 from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, find
 
 ROWS = list(ENDPOINTS.values())
@@ -41,7 +42,6 @@ def test_every_named_type_exists(endpoint: Endpoint) -> None:
 @for_each("endpoint", ROWS)
 def test_rows_are_consistent(endpoint: Endpoint) -> None:
     assert endpoint.path.text.startswith("/api/v1/")
-    assert endpoint.reason
     assert (endpoint.method == "GET") <= (endpoint.body == "none")
     assert (endpoint.request is not None) <= (endpoint.body != "none")
     assert (endpoint.result is not None) == (endpoint.promises is not None)
@@ -78,9 +78,20 @@ def test_ids_are_encoded_and_decoded() -> None:
 
 def test_numbered_calls_carry_a_number() -> None:
     for row in ROWS:
-        if not row.repeatable:
-            fields = {field for field in row.request_type.__annotations__ if field.endswith("seq_id")}
-            assert fields, row.name
+        assert row.number is None or row.number in row.request_type.__annotations__, row.name
+        assert row.repeatable or row.number, row.name
+
+
+def test_only_calls_that_change_something_may_not_be_repeated() -> None:
+    for row in ROWS:
+        assert not (row.changes and row.method == "GET"), row.name
+        assert row.repeatable or row.changes or row.name == "create_sampling_session"
+
+
+def test_calls_of_older_servers_alone_are_marked() -> None:
+    ended = {row.name for row in ROWS if row.until is not None}
+    assert {row.name for row in ROWS if row.legacy} == {*ended, "unload_model"}
+    assert all(row.until is None or row.since < row.until <= CURRENT for row in ROWS)
 
 
 def test_calls_with_other_retries_have_none_here() -> None:

@@ -18,8 +18,8 @@ from attrs import define, field
 from tinker_sync._base.policy import Stage, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.lanes import ORDERED
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
+from tinker_sync.wire.endpoints import row_of
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
@@ -210,7 +210,7 @@ def _uses_up_number(call: RecordedCall, fault: FixedReply) -> bool:
     Clients may never use the sequence number of such a call again, so the server must not wait for it.
     """
     refusal = 400 <= fault.status < 500 and not rule_for(fault.status, Stage.CALL).passes
-    return refusal and not fault.after_work and call.endpoint in ORDERED
+    return refusal and not fault.after_work and row_of(call.endpoint).number == "seq_id"
 
 
 _OF_THE_BODY: Final = frozenset(

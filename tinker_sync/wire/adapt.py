@@ -15,7 +15,8 @@ from tinker_sync import types
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError, WireError
 from tinker_sync.wire import json as json_codec
-from tinker_sync.wire.dialect import Dialect, Version
+from tinker_sync.wire.dialect import Dialect
+from tinker_sync.wire.endpoints import Version
 
 if TYPE_CHECKING:
     from tinker_sync.types import (

@@ -18,9 +18,7 @@ from attrs import evolve, frozen
 
 from tinker_sync._base.policy import NO_SUCH_CALL, Stage, rule_for
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.wire.endpoints import PROTOBUF
-
-Version = tuple[int, int]
+from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Version
 
 CURRENT: Final[Version] = (0, 38)
 # The last version whose settings name the flag below.
@@ -57,31 +55,6 @@ FEATURES: Final[Mapping[str, Version]] = {
     "prompt_logprobs_last_n": (0, 33),
     "custom losses on the server": (0, 36),
     "inflight sampling clients": (0, 38),
-}
-
-_SINCE: Final[Mapping[str, Version]] = {
-    "client_config": _WITH_CONFIG,
-    "auth_token": _WITH_CONFIG,
-    "assign_session_project": (0, 22),
-    "get_audit_log": (0, 22),
-    "get_billing_usage": (0, 23),
-    "get_checkpoint_storage_usage": (0, 23),
-    "export_session_trace": (0, 24),
-    "dynamic_config": _CHUNKS,
-    "cancel_future": (0, 26),
-    "copy_weights": (0, 26),
-    "finish_session": (0, 27),
-    "retrieve_futures": (0, 28),
-    "save_weights_external": (0, 28),
-    "get_external_weights_urls": (0, 28),
-    "join_sampling_session": (0, 32),
-    "create_custom_loss": (0, 36),
-    "search_sessions": (0, 36),
-}
-_UNTIL: Final[Mapping[str, Version]] = {
-    "list_model_checkpoints": (0, 3),
-    "forward": _CHUNKS,
-    "get_checkpoint_archive": (0, 28),
 }
 
 # A protobuf request for a model that does not exist. It has no tensors and is plain ASCII, because a server
@@ -211,8 +184,8 @@ class Dialect:
             return self.client_config
         if endpoint == "dynamic_config" and self.dynamic_config is not None:
             return self.dynamic_config
-        newest = _UNTIL.get(endpoint)
-        return self.version >= _SINCE.get(endpoint, (0, 0)) and (newest is None or self.version < newest)
+        row = ENDPOINTS[endpoint]
+        return row.since <= self.version and (row.until is None or self.version < row.until)
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
         """Return this dialect, completed by the answer to `dynamic_config`, which may show a newer version.

@@ -1,7 +1,8 @@
 """The table of the protocol's calls, one row each. The client and the embedded server share it.
 
-A row describes the request and the answer of a call, and whether the call may be repeated. It contains the
-names of types. A type is loaded from `tinker_sync.types` on first use. Immutable; any thread may read it.
+A row says what the request and the answer of a call are, what the call changes, whether it may be repeated,
+and which versions of the protocol have it: to add a call, or to learn about one, look here alone. Rows hold
+the names of types, which are loaded from `tinker_sync.types` on first use. Immutable; any thread may read it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ API: Final = "/api/v1"
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
 
+Version = tuple[int, int]
+
 
 class Endpoint(NamedTuple):
-    """A row of the table: one call of the protocol, with its path, its types and its rules for repetitions.
+    """A row of the table: one call of the protocol.
 
     >>> ENDPOINTS["get_training_run"].path_for(run="run-1")
     '/api/v1/training_runs/run-1'
@@ -38,13 +41,22 @@ class Endpoint(NamedTuple):
     """The name of the call in the header `X-Tinker-Request-Type` of polls for its result."""
     result_as_protobuf: bool = False
     """True if the result may be protobuf."""
+    changes: bool = False
+    """True if the call changes something that others see. The end of a client waits for such calls, and a
+    server that gets one a second time with the same idempotency key repeats its answer."""
+    number: str | None = None
+    """The field of the body that numbers the call, for calls that a server executes in order, or once."""
     repeatable: bool = True
-    """True if a repetition changes nothing of importance. The bodies of other calls have a sequence number.
+    """True if a repetition changes nothing of importance.
 
-    A server that checks these numbers executes such a call once; others would execute a repeated call twice.
+    A server that keeps `number` executes any call once; others would execute a repeated call twice.
     """
-    reason: str = "it only reads"
-    """The reason why the call may be repeated."""
+    since: Version = (0, 0)
+    """The first version of the protocol with the call."""
+    until: Version | None = None
+    """The first version without the call; None if the present version has it."""
+    instead: str = ""
+    """What to use on a server that lacks the call."""
     max_retries: int | None = None
     """The largest number of retries; None: as configured."""
     patient: bool = True
@@ -61,7 +73,7 @@ class Endpoint(NamedTuple):
     needed: bool = False
     """True if training cannot continue without the call. It is repeated for minutes after a 500, too."""
     legacy: bool = False
-    """True if only older servers offer the call."""
+    """True if only older servers, or open ones, offer the call."""
     large: bool = False
     """True if the answer may be large: it lists everything there is."""
 
@@ -94,9 +106,7 @@ def _row(name: str, method: Any, path: str, **columns: Any) -> Endpoint:
 
 
 def _promise(name: str, request: str, result: str, promises: str, **columns: Any) -> Endpoint:
-    columns.setdefault("repeatable", False)
-    columns.setdefault("reason", "seq_id numbers it")
-    columns.setdefault("needed", True)
+    columns = {"changes": True, "number": "seq_id", "repeatable": False, "needed": True, **columns}
     return _row(
         name,
         "POST",
@@ -111,38 +121,37 @@ def _promise(name: str, request: str, result: str, promises: str, **columns: Any
 
 _RUN: Final = "/training_runs/{run}"
 _CHECKPOINT: Final = _RUN + "/checkpoints/{*checkpoint}"
-_SETS_THE_SAME: Final = "it sets what the first one set"
-_GONE_ALREADY: Final = "what is gone stays gone; a second answer may be 404"
+
+_BY_RUNS: Final = "iter_training_runs() lists the runs of all sessions"
 
 _SERVICE: Final = (
     _row(
         "client_config", "POST", "/client/config",
-        request="ClientConfigRequest", reply="ClientConfigResponse", credential="exchange",
+        request="ClientConfigRequest", reply="ClientConfigResponse", since=(0, 18), credential="exchange",
         named=False,
     ),
     _row(
         "dynamic_config", "POST", "/client/dynamic_config",
-        request="ClientConfigRequest", reply="ClientDynamicConfigResponse",
+        request="ClientConfigRequest", reply="ClientDynamicConfigResponse", since=(0, 25),
         max_retries=0, timeout_s=10, patient=False, named=False,
     ),
     _row(
         "auth_token", "POST", "/auth/token",
-        body="json", reply="AuthTokenResponse", credential="exchange", patient=False,
-        reason="a second token does not spoil the first",
+        body="json", reply="AuthTokenResponse", since=(0, 18), credential="exchange", patient=False,
     ),
     _row(
         "create_session", "POST", "/create_session",
         request="CreateSessionRequest", reply="CreateSessionResponse",
-        reason="a session without heartbeats ends by itself", named=False, needed=True,
+        changes=True,  # twice: a session without heartbeats ends by itself
+        named=False, needed=True,
     ),
     _row(
         "session_heartbeat", "POST", "/session_heartbeat",
         request="SessionHeartbeatRequest", reply="SessionHeartbeatResponse",
-        max_retries=0, timeout_s=10, patient=False, reason="a session lives or not",
-        named=False,
+        max_retries=0, timeout_s=10, patient=False, named=False,
     ),
     _row(
-        "finish_session", "POST", "/sessions/{session}/finish", body="json", reason=_SETS_THE_SAME,
+        "finish_session", "POST", "/sessions/{session}/finish", body="json", changes=True, since=(0, 27),
     ),
     _row(
         "get_server_capabilities", "GET", "/get_server_capabilities", reply="GetServerCapabilitiesResponse",
@@ -151,18 +160,20 @@ _SERVICE: Final = (
     _row(
         "create_sampling_session", "POST", "/create_sampling_session",
         request="CreateSamplingSessionRequest", reply="CreateSamplingSessionResponse",
-        repeatable=False, reason="sampling_session_seq_id numbers it", needed=True,
+        number="sampling_session_seq_id", repeatable=False, needed=True,
     ),
     _row(
         "join_sampling_session", "POST", "/join_sampling_session",
-        request="JoinSamplingSessionRequest", reply="JoinSamplingSessionResponse",
-        reason="a number handed out twice is a number unused",
+        request="JoinSamplingSessionRequest", reply="JoinSamplingSessionResponse", since=(0, 32),
     ),
-    _row("get_sampler", "GET", "/samplers/{sampler}", reply="GetSamplerResponseInternal"),
+    _row(
+        "get_sampler", "GET", "/samplers/{sampler}", reply="GetSamplerResponseInternal",
+        instead="the client that made the sampler knows its base model",
+    ),
     _row(
         "telemetry", "POST", "/telemetry",
         request="TelemetrySendRequest", reply="TelemetryResponse", timeout_s=5, patient=False,
-        reason="events have ids", named=False,
+        named=False,
     ),
     _row("get_info", "POST", "/get_info", request="GetInfoRequest", reply="GetInfoResponse"),
 )  # fmt: skip
@@ -170,7 +181,7 @@ _SERVICE: Final = (
 _PROMISES: Final = (
     _promise(
         "create_model", "CreateModelRequest", "CreateModelResponse", "CreateModel",
-        reason="model_seq_id numbers it",
+        number="model_seq_id",
     ),
     _promise(
         "forward_backward", "ForwardBackwardRequest", "ForwardBackwardOutput", "ForwardBackward",
@@ -184,20 +195,18 @@ _PROMISES: Final = (
     ),
     _promise(
         "save_weights_external", "SaveWeightsExternalRequest", "SaveWeightsExternalResponseInternal",
-        "SaveWeightsExternal", max_retries=0,
+        "SaveWeightsExternal", max_retries=0, since=(0, 28),
     ),
-    _promise(
-        "load_weights", "LoadWeightsRequest", "LoadWeightsResponse", "LoadWeights",
-        reason="seq_id, or model_seq_id for a new model, numbers it",
-    ),
+    # A load into a new model has `model_seq_id` in place of the number.
+    _promise("load_weights", "LoadWeightsRequest", "LoadWeightsResponse", "LoadWeights"),
     _promise(
         "create_custom_loss", "CreateCustomLossRequest", "CreateCustomLossResponse", "CreateCustomLoss",
-        reason="custom_loss_seq_id numbers it",
+        number="custom_loss_seq_id", since=(0, 36),
     ),
     _promise(
         "asample", "SampleRequest", "SampleResponse", "Sample",
         result_as_protobuf=True, max_retries=0,
-        repeatable=True, reason="it changes nothing; where seq_id is not kept it draws a second time",
+        changes=False, number=None, repeatable=True,  # its seq_id gives no order; without it, draws again
     ),
 )  # fmt: skip
 
@@ -209,13 +218,11 @@ _RETRIEVAL: Final = (
     _row(
         "retrieve_futures", "POST", "/retrieve_futures",
         request="FuturesRetrieveRequest", reply="FuturesRetrieveResponse",
-        max_retries=0, timeout_s=45, patient=False,
-        reason="the cursor says what is known", named=False,
+        since=(0, 28), max_retries=0, timeout_s=45, patient=False, named=False,
     ),
     _row(
         "cancel_future", "POST", "/cancel_future",
-        body="json", max_retries=0, timeout_s=30, reason=_GONE_ALREADY,
-        named=False,
+        body="json", since=(0, 26), max_retries=0, timeout_s=30, named=False,
     ),
 )  # fmt: skip
 
@@ -223,59 +230,79 @@ _REST: Final = (
     _row("get_training_run", "GET", _RUN, reply="TrainingRun"),
     _row("list_training_runs", "GET", "/training_runs", reply="TrainingRunsResponse"),
     _row("list_checkpoints", "GET", _RUN + "/checkpoints", reply="CheckpointsListResponse"),
-    _row("list_user_checkpoints", "GET", "/checkpoints", reply="CheckpointsListResponse"),
-    _row("delete_checkpoint", "DELETE", _CHECKPOINT, reason=_GONE_ALREADY),
-    _row("publish_checkpoint", "POST", _CHECKPOINT + "/publish", reason=_SETS_THE_SAME),
-    _row("unpublish_checkpoint", "DELETE", _CHECKPOINT + "/publish", reason=_SETS_THE_SAME),
-    _row("set_checkpoint_ttl", "PUT", _CHECKPOINT + "/ttl", body="json", reason=_SETS_THE_SAME),
+    _row(
+        "list_user_checkpoints", "GET", "/checkpoints", reply="CheckpointsListResponse",
+        instead="iter_checkpoints(run) lists the checkpoints of one run",
+    ),
+    _row("delete_checkpoint", "DELETE", _CHECKPOINT, changes=True),
+    _row(
+        "publish_checkpoint", "POST", _CHECKPOINT + "/publish", changes=True,
+        instead="download_checkpoint(path) fetches the files, to pass on",
+    ),
+    _row("unpublish_checkpoint", "DELETE", _CHECKPOINT + "/publish", changes=True),
+    _row(
+        "set_checkpoint_ttl", "PUT", _CHECKPOINT + "/ttl", body="json", changes=True,
+        instead="delete_checkpoint(run, checkpoint) deletes it when its time has come",
+    ),
     _row(
         "get_external_weights_urls", "GET",
         _RUN + "/checkpoints/external_weights/{name}/external_weights_urls",
-        reply="ExternalWeightsUrlsResponse",
+        reply="ExternalWeightsUrlsResponse", since=(0, 28),
     ),
-    _row("get_weights_info", "POST", "/weights_info", body="json", reply="WeightsInfoResponse"),
+    _row(
+        "get_weights_info", "POST", "/weights_info", body="json", reply="WeightsInfoResponse",
+        instead="get_training_run(run) has the base model and the rank",
+    ),
     _row(
         "copy_weights", "POST", "/copy_weights",
-        request="CopyWeightsRequest", reply="CopyWeightsResponse", reason="the idempotency key names it",
+        request="CopyWeightsRequest", reply="CopyWeightsResponse", changes=True, since=(0, 26),
     ),
-    _row("get_session", "GET", "/sessions/{session}", reply="GetSessionResponse"),
-    _row("list_sessions", "GET", "/sessions", reply="ListSessionsResponse"),
+    _row(
+        "get_session", "GET", "/sessions/{session}", reply="GetSessionResponse", instead=_BY_RUNS,
+    ),
+    _row("list_sessions", "GET", "/sessions", reply="ListSessionsResponse", instead=_BY_RUNS),
     _row(
         "search_sessions", "POST", "/sessions/search",
-        request="SessionSearchRequest", reply="SessionSearchResponse",
+        request="SessionSearchRequest", reply="SessionSearchResponse", since=(0, 36),
     ),
     _row(
-        "assign_session_project", "PUT", "/sessions/{session}/project", body="json", reason=_SETS_THE_SAME,
+        "assign_session_project", "PUT", "/sessions/{session}/project", body="json", changes=True,
+        since=(0, 22),
     ),
-    _row("export_session_trace", "GET", "/sessions/{session}/trace_export", large=True),
-    _row("get_billing_usage", "GET", "/billing/usage/events", reply="BillingUsageResponse", large=True),
+    _row("export_session_trace", "GET", "/sessions/{session}/trace_export", since=(0, 24), large=True),
+    _row(
+        "get_billing_usage", "GET", "/billing/usage/events", reply="BillingUsageResponse", since=(0, 23),
+        large=True,
+    ),
     _row(
         "get_checkpoint_storage_usage", "GET", "/billing/usage/checkpoints/current",
-        reply="CurrentCheckpointStorageUsageResponse", large=True,
+        reply="CurrentCheckpointStorageUsageResponse", since=(0, 23), large=True,
     ),
-    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse", large=True),
+    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse", since=(0, 22), large=True),
     _row("get_api_key", "GET", "/auth/apikey/me", timeout_s=30, patient=False),
     _row(
         "revoke_api_key", "DELETE", "/auth/apikey/me",
-        timeout_s=30, patient=False, reason=_GONE_ALREADY,
+        changes=True, timeout_s=30, patient=False,
     ),
 )  # fmt: skip
 
 _LEGACY: Final = (
     _promise(
         "forward", "ForwardRequest", "ForwardBackwardOutput", "Forward",
-        legacy=True, repeatable=True, reason="it leaves the model as it is", result_as_protobuf=True,
+        changes=False, repeatable=True, until=(0, 25), legacy=True, result_as_protobuf=True,
     ),
     _promise(
         "unload_model", "UnloadModelRequest", "UnloadModelResponse", "UnloadModel",
-        legacy=True, repeatable=True, reason=_GONE_ALREADY,
+        number=None, repeatable=True, legacy=True,
     ),
     _row(
-        "get_checkpoint_archive", "GET", _CHECKPOINT + "/archive", legacy=True, follow_redirects=False,
+        "get_checkpoint_archive", "GET", _CHECKPOINT + "/archive", until=(0, 28), legacy=True,
+        follow_redirects=False,
+        instead="save_weights_external of a training client exports weights to files",
     ),
     _row(
         "list_model_checkpoints", "GET", "/models/{model}/checkpoints",
-        reply="CheckpointsListResponse", legacy=True,
+        reply="CheckpointsListResponse", until=(0, 3), legacy=True,
     ),
 )  # fmt: skip
 
@@ -288,12 +315,12 @@ _NEWER: Final = (
     _row(
         "external_weights_upload_start", "POST", "/external_weights_upload_start",
         request="ExternalWeightsUploadStartRequest", reply="ExternalWeightsUploadStartResult",
-        reason="an upload that is never finished comes to nothing",
+        changes=True,  # twice: an upload that is never finished comes to nothing
     ),
     _row(
         "external_weights_upload_finish", "POST", "/external_weights_upload_finish",
         request="ExternalWeightsUploadFinishRequest", reply="ExternalWeightsUploadFinishResult",
-        reason="the upload is named, and finished once",
+        changes=True,
     ),
 )  # fmt: skip
 

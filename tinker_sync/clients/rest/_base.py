@@ -23,7 +23,7 @@ from tinker_sync.runtime.naming import carried, find_call_site, warn_caller
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.types import ParsedCheckpointTinkerPath
-from tinker_sync.wire.endpoints import NEWER
+from tinker_sync.wire.endpoints import NEWER, row_of
 from tinker_sync.wire.paths import segment, segments
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class RestBase(BaseClient):
         """Make a call on a worker, and return its future."""
         runtime = self._runtime
         return self._later(
-            lambda: call_offered(runtime, name, request, path=path, query=query), changes=name in _CHANGES
+            lambda: call_offered(runtime, name, request, path=path, query=query), changes=row_of(name).changes
         )
 
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
@@ -87,30 +87,6 @@ class RestBase(BaseClient):
         if changes:
             runtime.lifecycle.note_change(future)
         return future
-
-
-_CHANGES: Final = frozenset(
-    {
-        "assign_session_project",
-        "delete_checkpoint",
-        "external_weights_upload_finish",
-        "publish_checkpoint",
-        "set_checkpoint_ttl",
-        "unpublish_checkpoint",
-    }
-)
-
-# For a route that a server may lack: a call that works in its place.
-_INSTEAD: Final[Mapping[str, str]] = {
-    "list_user_checkpoints": "iter_checkpoints(run) lists the checkpoints of one run",
-    "list_sessions": "iter_training_runs() lists the runs of all sessions",
-    "get_session": "iter_training_runs() lists the runs of all sessions",
-    "publish_checkpoint": "download_checkpoint(path) fetches the files, to pass on",
-    "set_checkpoint_ttl": "delete_checkpoint(run, checkpoint) deletes it when its time has come",
-    "get_weights_info": "get_training_run(run) has the base model and the rank",
-    "get_sampler": "the client that made the sampler knows its base model",
-    "get_checkpoint_archive": "save_weights_external of a training client exports weights to files",
-}
 
 
 def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **options: Any) -> Any:
@@ -144,7 +120,7 @@ def missing_route(
         name, error, runtime.server.start().facts.dialect
     ):
         return None
-    return explain_missing_route(name, error, _INSTEAD.get(name, ""))
+    return explain_missing_route(name, error, row_of(name).instead)
 
 
 def parse_path(runtime: ClientRuntime, tinker_path: str) -> ParsedCheckpointTinkerPath:

@@ -33,7 +33,6 @@ from tinker_sync.local.server import (
 )
 from tinker_sync.local.server.calls import Answer, Ask, Handler
 from tinker_sync.local.server.flags import Flags
-from tinker_sync.local.server.lanes import ORDERED
 from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import SHUTTING_DOWN, Service
 from tinker_sync.local.server.serving import BODY_LIMIT, KEEPS_BODY
@@ -56,16 +55,6 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     )
     for name, handler in module.calls.items()
 }  # fmt: skip
-
-ONCE: Final = frozenset(
-    {
-        "create_session", "copy_weights", "publish_checkpoint", "unpublish_checkpoint", "delete_checkpoint",
-        "external_weights_upload_start", "unload_model",
-    }
-)  # fmt: skip
-"""The calls whose repeated request, recognised by its idempotency key, gets the answer to the first one.
-
-Other calls are harmless to repeat, or have numbers of their own."""
 
 logger = logging.getLogger("tinker_sync.local")
 
@@ -171,13 +160,14 @@ class App:
             return await self._made(ask)
         except Exception as problem:
             refused = refusal_of(problem)
-            if endpoint.name in ORDERED and refused is not None and refused.status < 500:
+            if endpoint.number == "seq_id" and refused is not None and refused.status < 500:
                 await self._skip_number(ask)
             raise
 
     async def _made(self, ask: Ask) -> Answer:
         name = ask.endpoint.name
-        key = ask.headers.get("x-idempotency-key") if name in ONCE else None
+        once = ask.endpoint.changes and ask.endpoint.number is None  # others are known by their number
+        key = ask.headers.get("x-idempotency-key") if once else None
         try:
             if key is None:
                 made = await HANDLERS[name](self.service, ask)

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 Work: TypeAlias = Callable[[], Awaitable[Any]]
-
-ORDERED: Final = frozenset(
-    {
-        "forward_backward", "forward", "optim_step", "save_weights", "save_weights_for_sampler",
-        "save_weights_external", "load_weights",
-    }
-)  # fmt: skip
-"""The calls that the server carries out in the order of their `seq_id`."""
 
 REMEMBERED = 10_000
 """The number of requests that are remembered, to recognise a repeated one."""
