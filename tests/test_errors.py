@@ -76,7 +76,7 @@ INSTANCES = [
     "reproduce",
     [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(2, 6))],
 )
-def test_w43_survives_copying_and_pickling(error: TinkerError, reproduce: Any) -> None:
+def test_survives_copying_and_pickling(error: TinkerError, reproduce: Any) -> None:
     again = reproduce(error)
     assert type(again) is type(error)
     assert vars(again) == vars(error)

@@ -195,7 +195,7 @@ def test_close_is_bounded_in_time(stub: Stub, answer: Answer, caplog: pytest.Log
     assert our_threads() == set()
 
 
-def test_w26_a_server_without_the_call_is_no_reason_to_raise(
+def test_a_server_without_the_call_is_no_reason_to_raise(
     stub: Stub, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub.script(FINISH, Answer(404, {"detail": "Not Found"}))
@@ -235,7 +235,7 @@ def test_with_reports_how_the_block_ended(stub: Stub, error: type[BaseException]
 
 
 @pytest.mark.parametrize("answer", [Answer(404, {"detail": "Not Found"}), Answer(400, {"detail": "no"})])
-def test_w26_with_never_hides_the_users_exception(stub: Stub, answer: Answer) -> None:
+def test_with_never_hides_the_users_exception(stub: Stub, answer: Answer) -> None:
     stub.script(FINISH, answer)
 
     def block() -> None:
@@ -266,7 +266,7 @@ def test_a_with_block_ends_soon_after_ctrl_c(stub: Stub) -> None:
 # ---------------------------------------------------------------------------------------------- dropped
 
 
-def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
+def test_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
     """A dropped client is freed without the garbage collector, and its threads end.
 
     The program still holds the futures of its calls.

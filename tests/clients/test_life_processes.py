@@ -48,7 +48,7 @@ say(sample(), trainer.optim_step(types.AdamParams()).result(120).metrics)
 ERRORS = "from tinker_sync.errors import TinkerError as types_error\n"
 
 
-def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub: Stub) -> None:
+def test_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub: Stub) -> None:
     text = """
     hear()
     slow = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(10)]
@@ -343,7 +343,7 @@ def test_both_kinds_of_calls_work_inside_a_running_loop(stub: Stub, service: Ser
     ]
 
 
-def test_w45_an_awaited_call_that_blocks_leaves_the_loop_free(stub: Stub, service: ServiceClient) -> None:
+def test_an_awaited_call_that_blocks_leaves_the_loop_free(stub: Stub, service: ServiceClient) -> None:
     trainer = service.create_lora_training_client("stub/model").result()
     release = stub.hold("/save_weights_for_sampler")
 

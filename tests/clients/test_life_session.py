@@ -117,7 +117,7 @@ def test_many_who_start_at_once_start_once(stub: Stub, service: ServiceClient) -
 @pytest.mark.parametrize(
     "path", ["/client/config", "/client/dynamic_config", "/create_session", "/create_model"]
 )
-def test_w25_an_account_that_cannot_pay_hears_of_it_at_once(
+def test_an_account_that_cannot_pay_hears_of_it_at_once(
     stub: Stub, service: ServiceClient, path: str
 ) -> None:
     stub.script(path, Answer(402, {"detail": "no card"}))
@@ -156,7 +156,7 @@ def test_an_unreachable_server_fails_within_the_deadline(of: str, number: int) -
         service.close().result(120)
 
 
-def test_w20_a_refused_connection_fails_within_the_deadline() -> None:
+def test_a_refused_connection_fails_within_the_deadline() -> None:
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{gone.getsockname()[1]}"
@@ -253,7 +253,7 @@ def test_a_session_is_kept_alive(stub: Stub, service: ServiceClient, clock: Fake
     ]
 
 
-def test_w29_the_loss_of_a_session_reaches_the_callers(
+def test_the_loss_of_a_session_reaches_the_callers(
     stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = on_clock(service, clock)

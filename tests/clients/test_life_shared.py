@@ -81,7 +81,7 @@ def test_pickles_of_one_client_share_a_copy(stub: Stub, monkeypatch: pytest.Monk
     service.close().result(120)
 
 
-def test_w42_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:
+def test_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:
     clients = [RestClient(base_url=stub.url, api_key="tml-x") for _ in range(3)]
     for client in clients:
         client.list_training_runs().result(120)

@@ -276,7 +276,7 @@ def test_storage_and_audit(stub: Stub, rest: RestClient) -> None:
         admin.get_audit_log("everything")  # type: ignore[arg-type]
 
 
-def test_w49_the_old_home_names_the_new_one(stub: Stub, rest: RestClient) -> None:
+def test_the_old_home_names_the_new_one(stub: Stub, rest: RestClient) -> None:
     stub.script("/audit", Answer(body=AUDIT))
     with pytest.warns(FutureWarning, match="AdminClient") as warned:
         assert rest.get_audit_log().result(120).entries == []

@@ -322,7 +322,7 @@ def test_the_password_of_a_netrc_file(tmp_path: Path, monkeypatch: pytest.Monkey
 # ---- pickles and handles
 
 
-def test_w33_pickles_and_handles_hold_no_secret() -> None:
+def test_pickles_and_handles_hold_no_secret() -> None:
     more = {"Accept-Team": "plain", "X-Disguised": f"Bearer {JWT}", "X-Same": PLANTED["opaque key"]}
     headers = {"X-My-Token": PLANTED["default header"], "Cookie": PLANTED["session header"], **more}
     with world(default_headers=headers) as (_, service):

@@ -174,7 +174,7 @@ class TestARealFuture:
 
 
 class TestW04WaitingNeverCancels:
-    def test_w4_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
+    def test_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
         future = APIFuture[int]()
         future._mark_accepted("req-1")
         for wait in (future.result, future.exception):
@@ -187,7 +187,7 @@ class TestW04WaitingNeverCancels:
         future.resolve(7)
         assert future.result(0) == 7
 
-    def test_w4_result_async_that_runs_out_leaves_the_future_usable(self) -> None:
+    def test_result_async_that_runs_out_leaves_the_future_usable(self) -> None:
         future = APIFuture[int]()
 
         async def main() -> int:
@@ -204,7 +204,7 @@ class TestW04WaitingNeverCancels:
     @pytest.mark.parametrize(
         "wrap", [APIFuture.result_async, APIFuture.coroutine], ids=["result_async", "coroutine"]
     )
-    def test_w4_a_cancelled_task_keeps_the_future_usable(self, wrap: Callable[[APIFuture[int]], Any]) -> None:
+    def test_a_cancelled_task_keeps_the_future_usable(self, wrap: Callable[[APIFuture[int]], Any]) -> None:
         future = APIFuture[int]()
 
         async def main() -> int:
@@ -221,7 +221,7 @@ class TestW04WaitingNeverCancels:
 
         assert asyncio.run(main()) == 7
 
-    def test_w4_ctrl_c_ends_the_wait_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_ends_the_wait_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
         main, future = threading.main_thread(), APIFuture[int]()
         assert threading.current_thread() is main
         waiting, interrupted = threading.Event(), threading.Event()

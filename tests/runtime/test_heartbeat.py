@@ -81,7 +81,7 @@ def test_410_is_the_end_of_the_session_but_not_of_the_refresh_if_due() -> None:
 
 
 @pytest.mark.parametrize("code", [401, 404])
-def test_w29_a_refusal_that_stays_is_a_loss(code: int) -> None:
+def test_a_refusal_that_stays_is_a_loss(code: int) -> None:
     bench = Bench(None, *[status(code)] * 3)
     bench.steps(2)
     assert bench.said == []  # the refusal may have come from a proxy

@@ -77,12 +77,12 @@ class TestReductions:
 
 
 class TestW08NothingIsLostOrRaised:
-    def test_w8_a_key_without_reduction_costs_nothing(self) -> None:
+    def test_a_key_without_reduction_costs_nothing(self) -> None:
         chunks = [{"loss": 1.0, "loss:sum": 5.0}, {"loss": 2.0, "loss:sum": 6.0}]
         assert merge_metrics(chunks, [1, 1]) == {"loss": 1.0, "loss_1": 2.0, "loss:sum": 11.0}
 
     @pytest.mark.parametrize("key", ["a", "a:b:sum", "a:", ":", "a:median", "a:sum:", ""])
-    def test_w8_what_no_reduction_is_known_for_is_kept_per_chunk(self, key: str) -> None:
+    def test_what_no_reduction_is_known_for_is_kept_per_chunk(self, key: str) -> None:
         assert merge_metrics([{key: 1}, {key: 2}, {key: 3}], [1, 1, 1]) == {
             key: 1,
             f"{key}_1": 2,
@@ -92,11 +92,11 @@ class TestW08NothingIsLostOrRaised:
     def test_a_reduction_without_a_name_is_one(self) -> None:
         assert merge_metrics([{":sum": 1}, {":sum": 2}], [1, 1]) == {":sum": 3}
 
-    def test_w8_no_outputs_give_the_plain_mean(self) -> None:
+    def test_no_outputs_give_the_plain_mean(self) -> None:
         chunks = [{"a:mean": 1.0, "b:slack": 1.0}, {"a:mean": 2.0, "b:slack": 2.0}]
         assert merge_metrics(chunks, [0, 0]) == {"a:mean": 1.5, "b:slack": 0.5}
 
-    def test_w8_keys_of_later_chunks_survive(self) -> None:
+    def test_keys_of_later_chunks_survive(self) -> None:
         chunks: list[dict[str, float]] = [
             {},
             {"a:mean": 2.0, "b:unique": 7},

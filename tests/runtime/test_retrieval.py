@@ -126,7 +126,7 @@ def test_an_announcement_without_a_size_counts_nothing(size: Any) -> None:
     assert Asking().gets(announced) == TakeBytes(0)
 
 
-def test_w13_a_second_announcement_is_asked_about_and_then_an_error() -> None:
+def test_a_second_announcement_is_asked_about_and_then_an_error() -> None:
     asking = Asking()
     announced = reply(200, {"status": "complete_metadata", "response_payload_size": 1})
     asking.gets(announced)
@@ -135,7 +135,7 @@ def test_w13_a_second_announcement_is_asked_about_and_then_an_error() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"7", b"null", b"", b"\xff"])
-def test_w13_what_is_no_object_is_a_typed_error_after_a_few_tries(body: bytes) -> None:
+def test_what_is_no_object_is_a_typed_error_after_a_few_tries(body: bytes) -> None:
     asking = Asking()
     assert asking.pauses(reply(200, body), reply(200, body)) == [1.0, 2.0]
     error = asking.fails_with(reply(200, body))
@@ -170,14 +170,14 @@ def test_an_expired_poll_is_asked_again_at_once() -> None:
     ]
 
 
-def test_w27_silence_of_a_healthy_server_is_no_failure() -> None:
+def test_silence_of_a_healthy_server_is_no_failure() -> None:
     asking = Asking()
     for _ in range(1000):
         asking.now += 45
         assert isinstance(asking.gets(SILENCE), Ask)
 
 
-def test_w16_polls_that_come_back_at_once_are_slowed_down() -> None:
+def test_polls_that_come_back_at_once_are_slowed_down() -> None:
     asking = Asking()
     pauses = []
     for _ in range(8):
@@ -207,7 +207,7 @@ def test_too_many_requests_back_off() -> None:
     assert isinstance(asking.gets(reply(200, {})), Finished)
 
 
-def test_w19_the_servers_own_wish_is_heeded() -> None:
+def test_the_servers_own_wish_is_heeded() -> None:
     asking = Asking()
     assert asking.pauses(reply(429, {}, retry_after="17"), reply(429, {}, retry_after_ms="250")) == [
         17.0,
@@ -229,7 +229,7 @@ def test_an_answer_makes_the_connection_good_again() -> None:
     assert asking.pauses(NO_ANSWER, NO_ANSWER, TRY_AGAIN, NO_ANSWER) == [1.0, 2.0, None, 1.0]
 
 
-def test_w16_server_errors_back_off() -> None:
+def test_server_errors_back_off() -> None:
     broken = reply(503, b"unavailable")
     assert Asking().pauses(broken, broken, broken, broken) == [0.5, 1.0, 2.0, 4.0]
 
@@ -310,7 +310,7 @@ def test_a_key_that_is_missing_for_a_moment_is_waited_for() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- 4xx
-def test_w17_bad_requests_are_asked_again_three_times_after_short_pauses() -> None:
+def test_bad_requests_are_asked_again_three_times_after_short_pauses() -> None:
     bad = reply(400, {"detail": "hm"})
     asking = Asking()
     assert asking.pauses(bad, bad, bad) == [0.25, 0.5, 1.0]
@@ -435,7 +435,7 @@ def test_not_ready_is_waited_for() -> None:
         (418, errors.APIStatusError),
     ],
 )
-def test_w18_the_rest_fails_at_once_with_its_type(status: int, error: type[errors.APIStatusError]) -> None:
+def test_the_rest_fails_at_once_with_its_type(status: int, error: type[errors.APIStatusError]) -> None:
     raised = Asking().fails_with(reply(status, {"detail": "no"}))
     assert type(raised) is error
     assert raised.request_id == "req-1"

@@ -117,7 +117,7 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     assert future.result(0) == {"of": "b"}
 
 
-def test_w24_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.runtime.session_poll.EARLY_KEPT", 3)
     bench.wait_for("a")
     bench.announce(5, *"vwxyz")
@@ -125,7 +125,7 @@ def test_w24_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch:
 
 
 @pytest.mark.parametrize("status", [404, 405, 501, 403, 422])
-def test_w24_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, status: int) -> None:
+def test_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, status: int) -> None:
     first = bench.wait_for("a")
     bench.poller.answer(status, {"detail": "no"}, path=PATH)
     if status == 501:  # the client retries after a server error
@@ -151,7 +151,7 @@ def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
     assert bench.singles() == ["a"]
 
 
-def test_w24_lasting_trouble_releases_the_waiters(bench: Bench) -> None:
+def test_lasting_trouble_releases_the_waiters(bench: Bench) -> None:
     future = bench.wait_for("a")
     for _ in range(2):
         bench.poller.answer(503, {}, path=PATH)

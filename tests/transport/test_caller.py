@@ -74,13 +74,13 @@ def test_a_good_answer_is_the_answer() -> None:
     assert waits_of(OK) == []
 
 
-def test_w16_pauses_grow_and_have_an_end() -> None:
+def test_pauses_grow_and_have_an_end() -> None:
     assert waits_of(status(503), status(500), status(502), REFUSED, RESET, status(429), status(408), OK) == [
         0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0,
     ]  # fmt: skip
 
 
-def test_w19_the_servers_wish_is_honoured_however_long() -> None:
+def test_the_servers_wish_is_honoured_however_long() -> None:
     now = "Thu, 01 Jan 1970 00:16:40 GMT"
     later = "Thu, 01 Jan 1970 00:16:42 GMT"
     assert waits_of(
@@ -112,7 +112,7 @@ def test_an_absurd_wish_is_cut(code: int, wish: str) -> None:
     assert waits_of(status(code, retry_after=wish), OK) == [121.0]
 
 
-def test_w21_one_key_for_all_tries() -> None:
+def test_one_key_for_all_tries() -> None:
     http = ScriptedHttp(status(503), REFUSED, OK)
     caller = caller_for(http)
     caller.call(post())
@@ -153,7 +153,7 @@ def test_retries_are_counted() -> None:
         assert len(http.calls) == 1 + (call.max_retries or 0)
 
 
-def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
+def test_a_patient_call_outlives_minutes_of_outage() -> None:
     clock = FakeClock()
     began = clock.now()
 
@@ -228,7 +228,7 @@ def test_a_chosen_number_of_retries_limits_patient_calls_too(configured: int, of
     assert len(http.calls) == 4
 
 
-def test_w20_without_a_deadline_no_new_try_begins_after_some_minutes() -> None:
+def test_without_a_deadline_no_new_try_begins_after_some_minutes() -> None:
     clock = FakeClock()
     http = ScriptedHttp(SILENCE, takes_s=60, clock=clock)
     began = clock.now()

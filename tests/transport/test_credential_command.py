@@ -1,4 +1,4 @@
-"""The credential command runs as the user wrote it, and its failures have a reason (W34)."""
+"""The credential command runs as the user wrote it, and its failures have a reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_standard_input_is_empty() -> None:
     assert run("read line || echo at-its-end") == "at-its-end"
 
 
-def test_w34_the_exit_status_counts() -> None:
+def test_the_exit_status_counts() -> None:
     assert failure(f"echo {KEY}; exit 3") == "failed with exit status 3"
 
 
@@ -125,7 +125,7 @@ def test_a_flood_is_stopped() -> None:
     assert failure("yes") == "printed more than 64 KiB"
 
 
-def test_w34_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
+def test_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     clock = FakeClock(automatic=False)
     command = CredentialCommand(Secret(f"sleep 600 & echo $! $$ > {pids}; wait"), 30.0, clock)

@@ -341,7 +341,7 @@ def test_silence_ends_with_the_read_timeout() -> None:
         http.close()
 
 
-def test_w30_while_data_flows_the_read_timeout_does_not_matter() -> None:
+def test_while_data_flows_the_read_timeout_does_not_matter() -> None:
     with ScriptedServer(slow_but_steady) as server:
         http = http_for(server, timeout=Timeout(connect=10, read=1, idle=10))
         assert http.send(post()).body == b"x" * 10  # takes 1.2 s

@@ -211,7 +211,7 @@ def test_trusted_authorities_from_the_environment(
 # --------------------------------------------------------------------------------------------- redirects
 
 
-def test_w32_the_key_stays_with_its_host(authority: Authority, session: requests.Session) -> None:
+def test_the_key_stays_with_its_host(authority: Authority, session: requests.Session) -> None:
     """A server redirects to another server, which gets the body, but no secret."""
     session.verify = authority.ca_file
     session.headers["X-Gateway"] = "marked-gateway"

@@ -52,7 +52,7 @@ def test_303_asks_for_a_get() -> None:
         *("https://h.evil/x", "https://h@other/x", "HTTPS://OTHER/x", "https://127.0.0.1/x"),
     ],
 )
-def test_w32_nothing_secret_goes_to_another_origin(location: str) -> None:
+def test_nothing_secret_goes_to_another_origin(location: str) -> None:
     after = redirected(hop(), 307, location)
     assert set(after.headers) == {"accept", "content-type", "user-agent"}
     assert not after.own

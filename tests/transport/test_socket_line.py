@@ -96,7 +96,7 @@ def line(
     return SocketLine(connection, pools, clock, "POST", limits), connection, clock  # type: ignore[arg-type]
 
 
-def test_w30_each_piece_of_an_upload_has_the_timeout_for_itself() -> None:
+def test_each_piece_of_an_upload_has_the_timeout_for_itself() -> None:
     made, connection, clock = line(answer(b"ok"), send_takes_s=9.0)
     body = bytes(3_000_000)
     made.send(HEAD, body)

@@ -280,7 +280,7 @@ def test_a_rejected_token_is_not_used_again_when_the_exchange_fails() -> None:
 
 
 @pytest.mark.parametrize("lifetime", [-50.0, 0.0, 0.1, 1.0, 4.0, 60.0, 300.0, 301.0])
-def test_w28_short_lives_leave_pauses(lifetime: float) -> None:
+def test_short_lives_leave_pauses(lifetime: float) -> None:
     tokens, exchange, clock = cache(lifetime)
     tokens.get()
     for _ in range(100):

@@ -190,7 +190,7 @@ def test_an_unrepeatable_call_has_the_reason_in_its_error() -> None:
         ({"retry-after": "Thu, 01 Jan 1970 00:17:00 GMT", "date": "yesterday"}, 20.0),
     ],
 )
-def test_w19_retry_after_in_its_three_forms(headers: dict[str, str], expected: float | None) -> None:
+def test_retry_after_in_its_three_forms(headers: dict[str, str], expected: float | None) -> None:
     assert retry_after_s(headers, 1000.0) == expected
 
 

@@ -49,7 +49,7 @@ def decided(status: int, config: object, **options: Any) -> Dialect:
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_w26_no_client_config_means_an_old_json_server(status: int) -> None:
+def test_no_client_config_means_an_old_json_server(status: int) -> None:
     dialect = decided(status, None)
     assert (dialect.protobuf, dialect.forward_only, dialect.client_config) == (False, False, False)
     assert not dialect.offers("auth_token")

@@ -1,8 +1,4 @@
-"""Known weak points of the reference client: a test for each, named by its number.
-
-W13, W17 and W27 are in `tests/runtime/test_retrieval.py`. Weak points of decoders, the transport, sessions,
-types and custom losses are in the folders of these.
-"""
+"""A refusal, a cancel or an odd answer costs no other call, and what can still succeed is not given up."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ def tokens(response: types.SampleResponse) -> list[int]:
 
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("refused", [1, 2, 3, 4])
-def test_w01_a_refused_chunk_hangs_nobody(refused: int, parallel: bool) -> None:
+def test_a_refused_chunk_hangs_nobody(refused: int, parallel: bool) -> None:
     met: list[Asked] = []
 
     def refuse(asked: Asked) -> Answer | None:
@@ -73,7 +69,7 @@ def test_w01_a_refused_chunk_hangs_nobody(refused: int, parallel: bool) -> None:
         assert used == set(range(1, max(used) + 1))
 
 
-def test_w02_a_call_cancelled_in_the_queue_leaves_no_hole() -> None:
+def test_a_call_cancelled_in_the_queue_leaves_no_hole() -> None:
     with world() as (stub, client):
         trainer = trainer_of(client)
         release = stub.hold("/optim_step")
@@ -86,7 +82,7 @@ def test_w02_a_call_cancelled_in_the_queue_leaves_no_hole() -> None:
         assert third.result(PATIENCE_S).metrics == {"step:max": 2.0}
 
 
-def test_w03_what_cannot_be_built_takes_no_number() -> None:
+def test_what_cannot_be_built_takes_no_number() -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="s3://somewhere", expected_tokens=1)
     unsendable = types.Datum(types.ModelInput(chunks=[pointer]), {"target_tokens": [1]})
     with world() as (_, client):
@@ -97,7 +93,7 @@ def test_w03_what_cannot_be_built_takes_no_number() -> None:
         assert trainer.optim_step(STEP).result(PATIENCE_S).metrics == {"step:max": 1.0}
 
 
-def test_w04_waiting_never_cancels() -> None:
+def test_waiting_never_cancels() -> None:
     with world() as (stub, client):
         release = stub.hold("/optim_step")
         future = trainer_of(client).optim_step(STEP)
@@ -110,7 +106,7 @@ def test_w04_waiting_never_cancels() -> None:
         assert future.result() is future.result()
 
 
-def test_w05_an_ephemeral_save_repeats_the_same_request() -> None:
+def test_an_ephemeral_save_repeats_the_same_request() -> None:
     with world() as (stub, client):
         trainer = trainer_of(client)
         stub.script("/save_weights_for_sampler", Answer(503), Answer(503), Answer(abort="before"))
@@ -138,7 +134,7 @@ class OddMetrics(Stub):
         return self.promise("forward_backward", _pass_output(rows, metrics), content_type=PROTO)
 
 
-def test_w08_no_metric_costs_a_result() -> None:
+def test_no_metric_costs_a_result() -> None:
     with world({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}, kind=OddMetrics) as (_, client):
         output = trainer_of(client).forward_backward(data(2), "cross_entropy").result(PATIENCE_S)
         assert len(output.loss_fn_outputs) == 2
@@ -155,7 +151,7 @@ def test_w08_no_metric_costs_a_result() -> None:
         ("/create_model", trainer_of),
     ],
 )
-def test_w09_what_begins_is_tried_again_too(path: str, use: Callable[[ServiceClient], Any]) -> None:
+def test_what_begins_is_tried_again_too(path: str, use: Callable[[ServiceClient], Any]) -> None:
     with world() as (stub, client):
         stub.script(path, *[Answer(503)] * 4, Answer(abort="before"))
         use(client)
@@ -164,7 +160,7 @@ def test_w09_what_begins_is_tried_again_too(path: str, use: Callable[[ServiceCli
         assert len({(each.body, each.headers["x-idempotency-key"]) for each in asked}) == 1
 
 
-def test_w09_a_sampler_in_the_middle_of_a_run_waits_for_a_blocked_account() -> None:
+def test_a_sampler_in_the_middle_of_a_run_waits_for_a_blocked_account() -> None:
     with world() as (stub, client):
         trainer_of(client)
         stub.script("/create_sampling_session", *[Answer(402, {"detail": "pay"})] * 2)
@@ -172,7 +168,7 @@ def test_w09_a_sampler_in_the_middle_of_a_run_waits_for_a_blocked_account() -> N
         assert paused(client) == [5.0, 5.0]
 
 
-def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
+def test_tokens_for_weights_go_as_they_were_given() -> None:
     """Four calls take the access token of another user's weights, and send it unchanged in their bodies."""
     path, foreign = "tinker://run/weights/a", "tml-foreign"
     with world({"pjwt_auth_enabled": True}) as (stub, client):
@@ -192,7 +188,7 @@ def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
         assert bought_with == {"tml-hasty", foreign}
 
 
-def test_w12_ids_of_sequences_are_optional() -> None:
+def test_ids_of_sequences_are_optional() -> None:
     with world(sequence_ids=False) as (_, client):
         response = sampler_of(client).sample(PROMPT, 2, ONE_TOKEN).result(PATIENCE_S)
         assert [sequence.sequence_id for sequence in response.sequences] == [None, None]
@@ -201,7 +197,7 @@ def test_w12_ids_of_sequences_are_optional() -> None:
 # ------------------------------------------------------------------------------------ retries and load
 
 
-def test_w18_failures_of_results_have_types() -> None:
+def test_failures_of_results_have_types() -> None:
     with world() as (stub, client):
         trainer = trainer_of(client)
         stub.script("/retrieve_future", *[Answer(404, {"detail": "no"})] * 5)
@@ -210,7 +206,7 @@ def test_w18_failures_of_results_have_types() -> None:
         assert raised.value.request_id == "req-1"
 
 
-def test_w19_servers_are_believed_when_they_ask_for_more_than_a_minute() -> None:
+def test_servers_are_believed_when_they_ask_for_more_than_a_minute() -> None:
     wish = {"Retry-After": "90"}
     with world() as (stub, client):
         sampler = sampler_of(client)
@@ -223,7 +219,7 @@ def test_w19_servers_are_believed_when_they_ask_for_more_than_a_minute() -> None
         assert 270 <= sum(paused(client)) <= 280
 
 
-def test_w22_a_known_promise_is_asked_again_and_not_bought_twice() -> None:
+def test_a_known_promise_is_asked_again_and_not_bought_twice() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
         stub.script("/retrieve_future", *[Answer(abort="before")] * 5)
@@ -231,7 +227,7 @@ def test_w22_a_known_promise_is_asked_again_and_not_bought_twice() -> None:
         assert len(stub.asked("/asample")) == 1
 
 
-def test_w22_samples_are_not_submitted_anew_for_ever() -> None:
+def test_samples_are_not_submitted_anew_for_ever() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
         stub.script("/retrieve_future", *[Answer(410, {"detail": "gone"})] * 50)
@@ -241,7 +237,7 @@ def test_w22_samples_are_not_submitted_anew_for_ever() -> None:
         assert numbers == list(range(10))
 
 
-def test_w23_one_late_sample_fails_alone_with_the_last_notice() -> None:
+def test_one_late_sample_fails_alone_with_the_last_notice() -> None:
     paused_queue = Answer(
         body={"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
     )
@@ -259,7 +255,7 @@ def test_w23_one_late_sample_fails_alone_with_the_last_notice() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 403, 500])
-def test_w24_samples_arrive_without_the_poll_for_all(status: int) -> None:
+def test_samples_arrive_without_the_poll_for_all(status: int) -> None:
     with world({"sample_use_retrieve_futures": True}) as (stub, client):
         stub.script("/retrieve_futures", *[Answer(status, {"detail": "no"})] * 50)
         sampler = sampler_of(client)
@@ -270,7 +266,7 @@ def test_w24_samples_arrive_without_the_poll_for_all(status: int) -> None:
 # ------------------------------------------------------------------------------------ secrets
 
 
-def test_w33_a_copy_finds_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_finds_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with world() as (stub, client):
         monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-other-process")
         copy = pickle.loads(pickle.dumps(sampler_of(client)))
@@ -281,7 +277,7 @@ def test_w33_a_copy_finds_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stub.asked("/asample")[0].headers["x-api-key"] == "tml-of-the-other-process"
 
 
-def test_w35_ids_stay_in_their_segment_of_the_path() -> None:
+def test_ids_stay_in_their_segment_of_the_path() -> None:
     odd = "a/../b?c#d e"
     with world() as (stub, client):
         stub.script("/create_sampling_session", Answer(body={"sampling_session_id": odd}))
@@ -292,7 +288,7 @@ def test_w35_ids_stay_in_their_segment_of_the_path() -> None:
 # ------------------------------------------------------------------------------------ life
 
 
-def test_w44_a_copy_keeps_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_keeps_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-hasty")
     with world() as (stub, client):
         sampler = sampler_of(client, retry_config=RetryConfig(max_attempts=2))
@@ -306,7 +302,7 @@ def test_w44_a_copy_keeps_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(stub.asked("/asample")) == 2
 
 
-def test_w46_connections_a_proxy_disliked_are_not_kept_for_ever() -> None:
+def test_connections_a_proxy_disliked_are_not_kept_for_ever() -> None:
     with world() as (stub, client):
         trainer = trainer_of(client)
         for _ in range(5):
@@ -320,7 +316,7 @@ def test_w46_connections_a_proxy_disliked_are_not_kept_for_ever() -> None:
 @pytest.mark.parametrize(
     ("variable", "sent"), [("", []), ("one", ["one"]), ("b,,a, b ,c", ["b", "a", "c"])], ids=repr
 )
-def test_w47_tags_in_order_once_and_none_empty(
+def test_tags_in_order_once_and_none_empty(
     variable: str, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_TAGS", variable)
@@ -329,7 +325,7 @@ def test_w47_tags_in_order_once_and_none_empty(
         assert stub.asked("/create_session")[0].json()["tags"] == sent
 
 
-def test_w48_the_round_trip_of_a_sample_is_measured() -> None:
+def test_the_round_trip_of_a_sample_is_measured() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
         stub.script("/asample", Answer(429, headers={"Retry-After": "3"}))
@@ -339,7 +335,7 @@ def test_w48_the_round_trip_of_a_sample_is_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["load_state", "load_state_with_optimizer"])
-def test_w49_deprecated_methods_work_and_warn(name: str) -> None:
+def test_deprecated_methods_work_and_warn(name: str) -> None:
     with world() as (_, client):
         trainer = trainer_of(client)
         with pytest.warns(FutureWarning, match="create_training_client_from_state") as warned:
@@ -353,7 +349,7 @@ def test_w49_deprecated_methods_work_and_warn(name: str) -> None:
             getattr(trainer, name)("tinker://run/sampler_weights/a")
 
 
-def test_w59_futures_of_rest_calls_are_standard_futures() -> None:
+def test_futures_of_rest_calls_are_standard_futures() -> None:
     with world() as (_, client):
         rest = client.create_rest_client()
         futures = [rest.list_sessions(), rest.get_server_capabilities()]
@@ -367,7 +363,7 @@ def test_w59_futures_of_rest_calls_are_standard_futures() -> None:
         assert asyncio.run(await_one()) == futures[0].result()
 
 
-def test_w60_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
+def test_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
     """A call ends, although all workers for callbacks wait in callbacks for results that do not come."""
     with world() as (stub, client):
         sampler, rest = sampler_of(client), client.create_rest_client()
