@@ -2,7 +2,6 @@
 
     python benchmarks/bench_cluster.py cost      CPU of a sample in a worker, beside the plain client
     python benchmarks/bench_cluster.py scale     samples a second of 1 to 8 workers
-    python benchmarks/bench_cluster.py rollouts  reinforcement learning in several processes, beside one
 
 It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub server of `cost` and `scale` runs
 in a process of its own and computes nothing.
@@ -14,11 +13,6 @@ a round mean more than the figures.
 
 `scale` gives each worker the same number of prompts. A sample takes a second at the server (--latency), so
 the window of samples in flight limits one process, and the CPU of a sample limits the machine.
-
-`rollouts` uses the embedded server. It runs the examples `rewards` and `cluster.ray_rollouts` with several
-seeds and compares the rewards at the end. Then it delays each sample, and compares the time of a step of four
-prompts with one worker and with four. The floor is a step of `rewards`, whose one process starts all samples
-at once. The time of a step is the time between two `optim_step` requests at the server.
 """
 
 from __future__ import annotations
@@ -29,11 +23,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from functools import partial
-from io import StringIO
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +34,6 @@ from _processes import Figures, allow_many_files, stub_server
 
 import tinker_sync
 from tinker_sync.ray import Sampler, SamplerPool, share_limits
-from tinker_sync.testing import FaultPlan, LocalServer
 from tinker_sync.types import SamplingParams
 
 HERE = Path(__file__).resolve().parent
@@ -188,75 +178,6 @@ def measure_scale(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[
     return found
 
 
-# ------------------------------------------------------------------------------------------ rollouts
-
-
-def end_of(rewards: list[float]) -> float:
-    """Return the mean reward of the last quarter of the steps."""
-    last = rewards[-max(1, len(rewards) // 4) :]
-    return sum(last) / len(last)
-
-
-def compare_rewards(seeds: int, steps: int) -> dict[str, list[float]]:
-    """Print the rewards of one process, and of rollouts in four workers.
-
-    Return the rewards at the end, by the name of the way, one for each seed.
-    """
-    from tinker_sync.examples import rewards as one_process
-    from tinker_sync.examples.cluster import ray_rollouts
-
-    ways: dict[str, Any] = {
-        "one process": one_process.main,
-        "4 workers": partial(ray_rollouts.main, workers=4),
-        "4 workers, a step ahead": partial(ray_rollouts.main, workers=4, ahead=1),
-    }
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    starts: dict[str, list[float]] = {way: [] for way in ways}
-    with LocalServer(key=KEY, process=True) as server:
-        for seed in range(1, seeds + 1):
-            for way, run in ways.items():
-                with redirect_stdout(StringIO()):
-                    curve = run(["--steps", str(steps), "--seed", str(seed), "--base-url", server.url])
-                starts[way].append(curve[0])
-                found[way].append(end_of(curve))
-    for way, ends in found.items():
-        each = ", ".join(f"{end:.2f}" for end in ends)
-        mean = statistics.mean(ends)
-        print(f"  {way:26} reward {statistics.mean(starts[way]):.2f} -> {mean:.2f} ({each})", flush=True)
-    return found
-
-
-def time_steps(name: str, run: Callable[[list[str]], Any], steps: int, delay_s: float) -> float:
-    """Print and return the median time between two optimizer steps."""
-    with LocalServer(FaultPlan().latency("asample", delay_s), key=KEY, process=True, pace=1.0) as server:
-        with redirect_stdout(StringIO()):
-            run(["--steps", str(steps), "--base-url", server.url])
-        at_s = [call.at_s for call in server.calls_to("optim_step")]
-    step_s = statistics.median(after - before for before, after in pairwise(at_s))
-    print(f"  {name:26} {step_s:.2f} s a step", flush=True)
-    return step_s
-
-
-def measure_rollouts(options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return the rewards, and the times of a step."""
-    from tinker_sync.examples import rewards as one_process
-    from tinker_sync.examples.cluster import ray_rollouts
-
-    os.environ["TINKER_API_KEY"] = KEY
-    one_process.ANIMALS = 2
-    with started_ray(processors=4):
-        found: dict[str, Any] = {"rewards": compare_rewards(options.seeds, options.steps)}
-    one_process.ANIMALS = 4
-    print(f"four prompts a step, each sample takes {options.latency:g} s more")
-    floor = time_steps("floor: one process", one_process.main, 6, options.latency)
-    times = {"floor": floor}
-    for workers in (1, 4):
-        with started_ray(processors=workers):
-            run = partial(ray_rollouts.main, workers=workers, prompts=4)
-            times[str(workers)] = time_steps(f"{workers} workers", run, 6, options.latency)
-    return {**found, "step_s": times}
-
-
 # ------------------------------------------------------------------------------------------ the command
 
 
@@ -301,7 +222,7 @@ def measure_samples(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["cost", "scale", "rollouts"])
+    parser.add_argument("what", choices=["cost", "scale"])
     parser.add_argument(
         "--prompts", type=int, default=4000, help="samples of a run, in `scale` of each worker"
     )
@@ -311,13 +232,11 @@ def main() -> None:
         "--window", type=int, default=WINDOW, help="samples in flight of each worker of `scale`"
     )
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a sample takes")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of `rollouts`")
-    parser.add_argument("--steps", type=int, default=12, help="steps of `rollouts`")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     allow_many_files()
     os.environ["TINKER_TELEMETRY"] = "0"
-    figures = measure_rollouts(options) if options.what == "rollouts" else measure_samples(options)
+    figures = measure_samples(options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

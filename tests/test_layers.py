@@ -16,7 +16,7 @@ ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
     *("config", "types", "wire", "transport", "auth", "runtime"),
     *("losses", "transfer", "data", "insight", "batch", "loop"),
-    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
+    *("clients", "ray", "diagnose", "local", "testing", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
 )
 # For each package, those above it that it must not import either. For example, types and codecs are pure, and
@@ -33,7 +33,7 @@ CLOSED = {
     "insight": {"config", "wire", "transport", "auth"},
     "ray": {"wire", "transport", "auth"},
     "cli": {"transport", "runtime"},
-    "lib": {"transport", "local", "testing", "demo", "cli"},
+    "lib": {"transport", "local", "testing", "cli"},
     "as_tinker": {*ROOMS} - {"_version"},
 }
 # Modules that may import from a lower package, on first use.

@@ -24,7 +24,6 @@ import tinker_sync.types
 PACKAGES = ["tinker_sync", "tinker_sync.testing", "tinker_sync.types"]
 DOORS = [
     *PACKAGES,
-    "tinker_sync.demo",
     "tinker_sync.lib",
     "tinker_sync.lib.public_interfaces",
     "tinker_sync.losses",

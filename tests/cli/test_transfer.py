@@ -1,9 +1,8 @@
-"""`checkpoint download` and `push-hf` on the embedded server, and `demo`."""
+"""`checkpoint download` and `push-hf` on the embedded server."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,30 +227,3 @@ def test_an_unreachable_hub_is_not_a_missing_login(
     assert refused.code == 1
     assert "Run hf auth login." in refused.err
     assert server.calls == []
-
-
-def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command passes its options to the demo and exits with the demo's code.
-
-    tests/demo tests the demo itself.
-    """
-    course = pytest.importorskip("tinker_sync.demo.course")
-    asked: list[Any] = []
-
-    class Result:
-        exit_code = 0
-
-    def demo(base_url: str | None, **options: Any) -> Result:
-        asked.append((base_url, options))
-        return Result()
-
-    monkeypatch.setattr(course, "run", demo)
-    monkeypatch.setitem(vars(sys.modules["tinker_sync.demo"]), "run", demo)
-    line = ("demo", "--seed", "3", "--supervised", "40", "--base-url", "http://localhost:1")
-    assert run(*line).code == 0
-    base_url, options = asked[0]
-    assert (base_url, options["seed"], options["steps"].supervised) == ("http://localhost:1", 3, 40)
-    Result.exit_code = 1
-    failed = run("demo")
-    assert failed.code == 1
-    assert "did not learn" in failed.err

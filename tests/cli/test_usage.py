@@ -13,7 +13,6 @@ from support.tinker_stub import Answer, StubServer
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config.address import DEFAULT_BASE_URL
-from tinker_sync.demo.result import DemoResult
 
 
 @pytest.mark.parametrize(
@@ -76,39 +75,19 @@ def test_a_program_with_own_log_warns_once(run: Run, world: World, monkeypatch: 
     assert "Warning" not in run("model", "list").err
 
 
-def test_the_quiet_demo_prints_whether_it_learned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Result:
-        exit_code = 1
-        problems = ("the loss did not fall", "it is slow")
-
-    def demo(*_: object, out: object, **__: object) -> Result:
-        print("curves", file=out)  # type: ignore[call-overload]
-        return Result()
-
-    monkeypatch.setattr("tinker_sync.demo.run", demo, raising=False)
-    done = run("demo", "-q")
-    assert (done.code, done.out) == (1, "FAILED: the loss did not fall\nFAILED: it is slow\n")
+def test_the_demo_fails_if_the_model_learned_too_little(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcome, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr("tinker_sync.examples.demo.main", lambda outcome=outcome: outcome)
+        done = run("demo")
+        assert done.code == code
+        assert ("did not learn enough" in done.err) is not outcome
 
 
-def test_the_demo_as_json_names_what_was_not_learned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = DemoResult(
-        losses=(4.0, 4.0),
-        rewards=(0.1, 0.9),
-        checkpoint="tinker://run/weights/sorting",
-        resumed_at=1,
-        lost=(4.0,),
-        lost_exactly=True,
-        sorted_before=0.0,
-        sorted_after=0.8,
-        stories_before=(),
-        stories_after=(),
-        seconds=1.0,
-    )
-    monkeypatch.setattr("tinker_sync.demo.run", lambda *_, **__: result, raising=False)
-    done = run("demo", "--format", "json")
-    assert (done.code, done.json["losses"]) == (1, [4.0, 4.0])
-    assert done.json["problems"] == ["the loss went from 4.00 to 4.00, not below a third"]
-    assert "the output names what is missing" in done.err
+@pytest.mark.parametrize("option", [("--format", "json"), ("--base-url", "http://localhost:1")])
+def test_the_demo_refuses_what_a_copy_of_it_can_do(run: Run, option: tuple[str, str]) -> None:
+    done = run("demo", *option)
+    assert done.code == 2
+    assert "copy tinker_sync/examples/demo.py" in done.err
 
 
 def test_only_the_hosted_service_has_a_console() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 from typing import Any
@@ -118,23 +117,3 @@ def test_lost_result_is_a_difference() -> None:
     assert found.billed.prompt + found.billed.cached == 2 * (found.counted.prompt + found.counted.cached) == 6
     assert {each.kind for each in found.differences} >= {"sampled"}
     assert not found.agrees
-
-
-@pytest.mark.skipif("USAGE_DEMO" not in os.environ, reason="takes a minute; USAGE_DEMO=1 runs it")
-def test_demo_is_billed_as_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.demo import run
-
-    found: list[Any] = []
-    close = ServiceClient.close
-
-    def compare_and_close(service: ServiceClient, *arguments: Any, **options: Any) -> Any:
-        if not service.holder.closed:
-            found.append(service.reconcile())
-        return close(service, *arguments, **options)
-
-    monkeypatch.setattr(ServiceClient, "close", compare_and_close)
-    assert run(out=io.StringIO()).exit_code == 0
-    assert [each.agrees for each in found] == [True]
-    assert found[0].counted.trained > 10_000
-    assert found[0].counted.sampled > 10_000

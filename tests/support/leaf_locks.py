@@ -20,7 +20,7 @@ from typing import Any
 _WATCHED = "tinker_sync."
 # The rule does not apply to the packages that run in the embedded server or in tests. `_base.clock` makes
 # locks for other modules, which are named in its place.
-_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.", "tinker_sync._base.clock")
+_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync._base.clock")
 
 breaches: list[str] = []
 """A description of each breach, with the stack of the thread that committed it."""

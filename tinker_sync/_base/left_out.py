@@ -71,6 +71,7 @@ _INSTEAD: Final = {
     "lib.RetryHandler": _RETRIES,
     "lib._CombinedAPIFuture": "tinker_sync.gather waits for several futures",
     # Names that earlier versions had.
+    "demo": "`tinker-sync demo` runs tinker_sync.examples.demo",
     "journal": _CRASHES,
     "JournalError": _CRASHES,
     "ServiceClient.attach": _CRASHES,

@@ -1,5 +1,6 @@
-"""Example programs, each under a hundred lines. All but the notebook draw a curve and return numbers.
+"""Example programs. Each is one file that runs when it is pasted, and prints what it does.
 
+    python -m tinker_sync.examples.demo               a training that survives a crash: `tinker-sync demo`
     python -m tinker_sync.examples.chat_tuning        chats with an evaluation, checkpoints and a resume
     python -m tinker_sync.examples.rewards            reinforcement learning from a reward
     python -m tinker_sync.examples.preferences        DPO with held-out pairs
@@ -7,13 +8,12 @@
     python -m tinker_sync.examples.evaluation         2,000 prompts, and a run that survives a crash
     python -m tinker_sync.examples.sweep              four learning rates side by side
     python -m tinker_sync.examples.custom_loss        a loss of your own in numpy
-    python -m tinker_sync.examples.web_app            a Flask app that samples in its requests
-    python -m tinker_sync.examples.notebook           writes a notebook to open
+    python -m tinker_sync.examples.web_app            a web app that samples in its requests
+    python -m tinker_sync.examples.notebook           copies a notebook to open in Jupyter
+    python -m tinker_sync.examples.cluster.processes  samples in many processes
 
-Without arguments they run on the embedded server and its model `tinker-sync/tiny`, in some seconds each.
-`--base-url URL --model NAME` selects another server and model; the client finds the key as usual. `--steps N`
-sets the number of steps; in `evaluation`, of prompts, and in `web_app`, of requests. `--seed N` decides the
-data and the first weights. The notebook takes a file name instead of these options.
+They run on the embedded server and its model `tinker-sync/tiny`, in 5 to 30 seconds each. For another server
+and model, copy the file, and change MODEL, RATE and `base_url`.
 
 The tiny model is trained on these forms of prompts. It continues other prompts as a story:
 

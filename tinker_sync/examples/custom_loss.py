@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import tinker_sync as tinker
 from tinker_sync import data
-from tinker_sync.examples._shared import connect, draw, parse
 from tinker_sync.losses import numpy_loss
 
-BATCH = 32
+MODEL, RATE = "tinker-sync/tiny", 5e-3  # a large model takes a rate of about 2e-4
+STEPS, BATCH = 40, 32
 
 
 @numpy_loss
@@ -33,27 +32,30 @@ def focal(batch: Any, logprobs: Any) -> Any:
     return loss, {"focal:mean": loss}, slopes
 
 
-def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Teach the model to double each letter of a word, with the loss `focal`. Return the losses."""
-    options = parse(argv, __doc__, steps=40)
-    losses: list[float] = []
-    with connect(options) as service:
-        training = service.create_lora_training_client(options.model, rank=16, seed=options.seed)
+def main() -> None:
+    """Teach the model to double each letter of a word, with the loss `focal`."""
+    with tinker.ServiceClient(base_url="local") as service:
+        training = service.create_lora_training_client(MODEL, rank=16, seed=1)
         tokenizer = training.get_tokenizer()
-        for step in range(options.steps):
-            rng = random.Random(f"{options.seed} {step}")
-            words = ["".join(rng.choice("abcdef") for _ in range(4)) for _ in range(BATCH)]
-            doubled = ["".join(2 * letter for letter in word) for word in words]
+        for step in range(STEPS):
+            rng = random.Random(step)
+            words = ["".join(rng.choices("abcdef", k=4)) for _ in range(BATCH)]
             batch = [
-                data.from_completion(f"double: {word} ->", f" {answer}\n", tokenizer)
-                for word, answer in zip(words, doubled, strict=True)
+                data.from_completion(
+                    f"double: {word} ->", f" {''.join(2 * letter for letter in word)}\n", tokenizer
+                )
+                for word in words
             ]
             passed = training.forward_backward_custom(batch, focal)
-            rate = options.rate(5e-3, 2e-4)
-            training.optim_step(tinker.AdamParams(learning_rate=rate)).result()
-            losses.append(passed.result().metrics["focal:mean"])
-    draw("focal loss per token", losses)
-    return losses
+            training.optim_step(tinker.AdamParams(learning_rate=RATE)).result()
+            loss = passed.result().metrics["focal:mean"]
+            if step % 4 == 0 or step == STEPS - 1:
+                print(f"step {step:2}  focal loss {loss:5.2f}  {'#' * round(8 * loss)}")
+        sampling = training.save_weights_and_get_sampling_client()
+        prompts = ["double: fade ->", "double: bead ->"]
+        params = tinker.SamplingParams(max_tokens=12, temperature=0.0, stop=["\n"])
+        for item in sampling.map(prompts, params, progress=False, on_error="raise"):
+            print(f"{prompts[item.index]}{item.texts[0].rstrip()}")
 
 
 if __name__ == "__main__":

@@ -9,23 +9,22 @@ import numpy as np
 
 import tinker_sync as tinker
 from tinker_sync import data
-from tinker_sync.examples._shared import connect, draw, parse, write
 
-TEXTS = 16
-TOP = 8
+MODEL, RATE = "tinker-sync/tiny", 5e-3  # a large model takes a rate of about 2e-4
+STEPS, TEXTS, TOP = 25, 16, 8
 
 
-def train_teacher(service: tinker.ServiceClient, model: str, rate: float, seed: int) -> tinker.SamplingClient:
+def train_teacher(service: tinker.ServiceClient) -> tinker.SamplingClient:
     """Teach a model to count by twos, and return a client that samples from it."""
-    training = service.create_lora_training_client(model, rank=16, seed=seed)
+    training = service.create_lora_training_client(MODEL, rank=16, seed=1)
     tokenizer = training.get_tokenizer()
-    rng = random.Random(seed)
+    rng = random.Random(1)
     for _ in range(15):
         starts = [rng.randrange(60) for _ in range(24)]
         texts = [" ".join(str(start + 2 * n) for n in range(6)) for start in starts]
         batch = [data.from_completion("twos:", f" {text}\n", tokenizer) for text in texts]
         training.forward_backward(batch, "cross_entropy")
-        training.optim_step(tinker.AdamParams(learning_rate=rate)).result()
+        training.optim_step(tinker.AdamParams(learning_rate=RATE)).result()
     return training.save_weights_and_get_sampling_client()
 
 
@@ -50,16 +49,13 @@ def soften(prompt: tinker.ModelInput, answer: Sequence[int], scored: tinker.Samp
     )
 
 
-def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Train a student on texts that a trained teacher has written and scored. Return the student's losses."""
-    options = parse(argv, __doc__, steps=25)
-    losses: list[float] = []
-    with connect(options) as service:
-        rate = options.rate(5e-3, 2e-4)
-        teacher = train_teacher(service, options.model, rate, options.seed)
+def main() -> None:
+    """Train a student on texts that a trained teacher has written and scored."""
+    with tinker.ServiceClient(base_url="local") as service:
+        teacher = train_teacher(service)
         tokenizer = teacher.get_tokenizer()
         prompt = tinker.ModelInput.from_text("twos:", tokenizer)
-        params = tinker.SamplingParams(max_tokens=24, stop=["\n"], seed=options.seed)
+        params = tinker.SamplingParams(max_tokens=24, stop=["\n"], seed=1)
         one = tinker.SamplingParams(max_tokens=1)
         written = [each.tokens for each in teacher.sample(prompt, TEXTS, params).result().sequences]
         inputs = [tinker.ModelInput.from_ints([*prompt.to_ints(), *answer]) for answer in written]
@@ -67,19 +63,18 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         batch = [
             soften(prompt, answer, score.result()) for answer, score in zip(written, scores, strict=True)
         ]
-        learned = sum(float(datum.loss_fn_inputs["weights"].to_numpy().sum()) for datum in batch)
-        student = service.create_lora_training_client(options.model, rank=8, seed=options.seed)
-        for _ in range(options.steps):
+        student = service.create_lora_training_client(MODEL, rank=8, seed=1)
+        for step in range(STEPS):
             passed = student.forward_backward(batch, "cross_entropy")
-            student.optim_step(tinker.AdamParams(learning_rate=rate)).result()
-            losses.append(passed.result().metrics["loss:sum"] / learned)
+            student.optim_step(tinker.AdamParams(learning_rate=RATE)).result()
+            loss = passed.result().metrics["loss:mean"]
+            if step % 3 == 0:
+                print(f"step {step:2}  cross-entropy with the teacher {loss:.2f}  {'#' * round(10 * loss)}")
         sampling = student.save_weights_and_get_sampling_client()
         likeliest = tinker.SamplingParams(max_tokens=24, stop=["\n"], temperature=0.0)
         for name, client in {"teacher": teacher, "student": sampling}.items():
             answer = client.sample(prompt, 1, likeliest).result().sequences[0].text(tokenizer)
-            write(f"the {name}: twos:{answer.rstrip()}")
-    draw("cross-entropy with the teacher, per token", losses)
-    return losses
+            print(f"the {name}: twos:{answer.rstrip()}")
 
 
 if __name__ == "__main__":
