@@ -45,7 +45,8 @@ class Encodes(Protocol):
 class RendersChats(Protocol):
     """The part of a tokenizer that `ModelInput.from_chat` uses."""
 
-    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
+    # `*arguments`, because mypy matches `**options` alone with no method that names its options.
+    def apply_chat_template(self, *arguments: Any, **options: Any) -> Any:
         """Return the token ids of a chat."""
 
 
