@@ -370,6 +370,7 @@ def test_the_garbage_collector_ends_no_flow(bench: Bench) -> None:
     assert bench.log == []
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_leaves_the_flows_of_its_parent_alone(bench: Bench) -> None:
     moment = Moment()
