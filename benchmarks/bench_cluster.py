@@ -6,9 +6,9 @@
 It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub server of `cost` and `scale` runs
 in a process of its own and computes nothing.
 
-`cost` runs the same prompts through three actors in turn: one that calls `SamplingClient.map` for all of them
-at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process,
-including Ray's own threads, from the first prompt to the last. A round runs all three, so the ratios within
+`cost` runs the same prompts through two actors in turn: one that calls `SamplingClient.map` for all of them
+at once, and the map stage of Ray Data. CPU is that of the actor's process,
+including Ray's own threads, from the first prompt to the last. A round runs both, so the ratios within
 a round mean more than the figures.
 
 `scale` gives each worker the same number of prompts. A sample takes a second at the server (--latency), so
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from _processes import Figures, allow_many_files, stub_server
 
 import tinker_sync
-from tinker_sync.ray import Sampler, SamplerPool, share_limits
+from tinker_sync.ray import Sampler, share_limits
 from tinker_sync.types import SamplingParams
 
 HERE = Path(__file__).resolve().parent
@@ -78,12 +78,6 @@ class Probe(Sampler):
         return {**found, "cpu_s": [time.process_time()] * len(found["error"])}
 
 
-def process_cpu_s(process: int) -> float:
-    """Return the seconds of CPU that a process of this machine, given by its id, has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 # ------------------------------------------------------------------------------------------ cost
 
 
@@ -94,18 +88,6 @@ def plain(ray: Any, sampling: Any, count: int) -> Figures:
     found = ray.get(worker.run.remote(count, WINDOW))
     ray.kill(worker)
     return {"worker": found["cpu_s"] / count * 1e3}
-
-
-def pool(_: Any, sampling: Any, count: int) -> Figures:
-    """Return the milliseconds of CPU that a sample takes in a worker of the pool, and in the driver."""
-    with SamplerPool(sampling, workers=1, max_in_flight=WINDOW) as workers:
-        list(workers.map(make_prompts(WARM_UP), PARAMS, progress=False))
-        [process] = workers.process_ids()
-        began_s, own_s = process_cpu_s(process), time.process_time()
-        assert sum(item.ok for item in workers.map(make_prompts(count), PARAMS, progress=False)) == count
-        own_s = time.process_time() - own_s
-        used_s = process_cpu_s(process) - began_s
-    return {"worker": used_s / count * 1e3, "driver": own_s / count * 1e3}
 
 
 def stage(ray: Any, sampling: Any, count: int) -> Figures:
@@ -132,7 +114,7 @@ def stage(ray: Any, sampling: Any, count: int) -> Figures:
     }
 
 
-SUBJECTS = {"plain": plain, "pool": pool, "ray.data": stage}
+SUBJECTS = {"plain": plain, "ray.data": stage}
 
 
 def measure_cost(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
-from tinker_sync.ray import sharing
-from tinker_sync.ray.sharing import Board
+from tinker_sync import ray as sharing
+from tinker_sync.ray import Board
 from tinker_sync.runtime.rate_limiter import RateLimiter
 
 PATIENCE_S = 120.0

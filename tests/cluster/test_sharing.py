@@ -13,10 +13,10 @@ pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
 from ray.exceptions import RayActorError
 
+from tinker_sync import ray as sharing
 from tinker_sync.errors import TinkerError
 from tinker_sync.insight.meter import TokenCounts
-from tinker_sync.ray import sharing
-from tinker_sync.ray.sharing import News
+from tinker_sync.ray import News
 from tinker_sync.runtime.rate_limiter import RateLimiter
 
 

@@ -44,7 +44,7 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Return True for a package whose extra is not installed, so that pytest skips its doctests."""
-    absent = "tinker_sync/ray/" in collection_path.as_posix() and importlib.util.find_spec("ray") is None
+    absent = "tinker_sync/ray.py" in collection_path.as_posix() and importlib.util.find_spec("ray") is None
     return True if absent else None
 
 

@@ -29,6 +29,11 @@ _CRASHES: Final = (
     "save and the next step"
 )
 
+_SAMPLER: Final = (
+    "tinker_sync.ray.Sampler samples a data set of Ray Data, and takes save_to; tasks and actors take a "
+    "sampling client as an argument"
+)
+
 _INSTEAD: Final = {
     "_base_client": _REQUESTS,
     "_client": _REQUESTS,
@@ -79,6 +84,8 @@ _INSTEAD: Final = {
     "TrainingClient.steps": f"range(first, stop) counts the steps, and {_CRASHES}",
     "TrainingClient.unread": _CRASHES,
     "TrainingClient.settled": _CRASHES,
+    "ray.map": _SAMPLER,
+    "ray.SamplerPool": _SAMPLER,
 }
 """What to use in the place of a module, a name in it, or an attribute of a client, by its path."""
 
