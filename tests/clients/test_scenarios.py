@@ -125,7 +125,7 @@ def test_a_fourth_bad_request_is_one_too_many() -> None:
 # ------------------------------------------------------------------------------------ submits
 
 
-@pytest.mark.parametrize(("tokens", "pauses_s"), [(3, 0.2 + 0.4), (20_000, 5.0 + 5.0)])
+@pytest.mark.parametrize(("tokens", "pauses_s"), [(3, 0.04 + 0.11), (20_000, 5.0 + 5.0)])
 def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pauses_s: float) -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
@@ -133,7 +133,7 @@ def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pauses_s: fl
         prompt = types.ModelInput.from_ints(list(range(tokens)))
         sampler.sample(prompt, 1, ONE_TOKEN).result(PATIENCE_S)
         assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0, 0, 0]
-        assert sum(paused(client)) == pytest.approx(pauses_s, abs=0.1)
+        assert sum(paused(client)) == pytest.approx(pauses_s, abs=0.05)
 
 
 def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(

@@ -64,4 +64,4 @@ def test_a_process_that_leaves_has_the_whole_rate_again() -> None:
     limits.apply(sharing.News(version=1, delay_s=0.0, processes=5, rank=0))
     limits.stop()
     limiter.follow(2.0)
-    assert repr(limiter) == "<RateLimiter closed, 50 a second, 0 in line>"
+    assert repr(limiter) == "<RateLimiter closed, 50 a second>"

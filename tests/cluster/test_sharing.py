@@ -27,7 +27,7 @@ def test_many_processes_begin_again_in_turns() -> None:
         member = sharing.SharedLimits("server", limiter)
         member.apply(News(version=1, delay_s=5.0, processes=30, rank=rank))
         opens_in_s.append(closed_s(limiter))
-        assert "1.67 a second," in repr(limiter)
+        assert "1.67 a second>" in repr(limiter)
     assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
 
 
@@ -52,7 +52,7 @@ def test_without_a_board_a_process_has_the_whole_rate(monkeypatch: pytest.Monkey
     member._board = types.SimpleNamespace(follow=types.SimpleNamespace(remote=lambda *_: None))
     member._follow()
     assert len(seen) == 1
-    assert "50 a second," in seen[0]
+    assert "50 a second>" in seen[0]
 
 
 def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its_part() -> None:
@@ -61,9 +61,9 @@ def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its
     permit = gate.try_acquire()
     assert permit is not None
     gate.throttled(permit, 5.0)
-    assert "50 a second," in repr(limiter)
+    assert "50 a second>" in repr(limiter)
     sharing.SharedLimits("server", limiter).apply(News(version=2, delay_s=0.0, processes=5, rank=1))
-    assert "10 a second," in repr(limiter)
+    assert "10 a second>" in repr(limiter)
 
 
 @pytest.mark.parametrize("losses", [1, 9])

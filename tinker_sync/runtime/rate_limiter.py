@@ -11,9 +11,9 @@ While the limiter is open, a request passes after one look at an attribute, and 
 refusal (429) the limiter closes for a while. Then it lets requests pass at a rate, which `SendRate` sets:
 further refusals lower it and successes raise it, until it limits nothing.
 
-The requests that wait form one line. The thread of the first one watches the time. The others sleep until
-they are admitted or come first, so the end of a pause wakes one thread, not all. Any thread may use all of
-this. The limiter does not see the requests themselves.
+A thread that must wait sleeps on the limiter's event until its next look is due; the event ends the sleep
+early when a gate closes. A client has one such thread at most, so there is no line: the requests of a client
+wait in the order of its own queue. The limiter does not see the requests themselves. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ import logging
 import math
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, in_seconds
@@ -36,24 +34,29 @@ FIRST_RATE: Final = 50.0
 """The requests a second after the first refusal: between the limits of slow and fast servers."""
 # Faster than one process sends, so a higher rate limits nothing.
 _OPEN_RATE: Final = 3000.0
-# The growth with each success, so the growth a second as a share of the rate: doubled each second while the
-# limit is unknown, then slowly, because each refusal may cost a pause of a second.
-_FAST: Final = 0.7
+# The growth in a second until the next refusal shows where the limit is, as a share of the rate.
+_FAST: Final = 1.5
+# From then on, a refusal takes a tenth of the rate. The tenth comes back while requests pass for twice as
+# long as the pause was, so pauses take a third of the time at most. If the server names no time, the pause is
+# as long as two requests take: such pauses cost little, and the server refuses one request in five. To aim
+# at a lower share would let refusals that do not depend on the rate, such as those of one bad machine among
+# many, lower it again and again.
 _SLOW: Final = 0.05
-# A refusal lowers the rate by what the pauses cost: more than half of the time, or more than a third. Rarer
-# refusals may come from other clients or from one bad machine, and then a lower rate would help nobody.
-_FAR_TOO_HIGH: Final = 0.5
-_TOO_HIGH: Final = 0.8
-_WORTH_IT: Final = 2.0  # times as long between pauses as within them
-_KEPT: Final = 0.7  # the weight of the time before the latest refusal
+_FIRST_DROP: Final = 0.7
+_DROP: Final = 0.9
+_PAUSED_REQUESTS: Final = 2.0
+_MOST_AT_ONCE: Final = 0.1  # the growth with one success, because few of them after a long time prove little
+# The pauses after refusals that name no time. They double until the server accepts a request.
+_SHORTEST_PAUSE_S: Final = 0.02
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 1.0
 # After this time without a refusal the limit may have changed; after the second one it is forgotten.
 RECENT_S: Final = 10.0
 _FORGET_S: Final = 60.0
-# The pauses after refusals that name no time: they double until the server accepts a request.
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 2.0
-# A thread that wakes this much too late makes up for the requests that it would have sent.
+# A thread that wakes this much too late makes up for the requests that it would have sent, so it need not
+# wake for each of them.
 _CREDIT_S: Final = 0.01
+_SHORTEST_WAIT_S: Final = 0.004
 _WORTH_A_LINE_S: Final = 10.0
 _SENT_AT_FIRST: Final = 16
 _SENT_AT_ONCE: Final = 400
@@ -70,24 +73,6 @@ def key_fingerprint(key: str) -> str:
     return f"{hash(key) & 0xFFFF_FFFF_FFFF_FFFF:016x}"  # hashlib would load OpenSSL
 
 
-class LimiterState(Enum):
-    """The state of a limiter: all requests pass, none passes, or they pass at a rate.
-
-    OPEN -> CLOSED             a refusal or a pause
-    CLOSED -> CLOSED           another refusal or pause: the later end counts
-    CLOSED -> REOPENING        the pause is over
-    REOPENING -> CLOSED        a refusal or a pause
-    REOPENING -> OPEN          the rate limits nothing and no request waits
-
-    Illegal: CLOSED -> OPEN, which would let all waiting requests go at once, and OPEN -> REOPENING, since
-    only a refusal or a pause sets a rate.
-    """
-
-    OPEN = "open"
-    CLOSED = "closed"
-    REOPENING = "reopening"
-
-
 class Permit:
     """A permission to send one request. A `counted` one was given while a rate limited the requests."""
 
@@ -102,10 +87,9 @@ class SendRate:
     """The rate at which a limiter lets requests pass, and the pause during which it lets none pass.
 
     Servers limit the rate of requests, their number in a window of time, or the work under way. All of them
-    refuse alike, so this class does not ask which it is: it looks for the rate at which refusals cost little
-    time.
-    Refusals of requests that were under way together count once, and so do those without a success in
-    between: they lengthen the pause, because they say nothing about the rate.
+    refuse alike, so this class does not ask which it is. It paces the requests near the rate at which the
+    server refuses some: a refusal lowers the rate a little, and it grows again while the server accepts all.
+    Refusals of requests that were under way together count once.
 
     Arithmetic without a lock: the limiter holds its lock when it calls a method, except for `is_closed`.
 
@@ -125,12 +109,11 @@ class SendRate:
         """The end of the latest pause; it may be in the past."""
         self._first = FIRST_RATE
         self._next_s = -math.inf  # when the next request may pass
-        self._growth = _FAST
-        self._accepted = False  # since the last refusal
+        self._grown_s = -math.inf  # until when the growth is counted
+        self._growth = _FAST  # of the rate in a second, as a share of it
+        self._found = False  # a refusal has shown where the limit is
+        self._pauses = 1.0  # the factor of the next pause whose length the server does not name
         self._reported = False  # a report has closed the limiter, and nothing was accepted since
-        self._pause_s = _FIRST_PAUSE_S
-        self._paused_s = self._sent_s = 0.0  # the time within and between the latest pauses
-        self._refused_s = -math.inf  # when the latest pause began
 
     def is_closed(self) -> bool:
         """Return True during a pause."""
@@ -153,10 +136,11 @@ class SendRate:
         """Raise the rate, because the server has accepted a request that was sent after the last refusal."""
         if permit.epoch != self.epoch:
             return
-        self._accepted, self._reported, self._pause_s = True, False, _FIRST_PAUSE_S
-        if self._clock.now() > self.closed_until_s + RECENT_S:
-            self._growth = _FAST
-        self.a_second += self._growth
+        self._pauses, self._reported = 1.0, False
+        now = self._clock.now()
+        passed_s = now - max(self._grown_s, self.closed_until_s)
+        self._grown_s = now
+        self.a_second *= 1 + min(self._growth * max(passed_s, 0.0), _MOST_AT_ONCE)
         if self.a_second >= _OPEN_RATE:
             self.a_second = math.inf
 
@@ -167,22 +151,20 @@ class SendRate:
         """
         first = permit.epoch == self.epoch
         if first:
-            self._lower()
-            if delay_s is None:
-                delay_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            delay_s = self._lower(delay_s)
         self.close(delay_s or 0.0)
         return first
 
     def follow(self, delay_s: float) -> None:
         """Close for `delay_s`, because the server has refused a request of another process."""
         if math.isinf(self.a_second) or not self.is_closed():
-            self._lower()
+            self._lower(delay_s)
         self.close(delay_s)
 
     def pause(self, delay_s: float) -> None:
         """Close for `delay_s`, and then let requests pass at a rate."""
         if math.isinf(self.a_second):
-            self._lower()
+            self._lower(delay_s)
         self.close(delay_s)
 
     def hear_report(self) -> bool:
@@ -203,40 +185,21 @@ class SendRate:
         """Let no request pass for `delay_s`. The later end of two pauses counts."""
         self.closed_until_s = max(self.closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
 
-    def _lower(self) -> None:
+    def _lower(self, named_s: float | None) -> float:
+        """Lower the rate, and return the length of the pause."""
         self.epoch += 1
-        if not (self._accepted or math.isinf(self.a_second)):
-            return  # refused again: the pause goes on
-        now = self._clock.now()
         if math.isinf(self.a_second):
-            self.a_second, self._growth, self._pause_s = self._first, _FAST, _FIRST_PAUSE_S
-            self._paused_s = self._sent_s = 0.0
+            self.a_second, self._growth, self._found, self._pauses = self._first, _FAST, False, 1.0
         else:
-            self._paused_s = _KEPT * self._paused_s + self.closed_until_s - self._refused_s
-            self._sent_s = _KEPT * self._sent_s + max(now - self.closed_until_s, 0.0)
-            if self._sent_s < _WORTH_IT * self._paused_s:
-                self.a_second *= _FAR_TOO_HIGH if self._sent_s < self._paused_s else _TOO_HIGH
-                self._growth = _SLOW
-            elif self._sent_s > 2 * _WORTH_IT * self._paused_s:
-                self._growth = _FAST
-        self._refused_s, self._accepted = now, False
-
-
-class _Turn:
-    """The place of a waiting request in the line. The limiter's lock guards all attributes but the event."""
-
-    __slots__ = ("event", "gate", "permit")
-
-    def __init__(self, gate: Gate) -> None:
-        self.event = threading.Event()
-        self.gate = gate
-        self.permit: Permit | None = None
-
-
-def _wake(*turns: _Turn | None) -> None:
-    for turn in turns:
-        if turn is not None:
-            turn.event.set()
+            self.a_second *= _DROP if self._found else _FIRST_DROP
+            self._found = True
+        pause_s = min(max(_PAUSED_REQUESTS / self.a_second, _SHORTEST_PAUSE_S), _FIRST_PAUSE_S)
+        if self._found:
+            self._growth = _SLOW / max(pause_s if named_s is None else named_s, _SHORTEST_PAUSE_S)
+        if named_s is not None:
+            return named_s
+        pause_s, self._pauses = min(pause_s * self._pauses, _LONGEST_PAUSE_S), min(2 * self._pauses, 64.0)
+        return pause_s
 
 
 class RateLimiter:
@@ -246,7 +209,7 @@ class RateLimiter:
     >>> gate = limiter.gate()
     >>> gate.throttled(gate.acquire(), delay_s=2)
     >>> limiter.state(), gate.try_acquire() is None
-    (<LimiterState.CLOSED: 'closed'>, True)
+    ('closed', True)
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
@@ -255,7 +218,7 @@ class RateLimiter:
         self._free: Permit | None = Permit(0, counted=False)
         self._lock = threading.Lock()
         self._rate = SendRate(clock, pace)  # guarded by _lock, except where its attributes differ
-        self._line: deque[_Turn] = deque()  # guarded by _lock
+        self._changed = threading.Event()  # set, after a new one has taken its place, when a gate has closed
         self._announce: Callable[[float], None] | None = None  # written once
         self._accepted = 0  # up to _SENT_AT_ONCE; not exact, because it is counted without the lock
         _fork.renew_in_child(self)
@@ -264,11 +227,11 @@ class RateLimiter:
         """Return a new gate, through which one client uses this limiter."""
         return Gate(self)
 
-    def state(self) -> LimiterState:
-        """Return the current state."""
+    def state(self) -> str:
+        """Return "open" if all requests pass, "closed" during a pause, "reopening" if a rate paces them."""
         if self._free is not None:
-            return LimiterState.OPEN
-        return LimiterState.CLOSED if self._rate.is_closed() else LimiterState.REOPENING
+            return "open"
+        return "closed" if self._rate.is_closed() else "reopening"
 
     def close_for(self, delay_s: float, *, reported: bool = False) -> None:
         """Let no request pass for `delay_s`, and few afterwards, because the server has paused the account.
@@ -281,7 +244,7 @@ class RateLimiter:
         >>> limiter = RateLimiter()
         >>> limiter.close_for(5)
         >>> limiter.state()
-        <LimiterState.CLOSED: 'closed'>
+        'closed'
         """
         with self._lock:
             closes = not reported or self._rate.hear_report()
@@ -311,7 +274,7 @@ class RateLimiter:
         >>> limiter.follow(2)
         >>> limiter.count_sharers(4)
         >>> limiter
-        <RateLimiter closed, 12.5 a second, 0 in line>
+        <RateLimiter closed, 12.5 a second>
         """
         with self._lock:
             self._rate.share_among(processes)
@@ -323,7 +286,7 @@ class RateLimiter:
         >>> limiter = RateLimiter()
         >>> limiter.follow(5)
         >>> limiter.state()
-        <LimiterState.CLOSED: 'closed'>
+        'closed'
         """
         with self._lock:
             self._rate.follow(delay_s)
@@ -349,60 +312,11 @@ class RateLimiter:
         return max(self._rate.closed_until_s - self._clock.now(), 0.0)
 
     def renew_after_fork(self) -> None:
-        """In a forked child, keep the pause and the rate, and forget the requests of the parent."""
-        self._lock = threading.Lock()
-        self._line = deque()
+        """In a forked child, keep the pause and the rate, and forget the threads of the parent."""
+        self._lock, self._changed = threading.Lock(), threading.Event()
 
     def __repr__(self) -> str:
-        state = self.state()
-        with self._lock:
-            return (
-                f"<RateLimiter {state.value}, {self._rate.a_second:.3g} a second, {len(self._line)} in line>"
-            )
-
-    # ---------------------------------------------------- for gates
-
-    def _enter_locked(self, gate: Gate, turn: _Turn | None) -> Permit | None:
-        """Return a permit if there is one now. Else put the turn, if given, into the line and return None.
-        If the gate is closed, return None and do not use the line.
-        """
-        if gate._failure is not None:
-            return None
-        if not self._line:
-            self._open_locked()
-            if self._free is not None:
-                return self._free
-            if self._rate.passes_in_s() <= 0:
-                return self._rate.count()
-        if turn is not None:
-            self._line.append(turn)
-        return None
-
-    def _open_locked(self) -> None:
-        """Open the limiter if the rate limits nothing and no request waits."""
-        rate = self._rate
-        if self._free is None and not self._line and rate.passes_in_s() <= 0 and math.isinf(rate.a_second):
-            self._free = Permit(rate.epoch, counted=False)
-
-    def _admit_locked(self) -> list[_Turn]:
-        """Admit turns in order while they may pass. Return those whose threads must wake: the admitted ones,
-        and the one that now comes first.
-        """
-        admitted = []
-        while self._line and self._rate.passes_in_s() <= 0:
-            turn = self._line.popleft()
-            turn.permit = self._rate.count()
-            admitted.append(turn)
-        self._open_locked()
-        return [*admitted, self._line[0]] if admitted and self._line else admitted
-
-    def _leave_locked(self, turns: list[_Turn]) -> _Turn | None:
-        """Remove turns from the line. Return the new first turn if its thread must now watch the time."""
-        if not turns:
-            return None
-        watched = self._line[0] in turns
-        self._line = deque(turn for turn in self._line if turn not in turns)
-        return self._line[0] if watched and self._line else None
+        return f"<RateLimiter {self.state()}, {self._rate.a_second:.3g} a second>"
 
     def _tell(self, delay_s: float) -> None:
         if delay_s >= _WORTH_A_LINE_S:
@@ -421,27 +335,15 @@ class Gate:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
-        # Written under the limiter's lock, read without; set once, final.
-        self._failure: Exception | None = None
+        self._failure: Exception | None = None  # set once, final
 
-    def try_acquire(self, turn: _Turn | None = None) -> Permit | None:
+    def try_acquire(self) -> Permit | None:
         """Return a permit if there is one now, else None.
-
-        Args:
-            turn: put into the line if there is no permit; for the methods of this class.
 
         Raises:
             Exception: the gate is closed; a copy of the failure given to `close`.
         """
-        limiter = self.limiter
-        free = limiter._free
-        if free is not None and self._failure is None:
-            return free
-        with limiter._lock:
-            permit = limiter._enter_locked(self, turn)
-        if permit is None and self._failure is not None:
-            raise copy_exception(self._failure)
-        return permit
+        return self._look()[0]
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
         """Wait for a permit and return it, or None if no permit comes within `timeout` seconds.
@@ -450,12 +352,32 @@ class Gate:
         Raises:
             Exception: the gate is closed, now or during the wait; a copy of the failure given to `close`.
         """
-        permit = self.try_acquire()
-        if permit is not None:
-            return permit
-        turn = _Turn(self)
-        permit = self.try_acquire(turn)
-        return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
+        clock = self.limiter._clock
+        deadline_s = math.inf if timeout is None else clock.now() + timeout
+        while True:
+            changed = self.limiter._changed  # before the look, so that no close is missed
+            permit, wait_s = self._look()
+            left_s = deadline_s - clock.now()
+            if permit is not None or left_s <= 0:
+                return permit
+            clock.wait(changed, min(max(wait_s, _SHORTEST_WAIT_S), left_s))
+
+    def _look(self) -> tuple[Permit | None, float]:
+        """Return a permit, or None and the seconds until there may be one."""
+        if self._failure is not None:
+            raise copy_exception(self._failure)
+        limiter, rate = self.limiter, self.limiter._rate
+        free = limiter._free
+        if free is not None:
+            return free, 0.0
+        with limiter._lock:
+            wait_s = rate.passes_in_s()
+            if wait_s > 0:
+                return None, wait_s
+            if math.isfinite(rate.a_second):
+                return rate.count(), 0.0
+            limiter._free = free = Permit(rate.epoch, counted=False)
+            return free, 0.0
 
     def lets_pass(self, permit: Permit) -> bool:
         """Return True if a request with this permit may still be sent.
@@ -492,7 +414,7 @@ class Gate:
         >>> gate = RateLimiter().gate()
         >>> gate.throttled(gate.acquire(), 1.0)
         >>> gate.limiter
-        <RateLimiter closed, 50 a second, 0 in line>
+        <RateLimiter closed, 50 a second>
         """
         limiter = self.limiter
         with limiter._lock:
@@ -514,49 +436,9 @@ class Gate:
         """
         limiter = self.limiter
         with limiter._lock:
-            if self._failure is None:
-                self._failure = failure
-            own = [turn for turn in limiter._line if turn.gate is self]
-            watch = limiter._leave_locked(own)
-        _wake(*own, watch)
-
-    def _wait(self, turn: _Turn, timeout_s: float) -> Permit | None:
-        clock = self.limiter._clock
-        deadline_s = clock.now() + timeout_s
-        try:
-            while True:
-                permit, sleep_s = self._look(turn)
-                left_s = deadline_s - clock.now()
-                if permit is not None or left_s <= 0:
-                    return permit or self._leave(turn)
-                clock.wait(turn.event, min(sleep_s, left_s))
-        except BaseException:
-            self._leave(turn)
-            raise
-
-    def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
-        """Admit turns while there is room. Return the permit of `turn`, or None, and the longest time that
-        its thread may sleep.
-        """
-        limiter = self.limiter
-        turn.event.clear()
-        with limiter._lock:
-            admitted = limiter._admit_locked()
-            permit = turn.permit
-            first = bool(limiter._line) and limiter._line[0] is turn
-            sleep_s = limiter._rate.passes_in_s() if first else math.inf
-        _wake(*admitted)
-        if permit is None and self._failure is not None:
-            raise copy_exception(self._failure)
-        return permit, sleep_s
-
-    def _leave(self, turn: _Turn) -> Permit | None:
-        """Stop waiting. Return the permit if the turn was admitted just before, else None."""
-        limiter = self.limiter
-        with limiter._lock:
-            watch = limiter._leave_locked([turn]) if turn in limiter._line else None
-        _wake(watch)
-        return turn.permit
+            self._failure = self._failure or failure
+            changed, limiter._changed = limiter._changed, threading.Event()
+        changed.set()
 
 
 _limiters: Final[Shared[tuple[str, str], RateLimiter]] = Shared(weakref.WeakValueDictionary())
