@@ -15,7 +15,8 @@ import pytest
 import tinker_sync
 from tinker_sync import errors
 from tinker_sync.types.scalars import LossFnType
-from tinker_sync.wire.dialect import FEATURES
+from tinker_sync.wire.dialect import FEATURES, Dialect
+from tinker_sync.wire.endpoints import ENDPOINTS
 
 PACKAGE = Path(tinker_sync.__file__).parent
 GUIDES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((PACKAGE / "docs").glob("*.md"))}
@@ -102,6 +103,17 @@ def test_every_environment_variable_has_a_row() -> None:
     assert known == used
 
 
-def test_every_feature_of_servers_has_a_row() -> None:
-    missing = [name for name in FEATURES if name not in GUIDES["configuration"]]
-    assert missing == []
+def test_the_table_of_servers_is_what_the_client_takes_them_for() -> None:
+    dialects = {
+        "hosted, 0.38": Dialect.of_vendor(),
+        "hosted, 0.36": Dialect(version=(0, 36), protobuf=True),
+        "open, 0.25": Dialect(version=(0, 25), protobuf=True),
+        "open, JSON only": Dialect.forced("json"),
+    }
+    expected = {name: [dialect.knows(name) for dialect in dialects.values()] for name in FEATURES} | {
+        name: [dialect.offers(name) for dialect in dialects.values()] for name in ENDPOINTS
+    }
+    lines = [line.strip("| ").split(" | ") for line in GUIDES["configuration"].splitlines()]
+    [at] = [index for index, cells in enumerate(lines) if cells[1:] == [*dialects]]
+    table = {name.strip("`"): [cell == "yes" for cell in cells] for name, *cells in lines[at + 4 :] if cells}
+    assert table == {name: row for name, row in expected.items() if name in FEATURES or not all(row)}

@@ -848,7 +848,7 @@ class BareNames(FileServer):
         return [path.rpartition("/checkpoints/")[2] for path in paths if "/checkpoints/" in path]
 
 
-OPEN = {"pjwt_auth_enabled": False, "proto_write_fwdbwd": False}
+OPEN = {"pjwt_auth_enabled": False, "fwdbwd_max_chunk_len": 1024}
 
 
 @pytest.mark.parametrize("path", [SAMPLER, "tinker://run/final"])
@@ -874,7 +874,7 @@ def test_missing_archive_support_is_reported(tmp_path: Path) -> None:
     with FileServer({}, archive=False) as server:
         with pytest.raises(errors.UnsupportedByServerError, match="save_weights_external"):
             fetch(server, tmp_path / "out", SAMPLER)
-        server.config = {"proto_write_fwdbwd": False}
+        server.config = OPEN
         with pytest.raises(errors.NotFoundError):
             fetch(server, tmp_path / "out", SAMPLER)
     assert os.listdir(tmp_path) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinker_sync.config import Settings
-from tinker_sync.errors import ConfigurationError
+from tinker_sync.errors import ConfigurationError, UnsupportedByServerError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.wire.dialect import (
     CURRENT,
@@ -31,8 +31,6 @@ FOUR_FLAGS = {
     "sample_dispatch_bytes_semaphore_size": 10485760,
     "inflight_response_bytes_semaphore_size": 52428800,
 }
-V19 = {**FOUR_FLAGS, "parallel_fwdbwd_chunks": False, "proto_write_fwdbwd": False}
-V24 = {**V19, "proto_compress_fwdbwd": True, "fwd_via_fwdbwd": True, "create_model_via_load_weights": False}
 V25 = {**FOUR_FLAGS, "proto_compress_fwdbwd": False, "fwdbwd_max_chunk_len": 1024}
 V36 = {
     **V25,
@@ -63,19 +61,11 @@ def test_chunk_settings_mean_protobuf() -> None:
     assert dialect.version == (0, 25)
 
 
-@pytest.mark.parametrize(
-    ("write", "via", "expected"),
-    [
-        (False, False, (False, False)),
-        (False, True, (False, False)),
-        (True, False, (True, False)),
-        (True, True, (True, True)),
-    ],
-)
-def test_between_19_and_24_the_flags_decide(write: bool, via: bool, expected: tuple[bool, bool]) -> None:
-    dialect = decided(200, {**V24, "proto_write_fwdbwd": write, "fwd_via_fwdbwd": via})
-    assert (dialect.protobuf, dialect.forward_only) == expected
-    assert dialect.zstd == write  # compression is for protobuf bodies only
+def test_versions_that_no_server_speaks_are_refused_with_what_to_do() -> None:
+    with pytest.raises(UnsupportedByServerError, match=r"0\.19 to 0\.24 .*dialect='json'"):
+        decide(200, {**FOUR_FLAGS, "proto_write_fwdbwd": False})
+    newer = {**V25, "proto_write_fwdbwd": True, "create_model_via_load_weights": False}
+    assert decided(200, newer).version == (0, 25)  # a setting may stay when others come
 
 
 def test_the_newest_setting_decides_the_age() -> None:
@@ -180,7 +170,7 @@ def test_only_servers_that_keep_numbers_get_numbered_calls_twice() -> None:
 def test_the_dialect_can_be_forced() -> None:
     assert Dialect.forced("json").protobuf is False
     assert Dialect.forced("proto").forward_only is True
-    mine = Dialect(version=(0, 20), protobuf=True, forward_only=False)
+    mine = Dialect(version=(0, 18), protobuf=True)
     assert Dialect.forced(mine) is mine
     with pytest.raises(ConfigurationError):
         Dialect.forced("auto")

@@ -1,8 +1,9 @@
 """The dialect of a server, decided from its answers.
 
-Servers support different versions of the protocol: the vendor's server the newest one, open servers an older
-one or parts of it. This module determines the version from the answers; `adapt.py` fits requests to a
-dialect. Pure, except for `DialectCache`, which is a locked dictionary.
+Servers speak different versions of the protocol: the hosted service the newest one, open servers 0.25
+(TuFT), parts of 0.18, in JSON or protobuf (hatchery-core, open-rl, SkyRL), or what was there before there
+were settings (skyrl-tx). This module determines which from the answers; `adapt.py` fits requests to it, and
+the rows of `endpoints` say which versions have a call. Pure, except for `DialectCache`, a locked dictionary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal
 from attrs import evolve, frozen
 
 from tinker_sync._base.policy import NO_SUCH_CALL, Stage, rule_for
-from tinker_sync.errors import ConfigurationError
+from tinker_sync.errors import ConfigurationError, UnsupportedByServerError
 from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Version
 
 CURRENT: Final[Version] = (0, 38)
@@ -38,9 +39,9 @@ _CONFIG_MARKS: Final[Mapping[str, Version]] = {
     "sample_cancel_enabled": (0, 26),
     "fwdbwd_max_chunk_len": _CHUNKS,
     "refresh_interval_sec": _CHUNKS,
-    "create_model_via_load_weights": (0, 24),
-    "proto_write_fwdbwd": (0, 19),
 }
+# Settings that servers had from 0.19 to 0.24 alone. None of these is left.
+_BETWEEN: Final = "proto_write_fwdbwd"
 
 # The version that introduced each feature of requests. Older servers skip the feature silently.
 FEATURES: Final[Mapping[str, Version]] = {
@@ -76,8 +77,6 @@ class Dialect:
     """The lowest version that the server can have."""
     protobuf: bool
     """True if bodies of `forward_backward` are protobuf; else they are JSON. Results carry a content type."""
-    forward_only: bool
-    """True if a forward pass is a `forward_backward` with a flag; else it is the call `forward`, in JSON."""
     zstd: bool = False
     """True if bodies of `forward_backward` are compressed."""
     vendor: bool = False
@@ -87,7 +86,7 @@ class Dialect:
     create_model_via_load_weights: bool | None = None
     """The server's setting of this name; None if its settings do not contain it."""
 
-    # Each call reads the next four, so they are computed once.
+    # Each call reads the next five, so they are computed once.
 
     @cached_property
     def knows_all(self) -> bool:
@@ -101,6 +100,14 @@ class Dialect:
         Servers that read only JSON ignore the number.
         """
         return self.vendor or self.protobuf
+
+    @cached_property
+    def forward_only(self) -> bool:
+        """True if a forward pass is a `forward_backward` with a flag; else it is the call `forward`, in JSON.
+
+        An older server may ignore the flag, and would train then.
+        """
+        return self.version >= _CHUNKS
 
     @cached_property
     def one_by_one(self) -> bool:
@@ -122,7 +129,7 @@ class Dialect:
     @classmethod
     def of_vendor(cls) -> Dialect:
         """Return the dialect of the vendor's server, which supports the current version of the protocol."""
-        return cls(version=CURRENT, protobuf=True, forward_only=True, vendor=True)
+        return cls(version=CURRENT, protobuf=True, vendor=True)
 
     @classmethod
     def forced(cls, kind: object) -> Dialect:
@@ -135,9 +142,9 @@ class Dialect:
         if isinstance(kind, Dialect):
             return kind
         if kind == "proto":
-            return cls(version=CURRENT, protobuf=True, forward_only=True)
+            return cls(version=CURRENT, protobuf=True)
         if kind == "json":
-            return cls(version=_BEFORE_CONFIG, protobuf=False, forward_only=False)
+            return cls(version=_BEFORE_CONFIG, protobuf=False)
         raise ConfigurationError(f"dialect is auto, proto, json or a Dialect, not {kind!r}")
 
     @property
@@ -224,30 +231,31 @@ def decide(
         probe: the result of `read_probe`, after a probe.
         vendor: True for the vendor's server.
 
+    Raises:
+        UnsupportedByServerError: the server speaks a version that no maintained server does.
+
     >>> decide(404, None).protobuf, decide(200, {"fwdbwd_max_chunk_len": 1024}).protobuf
     (False, True)
     >>> decide(200, {"pjwt_auth_enabled": False})
     NeedsProbe()
     """
     if config_status in NO_SUCH_CALL:
-        return Dialect(version=_BEFORE_CONFIG, protobuf=False, forward_only=False, client_config=False)
+        return Dialect(version=_BEFORE_CONFIG, protobuf=False, client_config=False)
     settings: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
     zstd = bool(settings.get("proto_compress_fwdbwd"))
     version = max(_version_of(settings), _WITH_CONFIG)
     if vendor or version >= _CHUNKS:
         version = CURRENT if vendor else version
-        found = Dialect(version=version, protobuf=True, forward_only=True, zstd=zstd, vendor=vendor)
+        found = Dialect(version=version, protobuf=True, zstd=zstd, vendor=vendor)
         return found.with_settings(settings)
-    if "proto_write_fwdbwd" in settings:
-        protobuf = bool(settings["proto_write_fwdbwd"])
-        forward_only = protobuf and bool(settings.get("fwd_via_fwdbwd"))
-        zstd = protobuf and zstd
-        found = Dialect(version=version, protobuf=protobuf, forward_only=forward_only, zstd=zstd)
-        return found.with_settings(settings)
+    if _BETWEEN in settings:
+        raise UnsupportedByServerError(
+            "this server speaks a version from 0.19 to 0.24 of the protocol, which this client does not; "
+            "update the server, or choose JSON, which it also speaks: ServiceClient(dialect='json')"
+        )
     if probe is None:
         return NeedsProbe()
-    # Such a server may ignore `forward_only`, and would train then.
-    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False).with_settings(settings)
+    return Dialect(version=version, protobuf=probe == "protobuf").with_settings(settings)
 
 
 def _version_of(settings: Mapping[str, Any]) -> Version:

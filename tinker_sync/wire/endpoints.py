@@ -300,10 +300,6 @@ _LEGACY: Final = (
         follow_redirects=False,
         instead="save_weights_external of a training client exports weights to files",
     ),
-    _row(
-        "list_model_checkpoints", "GET", "/models/{model}/checkpoints",
-        reply="CheckpointsListResponse", until=(0, 3), legacy=True,
-    ),
 )  # fmt: skip
 
 # Experimental in versions after the present one. The answer of a server shows whether it has them.

@@ -89,11 +89,9 @@ def checkpoint_model(row: CheckpointRow) -> Checkpoint:
 
 
 @calls.of("list_checkpoints")
-@calls.of("list_model_checkpoints")  # the call of the oldest clients
 async def list_checkpoints(service: Service, ask: Ask) -> Any:
     """Return all checkpoints of a run on one page, the newest first."""
-    run_id = ask.ids.get("run") or ask.ids["model"]
-    rows = await service.on_disk(service.store.list_checkpoints, run_id)
+    rows = await service.on_disk(service.store.list_checkpoints, ask.ids["run"])
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
 
