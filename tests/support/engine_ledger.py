@@ -18,7 +18,7 @@ from attrs import frozen
 
 from tinker_sync import types
 from tinker_sync.local.host.host import Host
-from tinker_sync.local.server import sampler_weights, weights
+from tinker_sync.local.store import Store
 
 VOCABULARY = 256
 _STEP = 1e-9
@@ -58,7 +58,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._runs: dict[str, list[Applied]] = defaultdict(list)  # guarded by _lock
         self.saved: dict[str, str] = {}
-        """A digest of the numbers in each checkpoint, by its path; only the server's thread writes."""
+        """A digest of the numbers in each checkpoint, by its path; the threads of the server write."""
 
     def note(self, run_id: str, applied: Applied) -> None:
         with self._lock:
@@ -114,23 +114,23 @@ def _mark_of(tokens: Any) -> int:
 def engine_ledger() -> Iterator[Ledger]:
     """Record the work of the engine until the end of the block. Start the server inside the block."""
     ledger = Ledger()
-    train, save = Host.train, weights.save
+    train, save = Host.train, Store.save_checkpoint
 
     def watched_train(host: Host, run_id: str, job: Callable[[Any], Any]) -> Any:
         return train(host, run_id, lambda run: job(_Watched(run, run_id, ledger)))
 
-    async def watched_save(service: Any, model: Any, kind: Any, name: str, **options: Any) -> Any:
-        row = await save(service, model, kind, name, **options)
-        ledger.note(model.run_id, Applied("save", (name,)))
-        _, arrays = service.store.load_checkpoint(model.run_id, kind, name)
+    def watched_save(store: Store, run_id: str, kind: Any, name: str, *content: Any, **options: Any) -> Any:
+        saved = save(store, run_id, kind, name, *content, **options)
+        ledger.note(run_id, Applied("save", (name,)))
+        _, arrays = store.load_checkpoint(run_id, kind, name)
         numbers = b"".join(arrays[each].tobytes() for each in sorted(arrays))
-        ledger.saved[row.tinker_path] = hashlib.sha256(numbers).hexdigest()
-        return row
+        ledger.saved[saved.tinker_path] = hashlib.sha256(numbers).hexdigest()
+        return saved
 
     Host.train = watched_train  # type: ignore[method-assign, assignment]
-    weights.save = sampler_weights.save = watched_save  # type: ignore[assignment, attr-defined]
+    Store.save_checkpoint = watched_save  # type: ignore[method-assign, assignment]
     try:
         yield ledger
     finally:
         Host.train = train  # type: ignore[method-assign]
-        weights.save = sampler_weights.save = save  # type: ignore[attr-defined]
+        Store.save_checkpoint = save  # type: ignore[method-assign]

@@ -15,7 +15,6 @@ from support.engine_ledger import Applied, engine_ledger
 from support.fault_world import Ground, fault_server
 
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.local.server import sessions
 from tinker_sync.testing.server import PACE
 
 
@@ -28,10 +27,9 @@ class _Serving:
     """
 
     def __init__(self, release_s: float, settings: dict[str, Any]) -> None:
-        sessions.RELEASE_S = release_s  # type: ignore[misc]
         self._stack = ExitStack()
         self._ledger = self._stack.enter_context(engine_ledger())
-        self._server = self._stack.enter_context(fault_server(**settings))
+        self._server = self._stack.enter_context(fault_server(release_s=release_s, **settings))
 
     def address(self) -> tuple[str, str]:
         """Return the URL and the key of the server."""

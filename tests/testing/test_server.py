@@ -77,7 +77,8 @@ if __name__ == "__main__":
         fcntl.flock(lock, fcntl.LOCK_EX)  # the child process may end after the program
     with Store(tmp_path / "data") as store:
         [session] = store.list_sessions(10, 0)[0]
-        assert session.status["type"] == "client_finished"
+        status = store.session(session).status
+        assert getattr(status, "type", None) == "client_finished"
 
 
 def test_a_step_without_a_pass_is_a_step_that_the_log_names(caplog: pytest.LogCaptureFixture) -> None:

@@ -132,13 +132,13 @@ class _CallInProgress:
     async def refuse(self) -> None:
         """Let the inner application refuse the call and count its sequence number as used. Drop this reply.
 
-        It gets JSON that breaks off after the model and the number.
+        It gets the model and the number, without other required fields and with a path that is no text.
         """
         place = _place_of(self._call)
         if place is None:
             return
         await self._receive()  # the whole body, in place of which the inner application gets another one
-        content = json.dumps(place).removesuffix("}").encode()
+        content = json.dumps({**place, "path": []}).encode()
         headers = [pair for pair in self._scope["headers"] if pair[0].lower() not in _OF_THE_BODY]
         headers.append((b"content-length", b"%d" % len(content)))
         await self._app(

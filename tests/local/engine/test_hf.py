@@ -147,14 +147,14 @@ def test_other_number_types_are_converted(tmp_path: Path, dtype: str, tolerance:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"", "header is damaged"),
-        (struct.pack("<Q", 1 << 62), "its header claims"),
-        (struct.pack("<Q", 5) + b"[1,2", "Expecting"),
+        (b"", "empty"),
+        (struct.pack("<Q", 1 << 62), "the header claims"),
+        (struct.pack("<Q", 4) + b"[1,2", "Expecting"),
         (struct.pack("<Q", 2) + b"[]", "header is damaged"),
-        (packed({"x": np.ones(3)})[:-1], "it ends inside of x"),
+        (packed({"x": np.ones(3)})[:-1], "x has 12 bytes for shape .*, or lies beyond the end"),
         (packed({"x": np.ones(3)}).replace(b"[3]", b"[4]"), "x has 12 bytes for shape"),
         (packed({"x": np.ones(3)}).replace(b"[0, 12]", b"[9, 12]"), "x has 3 bytes for shape"),
-        (packed({"x": np.ones(3)}, "I8"), "x holds I8, not one of"),
+        (packed({"x": np.ones(3)}, "I8"), "x holds int8, expected floats"),
     ],
 )
 def test_the_error_names_the_damaged_file(tmp_path: Path, data: bytes, complaint: str) -> None:

@@ -110,7 +110,9 @@ class Ground:
             rows, total = store.list_user_checkpoints(100_000, 0)
             assert len(rows) == total == len(list((self._directory / "checkpoints").iterdir()))
             for row in rows:
-                _, arrays = store.load_checkpoint(row.run_id, row.kind, row.name)
+                run, _, checkpoint = row.tinker_path.removeprefix("tinker://").partition("/")
+                name = checkpoint.partition("/")[2]
+                _, arrays = store.load_checkpoint(run, row.checkpoint_type, name)
                 parts = [name.encode() + array.tobytes() for name, array in sorted(arrays.items())]
                 found[row.tinker_path] = hashlib.sha256(b"".join(parts)).hexdigest()
             with store._database.read("the check could not run") as connection:

@@ -20,10 +20,9 @@ from support.crowd import start
 from support.embedded import API, BASE, Reply, Running, running
 from support.raising import raising
 
-from tinker_sync.local.engine import hf
+from tinker_sync.local.engine import hf, safetensors
 from tinker_sync.local.server import uploads
-from tinker_sync.local.store import safetensors
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import StoreError
 
 
 def train(server: Running, session: str, number: int = 0) -> str:

@@ -14,7 +14,7 @@ from support.embedded import BASE, PROTO, Running, running
 from support.raising import raising
 
 from tinker_sync.local import tiny
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import StoreError
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 

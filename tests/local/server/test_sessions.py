@@ -15,15 +15,13 @@ from support.embedded import BASE, Running, running
 from support.raising import raising
 
 from tinker_sync.local.server import custom_losses
-from tinker_sync.local.server import service as service_module
-from tinker_sync.local.server import sessions as sessions_module
 from tinker_sync.local.server.service import Service
 from tinker_sync.types import ForwardBackwardOutput, SampleResponse
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path, seed=1, hold_s=0.3) as made:
+    with running(tmp_path, seed=1, hold_s=0.3, release_s=0.01) as made:
         yield made
 
 
@@ -105,8 +103,7 @@ def test_a_session_belongs_to_a_project(server: Running) -> None:
     assert [each["training_run_id"] for each in runs] == [model]
 
 
-def test_the_memory_of_an_ended_session_is_freed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.local.server.sessions.RELEASE_S", 0.01)
+def test_the_memory_of_an_ended_session_is_freed(server: Running) -> None:
     service = server.app.service
     session, other = server.session(), server.session()
     model, kept = server.model(session), server.model(other)
@@ -158,11 +155,9 @@ def in_memory(service: Service) -> dict[str, object]:
 def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sessions_module, service_module):
-        monkeypatch.setattr(module, "RELEASE_S", 0.01)
     monkeypatch.setattr(custom_losses, "compile_custom_loss", lambda *_: None)
     clock = FakeClock()
-    with running(tmp_path, clock=clock, url_life_s=50.0, abandoned_after_s=100.0) as server:
+    with running(tmp_path, clock=clock, url_life_s=50.0, abandoned_after_s=100.0, release_s=0.01) as server:
         service = server.app.service
         for number in range(6):
             session = server.session()
@@ -284,8 +279,7 @@ def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
         assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(custom_losses, "compile_custom_loss", compiled_late)
-    monkeypatch.setattr(service_module, "RELEASE_S", 0.01)
-    with running(tmp_path) as server:
+    with running(tmp_path, release_s=0.01) as server:
         service, session = server.app.service, server.session()
         promise = server.ok("/create_custom_loss", loss_of(session))["request_id"]
         assert begun.wait(PATIENCE_S)
@@ -354,10 +348,9 @@ def test_what_is_used_is_on_the_bill(server: Running) -> None:
     found: dict[tuple[str, bool], int] = {}
     for event in usage["data"]:
         info = event["event_info"]
-        if info["type"] != "storage":
-            name = info["type"], info.get("cached", False)
-            found[name] = found.get(name, 0) + info.get("token_count", info.get("count"))
-            assert event["session_id"] == session
+        name = info["type"], info.get("cached", False)
+        found[name] = found.get(name, 0) + info.get("token_count", info.get("count"))
+        assert event["session_id"] == session
     assert found == {
         ("training", False): 4 + 2,
         ("sampling_prefill", False): 4 + 1,
@@ -399,7 +392,7 @@ def test_the_log_of_one_day(server: Running) -> None:
 def test_a_full_disk_is_no_fault_of_the_user(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tinker_sync.local.store.errors import StoreError
+    from tinker_sync.local.store import StoreError
 
     model = server.model(server.session())
 
@@ -416,10 +409,9 @@ def test_a_full_disk_is_no_fault_of_the_user(
 def test_sweeping_goes_on_when_the_disk_does_not(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tinker_sync.local.store.errors import StoreError
+    from tinker_sync.local.store import StoreError
 
     monkeypatch.setattr(server.store, "sweep_expired", raising(StoreError("unwritable", "no rights")))
     on_loop(server, server.app.service._sweep)
     assert settled(lambda: "no rights" in caplog.text)
     assert server.get("/healthz").status == 200
-    assert service_module.SWEEP_S > 0

@@ -12,7 +12,7 @@ from support.clock import PATIENCE_S
 from support.embedded import BASE, PROTO, Running, pass_body, running
 
 from tinker_sync.local.server import training
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import StoreError
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
     info = {"optimizer": {"type": "adamw"}, "lists": [1, None, "ä"]}
     with store_with_run(tmp_path) as store:
         saved = store.save_checkpoint("r-1", "training", "a", arrays, info, user_metadata={"k": "v"})
-        assert (saved.created_at, saved.expires_at, saved.published) == (BEGIN, None, False)
-        assert (saved.user_metadata, saved.project_id, saved.base_model) == ({"k": "v"}, "p-1", "org/base")
+        assert (saved.time, saved.expires_at, saved.public) == (BEGIN, None, False)
+        assert (saved.user_metadata, saved.base_model) == ({"k": "v"}, "org/base")
         assert saved.tinker_path == "tinker://r-1/weights/a"
         files = store.checkpoint_files("r-1", "training", "a")
         assert saved.size_bytes == sum(file.path.stat().st_size for file in files.values())
@@ -49,8 +49,9 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
 def test_the_oldest_checkpoints_are_deleted_beyond_a_size(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         rows = [store.save_checkpoint("r-1", "sampler", name, adapter(), {}) for name in "abcd"]
-        assert store.prune(sum(row.size_bytes for row in rows)) == 0
-        assert store.prune(sum(row.size_bytes for row in rows[2:])) == 2
+        sizes = [row.size_bytes or 0 for row in rows]
+        assert store.prune(sum(sizes)) == 0
+        assert store.prune(sum(sizes[2:])) == 2
         assert names(store) == {"sampler_weights/c", "sampler_weights/d"}
         assert len(folders(tmp_path)) == 2
         assert store.prune(0) == 2
@@ -104,7 +105,7 @@ def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
         assert info == {"n": 2}
         assert same(arrays, adapter(2))
         assert len(folders(tmp_path)) == 1
-        assert not store.checkpoint("r-1", "training", "a").published
+        assert not store.checkpoint("r-1", "training", "a").public
         store.save_checkpoint("r-1", "training", "b", adapter(3), {}, overwrite=True)  # a new name
         assert names(store) == {"weights/a", "weights/b"}
 
@@ -257,9 +258,9 @@ def test_a_checkpoint_can_be_published_and_unpublished(tmp_path: Path) -> None:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
         store.save_checkpoint("r-1", "training", "b", adapter(), {})
         store.set_published("r-1", "training", "a", True)
-        assert [row.published for row in store.list_checkpoints("r-1")] == [False, True]
+        assert [row.public for row in store.list_checkpoints("r-1")] == [False, True]
         store.set_published("r-1", "training", "a", False)
-        assert not store.checkpoint("r-1", "training", "a").published
+        assert not store.checkpoint("r-1", "training", "a").public
         with pytest.raises(StoreError, match="has no"):
             store.set_published("r-1", "sampler", "a", True)
 
@@ -271,10 +272,9 @@ def test_all_checkpoints_are_listed_in_pages(tmp_path: Path) -> None:
             store.save_checkpoint("r-1", "training", f"a{number}", adapter(), {})
         store.save_checkpoint("r-2", "training", "b", adapter(), {})
         pages = [store.list_user_checkpoints(2, offset) for offset in (0, 2, 4, 6)]
-        assert [[row.name for row in rows] for rows, _ in pages] == [["b", "a3"], ["a2", "a1"], ["a0"], []]
+        names = [[row.checkpoint_id.removeprefix("weights/") for row in rows] for rows, _ in pages]
+        assert names == [["b", "a3"], ["a2", "a1"], ["a0"], []]
         assert {total for _, total in pages} == {5}
-        rows, total = store.list_user_checkpoints(10, 0, "p-2")
-        assert ([row.run_id for row in rows], total) == (["r-2"], 1)
         with pytest.raises(StoreError, match="no training run r-3"):
             store.list_checkpoints("r-3")
 

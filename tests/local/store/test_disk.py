@@ -9,18 +9,19 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.stores import adapter, add_run, failure_of, same, store_with_run, with_optimizer
+from support.stores import adapter, add_run, failure_of, same, store_with_run, usage_of, with_optimizer
 
 import tinker_sync
 from tinker_sync.local.store import Store, StoreError
 
 ROOT = Path(tinker_sync.__file__).parents[1]
+FIRST_SCHEMA = Path(__file__).with_name("schema-1.sql")
 
 
 def in_process(code: str, *arguments: object) -> str:
@@ -84,7 +85,10 @@ def test_a_full_disk_is_reported_and_keeps_its_checkpoints(small_disk: Path) -> 
     store.save_checkpoint("r-1", "training", "again", big, {})
     store.close()
     with Store(small_disk / "data") as store:
-        assert [row.name for row in store.list_checkpoints("r-1")] == ["again", "small"]
+        assert [row.checkpoint_id for row in store.list_checkpoints("r-1")] == [
+            "weights/again",
+            "weights/small",
+        ]
         assert same(store.load_checkpoint("r-1", "training", "again")[1], big)
 
 
@@ -111,9 +115,8 @@ def test_the_database_survives_a_disk_without_a_free_byte(small_disk: Path) -> N
     before = store.list_sessions(1000, 0)[1]
     filler.unlink()
     store.add_session("after")
-    now = store.run("r-1").created_at
-    used = [row.amount for row in store.usage(now, now + timedelta(hours=1)) if row.kind == "training"]
-    assert used == [200]  # refused writes stayed pending
+    [used] = [each for each in usage_of(store, 0) if each[1] == "training"]
+    assert used[2] == 200  # refused writes stayed pending
     store.close()
     with Store(small_disk / "data") as store:
         assert store.list_sessions(1000, 0)[1] == before + 1
@@ -126,7 +129,7 @@ def test_a_store_on_a_full_disk_opens_and_reads(small_disk: Path) -> None:
     filler = fill(small_disk)
     with Store(small_disk / "data") as store:
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
-        assert [row.name for row in store.list_checkpoints("r-1")] == ["kept"]
+        assert [row.checkpoint_id for row in store.list_checkpoints("r-1")] == ["weights/kept"]
     assert failure_of(Store, small_disk / "new") == "full"
     filler.unlink()
     with Store(small_disk / "new") as store:  # the failed attempt left nothing in the way
@@ -161,7 +164,7 @@ def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
         print(kind(store.save_checkpoint, "r-1", "training", "more", with_optimizer(2, rows=5000), {}))
         store.close()
         store = Store(directory)
-        print(*sorted(row.name for row in store.list_checkpoints("r-1")))
+        print(*sorted(row.checkpoint_id[8:] for row in store.list_checkpoints("r-1")))
         store.close()
         """,
         tmp_path,
@@ -265,6 +268,38 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="newer version") as caught:
         Store(tmp_path)
     assert caught.value.kind == "too_new"
+
+
+def test_a_database_of_the_first_schema_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
+    """The file is as versions up to 0.2 wrote it, with tables for storage hours and the audit log."""
+    with store_with_run(tmp_path) as store:
+        store.save_checkpoint("r-1", "training", "a", with_optimizer(1), {"n": 1})
+        store.record_usage("s-1", "r-1", "org/base", "training", 7)
+        before = (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1"), usage_of(store, 0))
+    path = tmp_path / "state.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        rows = list(connection.iterdump())
+        path.unlink()
+    inserts = "".join(row for row in rows if row.startswith("INSERT") and "sqlite_sequence" not in row)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FIRST_SCHEMA.read_text())
+        connection.executescript(inserts)
+        connection.execute("INSERT INTO audit (at, event, detail) VALUES (1, 'checkpoint_read', '{}')")
+        connection.execute("INSERT INTO stored VALUES (1, 'p-1', 10, 1, NULL)")
+        connection.commit()
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            after = (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1"))
+            assert (*after, usage_of(store, 0)) == before
+            assert same(store.load_checkpoint("r-1", "training", "a")[1], with_optimizer(1))
+            store.save_checkpoint("r-1", "training", "b", adapter(), {}, overwrite=True)
+            store.delete_checkpoint("r-1", "training", "b")
+            before = (*before[:3], usage_of(store, 0))
+    with closing(sqlite3.connect(path)) as connection:
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+    assert not tables & {"audit", "stored"}
 
 
 def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:

@@ -102,10 +102,12 @@ def found_in(directory: Path) -> State:
     state: State = {}
     with Store(directory) as store:
         for number in range(THREADS):
-            for row in store.list_checkpoints(f"r-{number}"):
-                info, arrays = store.load_checkpoint(row.run_id, row.kind, row.name)
-                assert same(arrays, content(info["number"])), row  # type: ignore[arg-type]
-                state[row.run_id, row.name] = info["number"]
+            run = f"r-{number}"
+            for found in store.list_checkpoints(run):
+                name = found.checkpoint_id.removeprefix("weights/")
+                info, arrays = store.load_checkpoint(run, "training", name)
+                assert same(arrays, content(info["number"])), found  # type: ignore[arg-type]
+                state[run, name] = info["number"]
         with store._database.read("the check could not run") as connection:
             assert [tuple(line) for line in connection.execute("PRAGMA integrity_check")] == [("ok",)]
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []

@@ -7,20 +7,15 @@ raises a ValueError that names the file.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from tinker_sync.local.engine import safetensors
 from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.model import ModelConfig, RopeScaling, Weights, make_layer
-
-_HEADER_LIMIT_BYTES = 100_000_000
-"""The limit in the format's specification."""
-
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -100,44 +95,18 @@ def read_safetensors(path: str | Path) -> dict[str, Array]:
     """Return every tensor of a file as float32; float64 stays float64.
 
     Raises:
-        ValueError: the file is damaged, or holds a type that the engine does not read.
+        ValueError: the file is damaged, or holds a type that the engine does not compute with.
         OSError: the file is missing or cannot be read.
     """
-    with Path(path).open("rb") as file:
-        try:
-            return _tensors(file)
-        except (KeyError, TypeError, AttributeError, struct.error) as problem:
-            raise ValueError(f"{path}: its header is damaged ({problem!r})") from problem
-        except ValueError as problem:
-            raise ValueError(f"{path}: {problem}") from problem
-
-
-def _tensors(file: BinaryIO) -> dict[str, Array]:
-    (size,) = struct.unpack("<Q", file.read(8))
-    if size > _HEADER_LIMIT_BYTES:
-        raise ValueError(f"its header claims {size} bytes")
-    header = json.loads(file.read(size).decode("utf-8"))
-    header.pop("__metadata__", None)
-    return {name: _tensor(file, 8 + size, name, entry) for name, entry in header.items()}
-
-
-def _tensor(file: BinaryIO, base: int, name: str, entry: Mapping[str, Any]) -> Array:
-    start, end = entry["data_offsets"]
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"{name} holds {entry['dtype']}, not one of {', '.join(_DTYPES)}")
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
-    shape = tuple(int(size) for size in entry["shape"])
-    count = int(np.prod(shape, dtype=np.int64))
-    if not 0 <= start <= end or end - start != count * dtype.itemsize:
-        raise ValueError(f"{name} has {end - start} bytes for shape {shape}")
-    file.seek(base + start)
-    data = file.read(end - start)
-    if len(data) != end - start:
-        raise ValueError(f"it ends inside of {name}")
-    array = np.frombuffer(data, dtype=dtype).reshape(shape)
-    if entry["dtype"] == "BF16":  # the upper 16 bits of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64 if entry["dtype"] == "F64" else np.float32)
+    try:
+        found = safetensors.read(np.memmap(path, np.uint8, mode="r").data)
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from problem
+    for name, array in found.items():
+        if array.dtype.kind != "f":
+            raise ValueError(f"{path}: {name} holds {array.dtype}, expected floats")
+        found[name] = array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
+    return found
 
 
 def load_weights(directory: str | Path) -> Weights:

@@ -1,4 +1,4 @@
-"""Calls about the service: its settings, keys, health, models, usage and audit log."""
+"""Calls about the service: its settings, keys, health, models, usage and events."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
-from tinker_sync.local.server.signing import USER
-from tinker_sync.local.store.database import texts
+from tinker_sync.local.store.store import USER_EMAIL
 from tinker_sync.types.billing import (
-    AuditLogEntry,
-    BillingUsageEvent,
+    AuditLogResponse,
     BillingUsageResponse,
     BillingUsageSession,
-    CheckpointBillingEvent,
-    CurrentCheckpointStorageUsageItem,
     CurrentCheckpointStorageUsageResponse,
     GetBillingUsageRequest,
-    SamplingPrefillBillingEvent,
-    SamplingSampleBillingEvent,
-    StorageBillingEvent,
-    TrainingBillingEvent,
 )
 from tinker_sync.types.capabilities import GetServerCapabilitiesResponse, SupportedModel
 from tinker_sync.types.service import ClientConfigRequest
@@ -31,12 +23,9 @@ from tinker_sync.wire import json as json_codec
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
-    from tinker_sync.local.store.rows import AuditRow, HourlyUsageRow
-    from tinker_sync.types.billing import BillingEventInfo
 
 calls = Calls()
 
-_GIGABYTE: Final = 10**9
 _LONGEST: Final = timedelta(days=14)
 _SUBJECTS: Final = {"checkpoints": "checkpoint_", "projects": "session_project_"}
 _EVENT_TYPES: Final = ("all", "checkpoints", "projects", "teams", "organizations")
@@ -73,7 +62,7 @@ async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
         "key_id": 1,
         "name": "local",
         "note": None,
-        "details": {"org_details": {"name": "local"}, "user_details": {"email": "local@localhost"}},
+        "details": {"org_details": {"name": "local"}, "user_details": {"email": USER_EMAIL}},
     }
 
 
@@ -120,12 +109,12 @@ async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: A
 async def get_billing_usage(service: Service, ask: Ask) -> Any:
     """Return the usage of each hour between two moments."""
     window = _window(ask)
-    rows = await service.on_disk(service.store.usage, window.starting_on, window.ending_before)
+    events = await service.on_disk(service.store.usage, window.starting_on, window.ending_before)
     sessions: dict[str, BillingUsageSession] = {}
-    for session_id in {row.session_id for row in rows if row.session_id}:
+    for session_id in {event.session_id for event in events if event.session_id}:
         found = await service.on_disk(service.store.session, session_id)
-        sessions[session_id] = BillingUsageSession(user_metadata=texts(found.user_metadata))
-    return BillingUsageResponse(data=[_event(row) for row in rows], sessions=sessions)
+        sessions[session_id] = BillingUsageSession(user_metadata=found.user_metadata)
+    return BillingUsageResponse(data=events, sessions=sessions)
 
 
 def _window(ask: Ask) -> GetBillingUsageRequest:
@@ -150,74 +139,31 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
-def _event(row: HourlyUsageRow) -> BillingUsageEvent:
-    return BillingUsageEvent(
-        bucket_start=row.bucket_start,
-        bucket_end=row.bucket_start + timedelta(hours=1),
-        base_model=row.base_model,
-        user_id=USER,
-        user_name="local",
-        session_id=row.session_id,
-        project_id=row.project_id,
-        estimated_cost_usd=0.0,
-        event_info=_event_info(row),
-    )
-
-
-def _event_info(row: HourlyUsageRow) -> BillingEventInfo:
-    count = int(row.amount)
-    if row.kind == "training":
-        return TrainingBillingEvent(token_count=count)
-    if row.kind in ("prefill", "prefill_cached"):
-        return SamplingPrefillBillingEvent(cached=row.kind == "prefill_cached", token_count=count)
-    if row.kind == "sample":
-        return SamplingSampleBillingEvent(token_count=count)
-    if row.kind == "checkpoint":
-        return CheckpointBillingEvent(count=count)
-    return StorageBillingEvent(gigabyte_hours=row.amount)
-
-
 @calls.of("get_checkpoint_storage_usage")
 async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
     """Return the storage that the checkpoints of each project, or of a requested one, use now."""
-    rows = await service.on_disk(service.store.storage_now, ask.query.get("project_id"))
-    items = [
-        CurrentCheckpointStorageUsageItem(
-            project_id=row.project_id,
-            org_user_urn=USER,
-            user_email="local@localhost",
-            user_name="local",
-            checkpoint_count=row.checkpoint_count,
-            size_bytes=row.size_bytes,
-            size_gigabytes=row.size_bytes / _GIGABYTE,
-            estimated_monthly_cost_usd=0.0,
-        )
-        for row in rows
-    ]
+    items = await service.on_disk(service.store.storage_now, ask.query.get("project_id"))
     return CurrentCheckpointStorageUsageResponse(effective_rate_usd_per_gigabyte_month=0.0, data=items)
 
 
 @calls.of("get_audit_log")
 async def get_audit_log(service: Service, ask: Ask) -> Any:
-    """Return the audit log of one day in UTC, today by default, for one type of events or for all."""
+    """Return the events of one day in UTC since the start of the server, of one type or of all.
+
+    The day is today by default.
+    """
     kind, day = ask.query.get("event_type", "all"), ask.query.get("day")
     if kind not in _EVENT_TYPES:
         raise Refused(422, f"event_type must be one of {', '.join(_EVENT_TYPES)}")
     try:
-        wanted = None if day is None else date.fromisoformat(day)
+        wanted = service.moment().date() if day is None else date.fromisoformat(day)
     except ValueError:
         raise Refused(422, "day must be YYYY-MM-DD") from None
-    rows = await service.on_disk(service.store.audit_log, wanted)
     start = "" if kind == "all" else _SUBJECTS.get(kind, "nothing of this kind happens here")
-    return {"entries": [_entry(row) for row in rows if row.event.startswith(start)]}
-
-
-def _entry(row: AuditRow) -> AuditLogEntry:
-    return AuditLogEntry(
-        timestamp=row.at,
-        event=row.event,
-        event_details={"actor": USER, **row.detail},
-        model_id=row.detail.get("training_run_id"),
-        tinker_path=row.detail.get("tinker_path"),
-        purpose=row.detail.get("purpose"),
+    return AuditLogResponse(
+        entries=[
+            each
+            for each in service.events
+            if each.timestamp.date() == wanted and each.event.startswith(start)
+        ]
     )

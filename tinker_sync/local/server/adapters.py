@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.lora import LoraParams
 
 
-def adapter_key(path: str, save: int | None) -> str:
-    """Return the key of a checkpoint's adapter. A later save under the same path gives another key."""
-    return f"{path}#{save}"
-
-
 class Adapters:
     """The adapters of samplers in memory, by key: those used last.
 

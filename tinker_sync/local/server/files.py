@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, unquote
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.rest import _named
-from tinker_sync.local.server.weights import about
 from tinker_sync.types.checkpoint import ExternalWeightsUrlsResponse
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.paths import segment
@@ -28,8 +27,8 @@ from tinker_sync.wire.paths import segment
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store import CheckpointKind
     from tinker_sync.local.store.folders import StoredFile
-    from tinker_sync.local.store.rows import CheckpointKind
 
 calls = Calls()
 
@@ -46,15 +45,14 @@ _OCTETS: Final = "application/octet-stream"
 async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
     """Return a signed address for each file of an exported checkpoint."""
     key: tuple[str, CheckpointKind, str] = (ask.ids["run"], "external", ask.ids["name"])
-    row = await service.on_disk(service.store.checkpoint, *key)
+    tinker_path = (await service.on_disk(service.store.checkpoint, *key)).tinker_path
     files = await service.on_disk(service.store.checkpoint_files, *key)
     urls = {}
     expires = 0
     for name in sorted(files):
         path = f"{PREFIX}external/{segment(key[0])}/{segment(key[2])}/{segment(name)}"
         urls[name], expires = signed_url(service, ask, path)
-    detail = {**about(row), "purpose": "download"}
-    service.store.audit("checkpoint_read", detail)
+    service.note_event("checkpoint_read", tinker_path, purpose="download")
     return ExternalWeightsUrlsResponse(urls=urls, expires=datetime.fromtimestamp(expires, timezone.utc))
 
 
@@ -68,11 +66,11 @@ def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
 async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
     """Redirect to the signed address of an archive of a checkpoint's files, as older servers do."""
     run_id, kind, name = await _named(service, ask)
-    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
+    found = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     url, expires = signed_url(
         service, ask, f"{PREFIX}archive-{kind}/{segment(run_id)}/{segment(name)}/{segment(name)}.tar.gz"
     )
-    service.store.audit("checkpoint_read", {**about(row), "purpose": "download"})
+    service.note_event("checkpoint_read", found.tinker_path, purpose="download")
     moment = format_datetime(datetime.fromtimestamp(expires, timezone.utc), usegmt=True)
     return Answer(status=302, headers={"location": url, "expires": moment})
 

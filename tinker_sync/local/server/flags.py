@@ -39,6 +39,8 @@ class Flags:
         abandoned_after_s: the time without a heartbeat or a new request after which a session loses its
             models, unsaved samplers and custom losses. The outcome of a sample request that names no session
             stays for this time.
+        release_s: the time for which models stay after the end of their session, for processes that still
+            fetch results. The outcome of a request that was under way at a release stays for the same time.
         token_life_s: the time for which an exchanged token is valid.
         url_life_s: the time for which the address of a file is valid.
         max_rank: the largest rank of an adapter.
@@ -63,6 +65,7 @@ class Flags:
     max_body_bytes: int = 256 * _MIB
     gap_patience_s: float = 60.0
     abandoned_after_s: float = 3600.0
+    release_s: float = 60.0
     token_life_s: float = 3600.0
     url_life_s: float = 900.0
     max_rank: int = 256

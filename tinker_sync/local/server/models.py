@@ -125,7 +125,6 @@ def start_model(
 
     async def work() -> Any:
         try:
-            session = await service.on_disk(service.store.session, session_id)
             await service.on_disk(
                 service.store.add_run,
                 model_id,
@@ -134,7 +133,6 @@ def start_model(
                 base_model=base_model,
                 lora=settings,
                 user_metadata=user_metadata,
-                project_id=session.project_id,
             )
             await service.computed(service.host.create(model_id, base_model, settings))
             return await then()
@@ -167,11 +165,12 @@ async def get_info(service: Service, ask: Ask) -> Any:
     """Return the base model, the tokenizer and the rank of a model, from memory or else from the store."""
     request = ask.read(GetInfoRequest)
     live = service.models.get(request.model_id)
+    rank: int | None
     if live is not None:  # a new model may not be in the store yet
         name, rank = live.base.name, live.lora.rank
     else:
         row = await service.on_disk(service.store.run, request.model_id)
-        name, rank = row.base_model, row.lora.rank
+        name, rank = row.base_model, row.lora_rank
     base = service.host.models.get(name)
     return GetInfoResponse(
         type="get_info",

@@ -12,13 +12,12 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tinker_sync.local.server.adapters import adapter_key
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.service import UNSAVED, LiveSampler
+from tinker_sync.local.server.service import UNSAVED, LiveSampler, path_of
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.server.weights import checked_ttl, name_of, params_of, parse, read_checkpoint, save
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import StoreError
 from tinker_sync.types.weights import SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponseInternal
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
     async def named() -> Any:
         name = name_of(service, request)
         replaced, openers = await _pin(service, model.run_id, name)
-        row = await save(
+        saved = await save(
             service,
             model,
             "sampler",
@@ -53,11 +52,13 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             overwrite=True,  # the request has no field for it, and training loops use one name repeatedly
             user_metadata=request.user_metadata,
         )
-        for sampler in service.samplers.values():
-            # Samplers that were opened while the checkpoint was being replaced get the new weights.
-            if sampler.adapter == replaced is not None and sampler.sampler_id not in openers:
-                sampler.adapter = adapter_key(row.tinker_path, row.number)
-        return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
+        if replaced is not None:
+            newest = await service.on_disk(service.store.save_id, model.run_id, "sampler", name)
+            for sampler in service.samplers.values():
+                # Samplers that were opened while the checkpoint was being replaced get the new weights.
+                if sampler.adapter == replaced and sampler.sampler_id not in openers:
+                    sampler.adapter = newest
+        return SaveWeightsForSamplerResponseInternal(path=saved.tinker_path, type="save_weights_for_sampler")
 
     async def unsaved() -> Any:
         params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
@@ -67,9 +68,9 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             sampler_id,
             session_id=model.session_id,
             base_model=model.base.name,
-            model_path=f"{UNSAVED}{model.run_id}",
+            source=f"{UNSAVED}{model.run_id}",
         )
-        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
+        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id)
         service.samplers[sampler_id] = sampler
         service.adapters.put(sampler_id, params)
         if request.kind == "inflight":
@@ -89,10 +90,9 @@ async def _pin(service: Service, run_id: str, name: str) -> tuple[str | None, se
         The key of the checkpoint's adapter, None if there is no checkpoint; the ids of the samplers.
     """
     try:
-        row = await service.on_disk(service.store.checkpoint, run_id, "sampler", name)
+        key = await service.on_disk(service.store.save_id, run_id, "sampler", name)
     except StoreError:
         return None, set()
-    key = adapter_key(row.tinker_path, row.number)
     users = [each for each in service.samplers.values() if each.adapter == key]
     for sampler in users:
         if sampler.session_id is None:  # every request of its clients has the path
@@ -111,16 +111,15 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
         UserFault: the weights of the sampler were never saved, or another save has replaced the checkpoint.
         StoreError: the checkpoint is gone or cannot be read.
     """
-    path, key = sampler.model_path, sampler.adapter
-    if path is None:
+    key = sampler.adapter
+    if key is None or "#" not in key:
         raise UserFault(
             f"the weights of sampler {sampler.sampler_id} have left memory, because those of newer ones need "
             "it; save weights under a name to sample from them later"
         )
+    path = path_of(key)
     info, arrays = await read_checkpoint(service, path, "sampling")
-    run_id, kind, name = parse(path)
-    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
-    if sampler.session_id is not None and key != adapter_key(path, row.number):
+    if sampler.session_id is not None and key != await service.on_disk(service.store.save_id, *parse(path)):
         raise UserFault(f"{path} was saved anew since sampler {sampler.sampler_id} was made; make a new one")
     return params_of(info, arrays, sampler.base.config)
 

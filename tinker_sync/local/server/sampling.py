@@ -8,15 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync.local.server import convert
-from tinker_sync.local.server.adapters import adapter_key
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
-from tinker_sync.local.server.service import UNSAVED, LiveSampler
+from tinker_sync.local.server.service import UNSAVED, LiveSampler, path_of
 from tinker_sync.local.server.weights import parse_sampler
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import StoreError
 from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampler import (
@@ -52,47 +51,40 @@ async def create_sampling_session(service: Service, ask: Ask) -> Any:
 
 
 async def _make(service: Service, sampler_id: str, request: CreateSamplingSessionRequest) -> None:
-    base, path, save = await _source(service, request.base_model, request.model_path)
-    key = None if path is None else adapter_key(path, save)
-    sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
+    base, source = await _source(service, request.base_model, request.model_path)
+    sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), source)
     # Add it now, so that a save that replaces its checkpoint finds it.
     known = service.samplers.setdefault(sampler_id, sampler)
     if known is not sampler:
-        if (known.base, known.adapter, known.model_path) != (sampler.base, key, path):
+        if (known.base, known.adapter) != (sampler.base, source):
             raise Refused(
                 409, f"there is a sampler {sampler_id} already; use another sampling_session_seq_id"
             )
         return  # made again from its record, after a restart
     try:
-        await service.on_disk(_record, service, sampler, save)
+        await service.on_disk(_record, service, sampler)
     except BaseException:
         service.samplers.pop(sampler_id, None)
         service.drop_unused(sampler.adapter)
         raise
 
 
-def _record(service: Service, sampler: LiveSampler, save: int | None) -> None:
+def _record(service: Service, sampler: LiveSampler) -> None:
     """Add the record of a sampler to the store, unless an earlier start of the server has added the same."""
-    sampler_id, base, path = sampler.sampler_id, sampler.base.name, sampler.model_path
+    sampler_id, base, source = sampler.sampler_id, sampler.base.name, sampler.adapter
     assert sampler.session_id is not None  # noqa: S101
     try:
-        service.store.add_sampler(
-            sampler_id, session_id=sampler.session_id, base_model=base, model_path=path, checkpoint=save
-        )
+        service.store.add_sampler(sampler_id, session_id=sampler.session_id, base_model=base, source=source)
     except StoreError as problem:
         if problem.kind != "exists":
             raise
         row = service.store.sampler(sampler_id)
-        if (row.base_model, row.model_path, row.checkpoint) != (base, path, save):
+        if (row.base_model, row.source) != (base, source):
             raise
 
 
-async def _source(
-    service: Service, base_model: str | None, path: str | None
-) -> tuple[str, str | None, int | None]:
-    """Return the name of the base model, the path of the checkpoint and the number of its save.
-
-    For a request that names only a base model, the path and the number are both None.
+async def _source(service: Service, base_model: str | None, path: str | None) -> tuple[str, str | None]:
+    """Return the name of the base model, and the save of the checkpoint if the request names one.
 
     Raises:
         UserFault: the request names neither a base model nor a checkpoint, the base model is not offered or
@@ -102,12 +94,13 @@ async def _source(
     if path is None:
         if base_model is None:
             raise UserFault("give base_model or model_path")
-        return service.base_model(base_model).name, None, None
-    run_id, kind, name = parse_sampler(path)
-    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
-    if base_model is not None and base_model != row.base_model:
-        raise UserFault(f"{path} is of base model {row.base_model}, not {base_model}")
-    return service.base_model(row.base_model).name, path, row.number
+        return service.base_model(base_model).name, None
+    key = parse_sampler(path)
+    found = (await service.on_disk(service.store.checkpoint, *key)).base_model
+    assert found is not None  # noqa: S101  # this store has it of every checkpoint
+    if base_model is not None and base_model != found:
+        raise UserFault(f"{path} is of base model {found}, not {base_model}")
+    return service.base_model(found).name, await service.on_disk(service.store.save_id, *key)
 
 
 @calls.of("join_sampling_session")
@@ -122,12 +115,12 @@ async def join_sampling_session(service: Service, ask: Ask) -> Any:
 async def get_sampler(service: Service, ask: Ask) -> Any:
     """Return the base model, the checkpoint and the tokenizer of a sampler."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
-    path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
+    saved = row.source is not None and not row.source.startswith(UNSAVED)
     base = service.host.models.get(row.base_model)
     return GetSamplerResponseInternal(
         sampler_id=row.sampler_id,
         base_model=row.base_model,
-        model_path=path,
+        model_path=path_of(row.source or "") if saved else None,
         tokenizer_id=None if base is None else base.tokenizer_id,
     )
 
@@ -165,11 +158,10 @@ def sequence_ids(request_id: str, count: int) -> list[str]:
 async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
     if request.sampling_session_id is not None:
         return await service.sampler(request.sampling_session_id)
-    base, path, save = await _source(service, request.base_model, request.model_path)
-    key = None if path is None else adapter_key(path, save)
-    name = key or base
+    base, source = await _source(service, request.base_model, request.model_path)
+    name = source or base
     if name not in service.samplers:
-        service.samplers[name] = LiveSampler(name, None, service.base_model(base), key, path)
+        service.samplers[name] = LiveSampler(name, None, service.base_model(base), source)
     return service.samplers[name]
 
 

@@ -15,19 +15,21 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local.host.workers import JobWorker
-from tinker_sync.local.server.adapters import Adapters, adapter_key
+from tinker_sync.local.server.adapters import Adapters
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused, UserFault, failure_of
 from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
 from tinker_sync.local.server.recorded import RecordedSamples
 from tinker_sync.local.server.signing import Signer
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store import USER, StoreError
+from tinker_sync.types.billing import AuditLogEntry
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
@@ -41,15 +43,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SWEEP_S = 30.0
-RELEASE_S = 60.0
-"""The time for which models stay after the end of their session, for processes that still fetch results. The
-outcome of a request that was under way at a release stays for the same time."""
 SHUTTING_DOWN = "the server is shutting down"
 UNSAVED = "unsaved:"
 """The beginning of the path that the store has for a sampler whose weights no checkpoint contains."""
 _DISK_THREADS = 2
 _TRACED = 10_000
 _MOST_IGNORED = 1000
+_MOST_EVENTS = 10_000
 
 logger = logging.getLogger("tinker_sync.local")
 
@@ -70,8 +70,8 @@ class LiveSampler:
     """A sampler in memory: its base model, the key of its adapter, and its requests.
 
     Attributes:
-        adapter: the key of the adapter in `Service.adapters`; None for the base model itself.
-        model_path: the path of the adapter's checkpoint; None for the base model and for unsaved weights.
+        adapter: the key of the adapter in `Service.adapters`: the save that it is read from, see
+            `Store.save_id`; for unsaved weights the id of a sampler; None for the base model itself.
         follows: the id of the model whose inflight saves replace `adapter`; None if none do.
         clones: the number that the newest process got when it joined; the first one has 0.
         seen: the request ids by sequence number, for repeated requests.
@@ -88,7 +88,6 @@ class LiveSampler:
     session_id: str | None
     base: BaseModel
     adapter: str | None
-    model_path: str | None
     clones: int = 0
     seen: Seen = attrs.Factory(Seen)
     finished: dict[int, deque[tuple[int, FutureCompletion]]] = attrs.Factory(dict)
@@ -97,6 +96,11 @@ class LiveSampler:
     unnumbered: int = 0
     follows: str | None = None
     kept: int = 0
+
+
+def path_of(save_id: str) -> str:
+    """Return the path of the checkpoint in the id of its save, see `Store.save_id`."""
+    return save_id.partition("#")[0]
 
 
 @attrs.define(eq=False)
@@ -135,6 +139,7 @@ class Service:
         self.recorded = RecordedSamples()
         self.uploads: dict[str, Any] = {}
         self.numbered = Seen()
+        self.events: deque[AuditLogEntry] = deque(maxlen=_MOST_EVENTS)
         self.ignored: set[str] = set()
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
@@ -288,6 +293,29 @@ class Service:
                 self.ignored.add(name)
                 logger.warning("ignored %s: this server does not know the field", name)
 
+    def moment(self) -> datetime:
+        """Return the present moment in UTC."""
+        return datetime.fromtimestamp(self.clock.time(), timezone.utc)
+
+    def note_event(self, event: str, path: str | None = None, **detail: object) -> None:
+        """Add an event to the audit log of this start, with the path of its checkpoint if it is about one.
+
+        Any thread may call this.
+        """
+        run_id = None
+        if path is not None:
+            run_id, _, checkpoint_id = path.removeprefix("tinker://").partition("/")
+            detail |= {"training_run_id": run_id, "checkpoint_id": checkpoint_id, "tinker_path": path}
+        entry = AuditLogEntry(
+            timestamp=self.moment(),
+            event=event,
+            event_details={"actor": USER, **detail},
+            model_id=run_id,
+            tinker_path=path,
+            purpose=cast("str | None", detail.get("purpose")),
+        )
+        self.events.append(entry)
+
     def make_lane(self) -> Lane:
         """Make the lane of a new model, the queue of its requests."""
 
@@ -315,7 +343,7 @@ class Service:
         live = self.sessions.get(session_id)
         if live is None:
             row = await self.on_disk(self.store.session, session_id)
-            over = row.status.get("type") != "active"
+            over = row.status is not None and row.status.type != "active"
             live = self.sessions.setdefault(session_id, LiveSession(session_id, self.clock.now(), over))
         live.seen_at_s = self.clock.now()
         return live
@@ -352,28 +380,25 @@ class Service:
                 session.seen_at_s = self.clock.now()
             return live
         row = await self.on_disk(self.store.sampler, sampler_id)
-        if row.model_path is not None and row.model_path.startswith(UNSAVED):
+        if row.source is not None and row.source.startswith(UNSAVED):
             raise Refused(410, f"the weights of sampler {sampler_id} were never saved, and are gone")
-        path, adapter = row.model_path, None
-        if path is not None:
-            newest = await self._newest_save(path)
-            if row.checkpoint not in (None, newest):
-                text = f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one"
-                raise Refused(410, text)
-            adapter = adapter_key(path, newest)
+        if row.source is not None and row.source != await self._newest_save(path_of(row.source)):
+            path = path_of(row.source)
+            text = f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one"
+            raise Refused(410, text)
         base = self.base_model(row.base_model)
         # Processes that joined earlier keep their numbers, which are lower than the time.
-        made = LiveSampler(sampler_id, row.session_id, base, adapter, path, clones=int(self.clock.time()))
+        made = LiveSampler(sampler_id, row.session_id, base, row.source, clones=int(self.clock.time()))
         await self._session(row.session_id)  # with which the sampler leaves memory
         return self.samplers.setdefault(sampler_id, made)
 
-    async def _newest_save(self, path: str) -> int | None:
-        """Return the number of the newest save under a path, or None if there is no checkpoint."""
+    async def _newest_save(self, path: str) -> str | None:
+        """Return the newest save under a path, or None if there is no checkpoint."""
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         run_id, kind = parsed.training_run_id, parsed.checkpoint_type
         name = parsed.checkpoint_id.partition("/")[2]
         try:
-            return (await self.on_disk(self.store.checkpoint, run_id, kind, name)).number
+            return await self.on_disk(self.store.save_id, run_id, kind, name)
         except StoreError:
             return None
 
@@ -387,7 +412,7 @@ class Service:
     def release(self, session_id: str) -> None:
         """Drop the models, samplers, custom losses and results of an ended or abandoned session.
 
-        Its checkpoints stay. The outcome of a request under way stays for `RELEASE_S` seconds.
+        Its checkpoints stay. The outcome of a request under way stays for `Flags.release_s` seconds.
         """
         self.sessions.pop(session_id, None)
         for model in [each for each in self.models.values() if each.session_id == session_id]:
@@ -403,7 +428,7 @@ class Service:
             promise.on_done.append(self._drop_later)
 
     def _drop_later(self, promise: Promise) -> None:
-        self.later(RELEASE_S, lambda: self.promises.drop(promise))
+        self.later(self.flags.release_s, lambda: self.promises.drop(promise))
 
     def drop_unused(self, *keys: str | None) -> None:
         """Drop those of the adapters with these keys that no sampler uses. None is no key."""

@@ -6,24 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
-from tinker_sync.local.server.service import RELEASE_S, LiveSession
-from tinker_sync.local.server.signing import USER
-from tinker_sync.local.store.database import texts
-from tinker_sync.local.store.rows import DEFAULT_PROJECT
+from tinker_sync.local.server.service import LiveSession
 from tinker_sync.types.described import GetSessionResponse, ListSessionsResponse
-from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse, SessionSummary
+from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse
 from tinker_sync.types.session import (
     CreateSessionRequest,
     CreateSessionResponse,
     SessionHeartbeatRequest,
     SessionHeartbeatResponse,
 )
-from tinker_sync.wire import json as json_codec
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
-    from tinker_sync.local.store.rows import SessionRow
 
 calls = Calls()
 
@@ -52,7 +47,6 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
     """Note that a session is still in use. Refuse if it has ended."""
     request = ask.read(SessionHeartbeatRequest)
     await service.session(request.session_id)
-    service.store.touch_session(request.session_id)
     return SessionHeartbeatResponse()
 
 
@@ -60,7 +54,7 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
 async def finish_session(service: Service, ask: Ask) -> Any:
     """End a session. A session that has already ended keeps its status.
 
-    The models and samplers of the session leave memory `RELEASE_S` seconds after its end.
+    The models and samplers of the session leave memory `Flags.release_s` seconds after its end.
     """
     tree, session_id = ask.tree("reason", "detail"), ask.ids["session"]
     reason, detail = tree.get("reason"), tree.get("detail")
@@ -71,7 +65,7 @@ async def finish_session(service: Service, ask: Ask) -> Any:
     live = service.sessions.get(session_id)
     if live is not None and not live.finished:
         live.finished = True
-        service.later(RELEASE_S, lambda: service.release(session_id))
+        service.later(service.flags.release_s, lambda: service.release(session_id))
     return {}
 
 
@@ -79,12 +73,12 @@ async def finish_session(service: Service, ask: Ask) -> Any:
 async def get_session(service: Service, ask: Ask) -> Any:
     """Return the metadata of a session and the ids of its runs and samplers."""
     store, session_id = service.store, ask.ids["session"]
-    row = await service.on_disk(store.session, session_id)
+    session = await service.on_disk(store.session, session_id)
     return GetSessionResponse(
         training_run_ids=await service.on_disk(store.session_runs, session_id),
         sampler_ids=await service.on_disk(store.session_samplers, session_id),
-        user_metadata=texts(row.user_metadata),
-        display_name=row.display_name,
+        user_metadata=session.user_metadata,
+        display_name=session.display_name,
     )
 
 
@@ -92,31 +86,17 @@ async def get_session(service: Service, ask: Ask) -> Any:
 async def list_sessions(service: Service, ask: Ask) -> Any:
     """Return a page of session ids, the newest session first."""
     limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
-    rows, _ = await service.on_disk(service.store.list_sessions, limit, offset)
-    return ListSessionsResponse(sessions=[row.session_id for row in rows])
+    return ListSessionsResponse(
+        sessions=(await service.on_disk(service.store.list_sessions, limit, offset))[0]
+    )
 
 
 @calls.of("search_sessions")
 async def search_sessions(service: Service, ask: Ask) -> Any:
     """Return a page of the sessions that match a search, the newest first."""
     request = ask.read(SessionSearchRequest)
-    rows, cursor = await service.on_disk(service.store.search_sessions, request)
-    return SessionSearchResponse(sessions=[_summary(row) for row in rows], next_cursor=cursor)
-
-
-def _summary(row: SessionRow) -> SessionSummary:
-    tree = {
-        "session_id": row.session_id,
-        "created_at": row.created_at,
-        "owner": USER,
-        "project_id": row.project_id or DEFAULT_PROJECT,
-        "status": row.status,
-        "checkpoints_count": row.checkpoints_count,
-        "display_name": row.display_name,
-        "user_metadata": texts(row.user_metadata),
-        "checkpoint_storage_bytes": row.checkpoints_bytes,
-    }
-    return json_codec.from_plain(json_codec.to_plain(tree), SessionSummary)
+    sessions, cursor = await service.on_disk(service.store.search_sessions, request)
+    return SessionSearchResponse(sessions=sessions, next_cursor=cursor)
 
 
 @calls.of("assign_session_project")
@@ -126,5 +106,5 @@ async def assign_session_project(service: Service, ask: Ask) -> Any:
     if not isinstance(project_id, str) or not project_id:
         raise Refused(400, "project_id must be text")
     await service.on_disk(service.store.set_session_project, session_id, project_id)
-    service.store.audit("session_project_assigned", {"session_id": session_id, "project_id": project_id})
+    service.note_event("session_project_assigned", session_id=session_id, project_id=project_id)
     return {}

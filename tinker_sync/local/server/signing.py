@@ -10,8 +10,8 @@ import secrets
 from typing import Any, Final
 
 from tinker_sync._base.clock import Clock
+from tinker_sync.local.store.store import USER, USER_EMAIL
 
-USER: Final = "tml:organization_user:local"
 ORGANIZATION: Final = "local"
 _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 
@@ -46,7 +46,7 @@ class Signer:
             "iss": "passport-local",
             "sub": USER,
             "org_id": ORGANIZATION,
-            "email": "local@localhost",
+            "email": USER_EMAIL,
             "iat": now,
             "exp": int(now + life_s),
         }

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import numpy as np
 
+from tinker_sync.local.engine import safetensors
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.files import PREFIX, check_address, signed_url
 from tinker_sync.local.server.models import lora_settings
 from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.weights import about, info_of
-from tinker_sync.local.store import peft, safetensors
-from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.server.weights import info_of
+from tinker_sync.local.store import StoreError, peft
 from tinker_sync.types.weights import (
     ExternalWeightsUploadFinishRequest,
     ExternalWeightsUploadFinishResult,
@@ -125,9 +125,9 @@ def _save(service: Service, upload: Upload) -> str:
             lora=upload.lora,
             project_id=upload.project_id,
         )
-    row = store.save_checkpoint(run_id, "external", upload.upload_id, arrays, info, overwrite=True)
-    store.audit("checkpoint_created", about(row))
-    return row.tinker_path
+    saved = store.save_checkpoint(run_id, "external", upload.upload_id, arrays, info, overwrite=True)
+    service.note_event("checkpoint_created", saved.tinker_path)
+    return saved.tinker_path
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.models import check_free, check_optimizer, known_request, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.local.server.training import submit
-from tinker_sync.local.store.errors import StoreError
-from tinker_sync.local.store.rows import FOLDERS
+from tinker_sync.local.store import StoreError
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.weights import (
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
-    from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, RunRow
+    from tinker_sync.local.store import CheckpointKind
+    from tinker_sync.types.checkpoint import Checkpoint
 
 calls = Calls()
 
@@ -124,11 +124,11 @@ def _snapshot(run: AdapterTrainer, *, optimizer: bool) -> dict[str, Array]:
 
 async def save(
     service: Service, model: LiveModel, kind: CheckpointKind, name: str, **options: Any
-) -> CheckpointRow:
+) -> Checkpoint:
     arrays = await service.computed(
         service.host.train(model.run_id, lambda run: _snapshot(run, optimizer=kind == "training"))
     )
-    row = await service.on_disk(
+    saved = await service.on_disk(
         service.store.save_checkpoint,
         model.run_id,
         kind,
@@ -137,13 +137,8 @@ async def save(
         info_of(model.base.name, model.lora),
         **options,
     )
-    service.store.audit("checkpoint_created", about(row))
-    return row
-
-
-def about(row: CheckpointRow) -> dict[str, Any]:
-    """Return the fields that identify a checkpoint in the audit log."""
-    return {"training_run_id": row.run_id, "checkpoint_id": row.checkpoint_id, "tinker_path": row.tinker_path}
+    service.note_event("checkpoint_created", saved.tinker_path)
+    return saved
 
 
 def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
@@ -158,7 +153,7 @@ async def save_weights(service: Service, ask: Ask) -> Any:
     model = service.model(request.model_id)
 
     async def work() -> Any:
-        row = await save(
+        saved = await save(
             service,
             model,
             "training",
@@ -167,7 +162,7 @@ async def save_weights(service: Service, ask: Ask) -> Any:
             overwrite=request.overwrite,
             user_metadata=request.user_metadata,
         )
-        return SaveWeightsResponse(path=row.tinker_path, type="save_weights")
+        return SaveWeightsResponse(path=saved.tinker_path, type="save_weights")
 
     return submit(service, ask, "SaveWeights", model, request.seq_id, work)
 
@@ -183,9 +178,9 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
             raise UserFault(f"age_encryption_recipients: at most {_MAX_RECIPIENTS}")
         if request.age_encryption_recipients:
             raise UserFault("age_encryption_recipients: this server does not encrypt; leave them out")
-        row = await save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
+        saved = await save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
         return SaveWeightsExternalResponseInternal(
-            path=row.tinker_path, size_bytes=row.size_bytes, type="save_weights_external"
+            path=saved.tinker_path, size_bytes=saved.size_bytes, type="save_weights_external"
         )
 
     return submit(service, ask, "SaveWeightsExternal", model, request.seq_id, work)
@@ -203,10 +198,8 @@ async def read_checkpoint(
         UserFault: the path is malformed.
         StoreError: there is no such checkpoint, or it cannot be read.
     """
-    run_id, kind, name = parse(path)
-    info, arrays = await service.on_disk(service.store.load_checkpoint, run_id, kind, name)
-    detail = {"training_run_id": run_id, "checkpoint_id": f"{FOLDERS[kind]}/{name}"}
-    service.store.audit("checkpoint_read", {**detail, "tinker_path": path, "purpose": purpose})
+    info, arrays = await service.on_disk(service.store.load_checkpoint, *parse(path))
+    service.note_event("checkpoint_read", path, purpose=purpose)
     return info, arrays
 
 
@@ -356,39 +349,32 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
 def _copy(service: Service, request: CopyWeightsRequest, digest: str, ttl_s: int | None) -> str:
     run_id, kind, name = parse(request.source_path)
     store = service.store
-    source, row = store.run(run_id), store.checkpoint(run_id, kind, name)
+    source = store.checkpoint(run_id, kind, name)
     info, arrays = store.load_checkpoint(run_id, kind, name)
-    session_id, number = request.session_id or source.session_id, request.model_seq_id
+    session_id, number = request.session_id or store.run_session(run_id), request.model_seq_id
     # A client numbers its models.
     target = f"{session_id}:copy:{digest}" if number is None else f"{session_id}:train:{number}"
     check_free(service, target)
     try:
-        _add_copied_run(service, request, source, target, session_id)
+        store.add_run(
+            target,
+            session_id=session_id,
+            model_seq_id=-1 if number is None else number,
+            base_model=info["base_model"],
+            lora=settings_of(info),
+            user_metadata=store.run(run_id).user_metadata,
+            project_id=request.destination_project_id,
+        )
     except StoreError as problem:
         if number is None and problem.kind == "exists":
             return store.checkpoint(target, kind, name).tinker_path
         raise
     try:
         copied = store.save_checkpoint(
-            target, kind, name, arrays, info, ttl_s=ttl_s, user_metadata=row.user_metadata
+            target, kind, name, arrays, info, ttl_s=ttl_s, user_metadata=source.user_metadata
         )
     except StoreError:
         store.set_run_corrupted(target)
         raise
-    store.audit("checkpoint_copied", {**about(copied), "source_path": request.source_path})
+    service.note_event("checkpoint_copied", copied.tinker_path, source_path=request.source_path)
     return copied.tinker_path
-
-
-def _add_copied_run(
-    service: Service, request: CopyWeightsRequest, source: RunRow, target: str, session_id: str
-) -> None:
-    service.store.add_run(
-        target,
-        session_id=session_id,
-        model_seq_id=-1 if request.model_seq_id is None else request.model_seq_id,
-        base_model=source.base_model,
-        lora=source.lora,
-        optimizer_config=source.optimizer_config,
-        user_metadata=source.user_metadata,
-        project_id=request.destination_project_id or service.store.session(session_id).project_id,
-    )

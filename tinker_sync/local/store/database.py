@@ -1,4 +1,4 @@
-"""The SQLite file: its schema, and transactions that commit whole or leave nothing.
+"""The SQLite file: its schema, transactions that commit whole or leave nothing, and the errors of both.
 
 The process has one connection and locks the database exclusively. SQLite then keeps the index of its
 write-ahead log in memory. With a shared memory-mapped file instead, a full disk would crash the process. Any
@@ -7,23 +7,22 @@ thread may use the database; a lock admits one at a time.
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from tinker_sync.local.store.errors import StoreError, translate_errors
+from tinker_sync.errors import TinkerError
 
-SCHEMA_VERSION: Final = 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND: Final = timedelta(microseconds=1)
-
+# The steps from one version of the schema to the next. A released step never changes; a new one is appended.
 # Moments are whole microseconds since 1970, lists and objects are JSON.
-_SCHEMA: Final = """
+MIGRATIONS: Final = (
+    """
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     created INTEGER NOT NULL,
@@ -98,7 +97,83 @@ CREATE TABLE audit (
     detail TEXT NOT NULL
 );
 CREATE INDEX audit_by_time ON audit (at);
-"""
+""",
+    # The hours of storage are no longer billed, and the audit log is of one start of the server.
+    "DROP TABLE stored; DROP TABLE audit;",
+)
+
+StoreErrorKind = Literal[
+    "not_found", "exists", "bad_name", "full", "unwritable", "locked", "damaged", "too_new", "closed"
+]
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
+# Phrases in SQLite's messages; the exception carries its error code only since Python 3.11.
+_SQLITE_PHRASES: Final[Mapping[str, StoreErrorKind]] = {
+    "full": "full",
+    "not a database": "damaged",
+    "malformed": "damaged",
+    "locked": "locked",
+    "FOREIGN KEY": "not_found",
+    "UNIQUE": "exists",
+    "closed database": "closed",
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class StoreError(TinkerError):
+    """The error of a failed operation of the store, with its cause.
+
+    Attributes:
+        kind: the cause. `not_found`, `exists`, `bad_name`: the request. `full`, `unwritable`: the disk.
+            `locked`: another server uses the directory. `damaged`, `too_new`: the directory's content.
+            `closed`: the store is closed.
+        message: a sentence fit for a client.
+
+    >>> error = StoreError("not_found", "there is no session s-1")
+    >>> error.kind, str(error)
+    ('not_found', 'there is no session s-1')
+    """
+
+    kind: StoreErrorKind
+    message: str
+
+    def __init__(self, kind: StoreErrorKind, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise errors of the file system and of SQLite in the block, and for huge numbers, as `StoreError`.
+
+    >>> with translate_errors("the file could not be read"):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+        ...
+    tinker_sync.local.store.database.StoreError: the file could not be read: the disk is full (No space ...)
+    """
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in _FULL:
+            raise StoreError("full", f"{what}: the disk is full ({problem.strerror})") from problem
+        raise StoreError("unwritable", f"{what}: {problem.strerror or problem}") from problem
+    except sqlite3.Error as problem:
+        text = str(problem)
+        known = [kind for phrase, kind in _SQLITE_PHRASES.items() if phrase in text]
+        kind: StoreErrorKind = known[0] if known else "unwritable"
+        text = {"full": "the disk is full", "exists": "it exists already"}.get(kind, text)
+        raise StoreError(kind, f"{what}: {text}") from problem
+    except OverflowError as problem:
+        raise StoreError("bad_name", f"{what}: a number has more than 64 bits") from problem
+
+
+# ------------------------------------------------------------------------------------------ values in columns
 
 
 def to_micros(moment: datetime) -> int:
@@ -119,36 +194,38 @@ def to_moment(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def moment_or_none(micros: int | None) -> datetime | None:
-    return None if micros is None else to_moment(micros)
-
-
 def to_json(tree: Any) -> str:
     """Encode a list or an object for one column."""
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
-
-
-def texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Return metadata in the form of the protocol, with values that are not text as JSON.
-
-    >>> texts({"team": "a", "epoch": 3})
-    {'team': 'a', 'epoch': '3'}
-    """
-    if metadata is None:
-        return None
-    return {name: value if isinstance(value, str) else to_json(value) for name, value in metadata.items()}
 
 
 def json_or_none(tree: Any) -> str | None:
     return None if tree is None else to_json(tree)
 
 
-def from_json(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+def texts(metadata: str | None) -> dict[str, str] | None:
+    """Return the metadata in a column in the form of the protocol, with values that are not text as JSON.
+
+    >>> texts('{"team":"a","epoch":3}')
+    {'team': 'a', 'epoch': '3'}
+    """
+    if metadata is None:
+        return None
+    tree = json.loads(metadata)
+    return {name: value if isinstance(value, str) else to_json(value) for name, value in tree.items()}
+
+
+# ------------------------------------------------------------------------------------------ the database
+
+UsageKey = tuple[int, str, str, str, str]
+"""The hour since 1970, session, run, base model and kind for which the database adds up amounts of usage."""
 
 
 class Database:
     """The connection of this process to the SQLite file. Thread-safe.
+
+    The last use of a run and the usage of tokens wait in memory for the next transaction, so that they cost
+    no write to the disk. A crash loses those since the last write.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -160,8 +237,11 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while the connection is in use
         self._path = path
+        self._waiting = threading.Lock()
+        self._touched: dict[str, int] = {}  # guarded by _waiting
+        self._usage: dict[UsageKey, int] = {}  # guarded by _waiting
         with translate_errors(f"{path} could not be opened"):
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -179,13 +259,31 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
+        if version > len(MIGRATIONS):
             raise StoreError(
                 "too_new", f"{self._path} was written by a newer version; open it with that, or elsewhere"
             )
-        if version == 0:
-            # One transaction: the schema and its version number appear together or not at all.
-            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
+            # One transaction: the step and its version number appear together or not at all.
+            connection.executescript(f"BEGIN;{step}PRAGMA user_version = {number};COMMIT;")
+
+    def touch_run(self, run_id: str, moment: int) -> None:
+        """Record the last use of a run, in microseconds since 1970, with the next transaction."""
+        with self._waiting:
+            self._touched[run_id] = moment
+
+    def add_usage(self, key: UsageKey, amount: int) -> None:
+        """Add an amount to the usage under a key, with the next transaction."""
+        with self._waiting:
+            self._usage[key] = self._usage.get(key, 0) + amount
+
+    def flush(self) -> None:
+        """Write what waits in memory. If the disk refuses, it goes on waiting."""
+        with self._waiting:
+            waiting = bool(self._touched or self._usage)
+        if waiting:
+            with suppress(StoreError), self.write("usage could not be recorded"):
+                pass
 
     @contextmanager
     def write(self, what: str) -> Iterator[sqlite3.Connection]:
@@ -197,16 +295,31 @@ class Database:
         Raises:
             StoreError: SQLite or the file system failed.
         """
-        with self._lock, translate_errors(what):
-            connection = self._connection
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # some failures roll back by themselves
-                    connection.execute("ROLLBACK")
-                raise
+        with self._waiting:
+            touched, self._touched = self._touched, {}
+            usage, self._usage = self._usage, {}
+        try:
+            with self._lock, translate_errors(what):
+                connection = self._connection
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    connection.executemany(
+                        "UPDATE runs SET seen = max(seen, ?) WHERE id = ?",
+                        [(moment, run_id) for run_id, moment in touched.items()],
+                    )
+                    insert_usage(connection, usage)
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:  # some failures roll back by themselves
+                        connection.execute("ROLLBACK")
+                    raise
+        except BaseException:
+            with self._waiting:
+                self._touched = {**touched, **self._touched}
+            for key, amount in usage.items():
+                self.add_usage(key, amount)
+            raise
 
     @contextmanager
     def read(self, what: str) -> Iterator[sqlite3.Connection]:
@@ -219,6 +332,20 @@ class Database:
             yield self._connection
 
     def close(self) -> None:
-        """Close the connection; later calls raise `StoreError`. Idempotent."""
+        """Write what waits in memory if the disk allows it, and close the connection.
+
+        Later calls raise `StoreError`. Idempotent.
+        """
+        self.flush()
         with self._lock:
             self._connection.close()
+
+
+def insert_usage(connection: sqlite3.Connection, usage: Mapping[UsageKey, int]) -> None:
+    """Add amounts to the table of usage, in the transaction of the caller."""
+    connection.executemany(
+        "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (hour, session_id, run_id, base_model, kind)"
+        " DO UPDATE SET amount = amount + excluded.amount",
+        [(*key, amount) for key, amount in usage.items()],
+    )

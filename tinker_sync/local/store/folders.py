@@ -1,4 +1,7 @@
-"""Folders of files that appear complete or not at all, even after a crash or a power failure.
+"""The data directory: its lock, and folders of files that appear complete or not at all.
+
+The operating system releases the lock when the process ends or is killed. The folders stay whole even after a
+crash or a power failure.
 
 A folder is written in `staging/`, every file and the folder itself are flushed to the disk, and then it is
 moved to `checkpoints/` under its final name, which is random. Its files never change again. Folders that the
@@ -13,12 +16,14 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from attrs import frozen
 
-from tinker_sync.local.store.errors import StoreError, translate_errors
+from tinker_sync.local.locks import try_lock
+from tinker_sync.local.store.database import StoreError, translate_errors
 
 Content = Callable[[], Iterable[Any]]
 """A function that yields the pieces of one file, each bytes-like."""
@@ -43,6 +48,51 @@ class StoredFile:
     path: Path
     size_bytes: int
     sha256: str
+
+
+class DirectoryLock:
+    """An exclusive lock on a directory, held until `release`. Even the same process cannot lock it again.
+
+    Raises:
+        StoreError: of the kind `locked`, or a failure of the disk.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> lock = DirectoryLock(Path(folder.name))
+    >>> DirectoryLock(Path(folder.name))
+    Traceback (most recent call last):
+        ...
+    tinker_sync.local.store.database.StoreError: another server (process ...) uses ...
+    >>> lock.release(); folder.cleanup()
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "lock"
+        with translate_errors(f"{directory} cannot be used"):
+            self._file = path.open("a+b")
+        if not try_lock(self._file):
+            holder = _holder(self._file)
+            self._file.close()
+            raise StoreError(
+                "locked", f"another server{holder} uses {directory}; end that one, or use another directory"
+            )
+        # If this write fails, as on a full disk, another server's error message lacks the process id.
+        with suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()).encode())
+            self._file.flush()
+
+    def release(self) -> None:
+        """Release the directory. Idempotent."""
+        with suppress(OSError):  # an unwritten process id is flushed here
+            self._file.close()
+
+
+def _holder(file: BinaryIO) -> str:
+    with suppress(OSError, ValueError):
+        file.seek(0)
+        return f" (process {int(file.read(20))})"
+    return ""
 
 
 def sync_folder(path: Path) -> None:

@@ -1,8 +1,8 @@
 """The safetensors file format: eight bytes with the size of the header, a header in JSON, the numbers.
 
 Arrays keep their bits and their type; types that the format lacks are refused. The file orders arrays by item
-size, the largest first, then by name. This aligns every array and gives equal bytes for equal content. Pure
-functions.
+size, the largest first, then by name. This aligns every array and gives equal bytes for equal content. BF16,
+which NumPy lacks, is read as float32. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tinker_sync.local.engine._arrays import Array
 
 _CODES: Final = {
     "bool": "BOOL",
@@ -71,10 +70,10 @@ def pieces(
 
 
 def read(content: bytes | bytearray | memoryview) -> dict[str, Array]:
-    """Return the arrays of a file as views of `content`, writable if `content` is.
+    """Return the arrays of a file: views of `content`, writable if `content` is, except for BF16.
 
     Raises:
-        ValueError: the content is damaged, or holds a type that NumPy lacks.
+        ValueError: the content is damaged, or holds an unknown type.
     """
     try:
         return _arrays(memoryview(content))
@@ -94,9 +93,10 @@ def _arrays(content: memoryview) -> dict[str, Array]:
 
 def _array(numbers: memoryview, name: str, entry: Mapping[str, Any]) -> Array:
     start, end = entry["data_offsets"]
-    dtype = _DTYPES.get(entry["dtype"])
+    code = entry["dtype"]
+    dtype = _DTYPES.get("U16" if code == "BF16" else code)
     if dtype is None:
-        raise ValueError(f"{name} holds {entry['dtype']}, which NumPy does not support")
+        raise ValueError(f"{name} holds {code}, which is not one of BF16, {', '.join(_DTYPES)}")
     shape = tuple(entry["shape"])
     if not all(isinstance(size, int) and size >= 0 for size in (*shape, start, end)):
         raise ValueError(f"{name} has an impossible shape or position")
@@ -104,4 +104,6 @@ def _array(numbers: memoryview, name: str, entry: Mapping[str, Any]) -> Array:
     if end - start != count * dtype.itemsize or end > len(numbers):
         raise ValueError(f"{name} has {end - start} bytes for shape {shape}, or lies beyond the end")
     flat = np.frombuffer(numbers, dtype=dtype, count=count, offset=start) if count else np.empty(0, dtype)
+    if code == "BF16":  # the upper 16 bits of a float32
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
     return flat.reshape(shape)
