@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 import pytest
+from support.clock import FakeClock
 from support.limits import closed_s
+from support.pacing import quick_service
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
@@ -23,7 +24,7 @@ SOON_S = 120.0
 
 
 def service(stub: Any, **options: Any) -> tinker_sync.ServiceClient:
-    return tinker_sync.ServiceClient(base_url=stub.url, api_key=KEY, **{"pace": HURRY, **options})
+    return quick_service(HURRY, base_url=stub.url, api_key=KEY, **options)
 
 
 def test_the_pauses_of_calls_are_short() -> None:
@@ -90,7 +91,6 @@ def test_the_environment_sets_it() -> None:
     assert resolve().pace == 1.0
     assert resolve(TINKER_PACE="").pace == 1.0
     assert resolve(TINKER_PACE="0.01").pace == 0.01
-    assert Settings.resolve(base_url="http://localhost", api_key=KEY, pace=0.5).pace == 0.5
     for wrong in ("fast", "0", "-1", "nan", "inf"):
         with pytest.raises(ConfigurationError, match=r"pace|PACE"):
             resolve(TINKER_PACE=wrong)
@@ -102,21 +102,23 @@ def test_an_invalid_pace_is_refused() -> None:
             Settings(base_url="http://localhost", pace=wrong)  # type: ignore[arg-type]
 
 
-def test_timers_and_limiters_are_scaled_exactly() -> None:
-    from support.clock import FakeClock
-
-    clock = FakeClock()
-    limiter = RateLimiter(clock=clock, pace=0.01)
+def test_pauses_are_scaled_and_other_delays_are_not() -> None:
+    clock = Still()
+    limiter = RateLimiter(clock=clock)
     limiter.close_for(50)
     assert closed_s(limiter) == pytest.approx(0.5)
 
     class Nobody:
         def run(self, job: Any) -> None: ...
 
-    poller = Poller(None, Nobody(), clock, pace=0.01)  # type: ignore[arg-type]
-    started = threading.Event()
-    poller._start_or_wake = lambda *_, **__: started.set()  # type: ignore[method-assign,assignment]
+    poller = Poller(None, Nobody(), clock)  # type: ignore[arg-type]
+    poller._start_or_wake = lambda *_, **__: None  # type: ignore[method-assign,assignment]
+    poller.pause(50, lambda: None)
     poller.after(50, lambda: None)
-    assert started.is_set()
-    assert poller._timers[0][0] - clock.now() == pytest.approx(0.5)
+    assert [at - clock.now() for at, _, _ in sorted(poller._timers)] == pytest.approx([0.5, 50])
     poller.close()
+
+
+class Still(FakeClock):
+    def shorten(self, pause_s: float) -> float:
+        return pause_s / 100

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import together, until
+from support.pacing import quick_service
 from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
 from tinker_sync._base.events import Event, ModelNamed, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.clients.service import ServiceClient
+from tinker_sync.config import Settings
 from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -216,10 +218,7 @@ def test_a_402_in_the_midst_of_work_is_waited_out(stub: Stub, quick: ServiceClie
 def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
     clock = FakeClock()
     with StubServer(config=FULL) as stub:
-        client = ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.1)  # type: ignore[attr-defined]
-        settings = client.holder.settings
-        client.close().result(120)
-        runtime = ClientRuntime(settings, clock=clock)
+        runtime = ClientRuntime(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}), clock=clock)  # type: ignore[attr-defined]
         runtime.server.start()
         left: list[float | None] = []
 
@@ -230,10 +229,10 @@ def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
 
         runtime.connection.caller.read = answer  # type: ignore[assignment, method-assign]
         with pytest.raises(BillingError):
-            runtime.server.call("get_server_capabilities", deadline_at=clock.now() + 10.0)
+            runtime.server.call("get_server_capabilities", deadline_at=clock.now() + 20.0)
         runtime.close().result(120)
-    # Each try takes 3 s and each pause 0.5 s.
-    assert left == pytest.approx([10.0, 6.5, 3.0])
+    # Each try takes 3 s and each pause 5 s.
+    assert left == pytest.approx([20.0, 12.0, 4.0])
 
 
 # ---------------------------------------------------------------------------------------------- heartbeats
@@ -402,7 +401,7 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
     page = answer(b"<title>Welcome</title>", status=status, headers={"Content-Type": "text/html"})
     with (
         AnsweringServer(lambda _: page) as server,
-        ServiceClient(base_url=server.url, api_key="tml-x", pace=0.01) as service,
+        quick_service(base_url=server.url, api_key="tml-x") as service,
     ):
         with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
             service.get_server_capabilities()

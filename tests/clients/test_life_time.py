@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
+from support.pacing import quick_service
 from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
@@ -42,6 +43,7 @@ class JumpingClock(SystemClock):
     """The clock of this machine, with a date that a test can shift by `shift_s`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.shift_s = 0.0
 
     def time(self) -> float:  # type: ignore[override]
@@ -125,7 +127,7 @@ def test_a_server_with_a_wrong_date(stub: Stub) -> None:
     headers = {"date": "Fri, 02 Jan 2099 00:00:00 GMT", "retry-after": "Fri, 02 Jan 2099 00:00:01 GMT"}
     for path in ("/asample", "/optim_step", "/get_server_capabilities"):
         stub.script(path, Answer(503, {}, headers))
-    with ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.01) as service:  # type: ignore[attr-defined]
+    with quick_service(base_url=stub.url, api_key="tml-x") as service:  # type: ignore[attr-defined]
         sampler = service.create_sampling_client(base_model="stub/model")
         trainer = service.create_lora_training_client("stub/model")
         sampled, stepped = sampler.sample(PROMPT, 1, PARAMS), trainer.optim_step(STEP)
@@ -148,7 +150,7 @@ def test_a_stopped_server_is_asked_again_until_it_goes_on(caplog: pytest.LogCapt
     with server, server.stdout as said:
         try:
             url = f"http://127.0.0.1:{said.readline().strip()}"
-            with ServiceClient(base_url=url, api_key="tml-x", timeout=0.5, pace=0.1) as service:
+            with quick_service(0.1, base_url=url, api_key="tml-x", timeout=0.5) as service:
                 sampler = service.create_sampling_client(base_model="stub/model").result(120)
                 trainer = service.create_lora_training_client("stub/model").result(120)
                 server.send_signal(signal.SIGSTOP)

@@ -19,6 +19,7 @@ from tinker_sync import types
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
+from tinker_sync.config.settings import paced
 from tinker_sync.errors import (
     APIConnectionError,
     AuthenticationError,
@@ -568,7 +569,7 @@ def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
 @pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
 def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
     """The server holds a poll without an answer. The client repeats it after 0.22 s without a pause."""
-    with StubServer(kind()) as stub, service(stub, pace=1e5) as client:  # a pause would take hours
+    with StubServer(kind()) as stub, paced(1e5), service(stub) as client:  # a pause would take hours
         client.holder.server.poll_s = 0.22  # a shorter poll counts as answered at once
         sampler = client.create_sampling_client(base_model="stub/model").result()
         before = len(stub.asked("/retrieve_future"))

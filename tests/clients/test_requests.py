@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.hasty import FLAGS
+from support.pacing import quick_service
 from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
 from tinker_sync import types
@@ -71,7 +72,7 @@ def world(
     flags: dict[str, Any] | None = None, kind: type[Stub] = Stub, **behaviour: Any
 ) -> Iterator[tuple[Any, ServiceClient]]:
     stub = kind(Behaviour(config={**FLAGS, **(flags or {})}, **behaviour))
-    with StubServer(stub), ServiceClient(base_url=stub.url, api_key="tml-requests", pace=0.01) as client:  # type: ignore[attr-defined]
+    with StubServer(stub), quick_service(base_url=stub.url, api_key="tml-requests") as client:  # type: ignore[attr-defined]
         yield stub, client
 
 
@@ -254,7 +255,7 @@ def test_no_single_failure_ends_a_client_though_the_server_asks_for_no_retry() -
     stub = Stub(Behaviour(config=FLAGS))
     for path in ("/client/config", "/create_sampling_session", "/asample", "/checkpoints", "/copy_weights"):
         stub.script(path, once)
-    with StubServer(stub), ServiceClient(base_url=stub.url, api_key="tml-requests", pace=0.01) as client:  # type: ignore[attr-defined]
+    with StubServer(stub), quick_service(base_url=stub.url, api_key="tml-requests") as client:  # type: ignore[attr-defined]
         sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         rest = client.create_rest_client()
         rest.list_user_checkpoints().result(PATIENCE_S)

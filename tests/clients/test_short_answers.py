@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.hasty import FLAGS, sampler_of, trainer_of, world
+from support.pacing import quick_service
 from support.tinker_stub import PROTO, Answer, Asked, Promise, Stub, StubServer
 
 from tinker_sync import types
@@ -187,7 +188,7 @@ CALLS = [
 
 
 def use_all(stub: Stub) -> None:
-    with ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.001) as client:  # type: ignore[attr-defined]
+    with quick_service(0.001, base_url=stub.url, api_key="tml-x") as client:  # type: ignore[attr-defined]
         make_all_calls(client)
 
 

@@ -45,7 +45,7 @@ WRONG_USES: Mapping[str, str] = {
     'ServiceClient(base_url="local", dialect="grpc")': r"dialect.*auto.*'grpc'",
     'ServiceClient(base_url="local", default_headers={"X-Team": 7})': r"default_headers\['X-Team'\] is int",
     'ServiceClient(base_url="local", on_queue_state="print")': r"on_queue_state: expected a function.*print",
-    'ServiceClient(base_url="local", pace=0)': r"pace.*0",
+    'ServiceClient(base_url="local", pace=0.1)': r"no argument 'pace' any more.*TINKER_PACE.*LocalServer",
     # Arguments of earlier versions name what to use in their place.
     'ServiceClient(base_url="local", telemetry=False)': r"no argument 'telemetry' any more: leave it out",
     'ServiceClient(base_url="local", keeper=True)': r"no argument 'keeper' any more.*recover.*checkpoints",

@@ -72,6 +72,9 @@ class FakeClock:
                 self._parked -= 1
                 self._changed.notify_all()
 
+    def shorten(self, pause_s: float) -> float:
+        return pause_s
+
     def await_waiters(self, count: int = 1) -> None:
         """Return when `count` threads are in `wait`. Use it with `automatic=False`."""
         with self._changed:

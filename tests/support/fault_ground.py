@@ -13,6 +13,7 @@ from typing import Any
 
 from support.engine_ledger import Applied, engine_ledger
 from support.fault_world import Ground, fault_server
+from support.pacing import quick_service
 
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.testing.server import PACE
@@ -62,8 +63,7 @@ class _Apart:
         self.url, self.key = serving.address()
 
     def service(self, **options: Any) -> ServiceClient:
-        usual = {"base_url": self.url, "api_key": self.key, "pace": PACE}
-        return ServiceClient(**{**usual, **options})
+        return quick_service(PACE, **{"base_url": self.url, "api_key": self.key, **options})
 
     def with_marks(self, marks: Iterable[Any]) -> list[list[Applied]]:
         found: list[list[Applied]] = self._serving.with_marks(list(marks))

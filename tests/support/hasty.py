@@ -85,15 +85,17 @@ def _hasten(poller: Any, clock: HastyClock) -> None:
     """Make the pauses of a poller end at once, and record them. Timers of deadlines stay as they are."""
     after = poller.after
 
-    def at_once(delay_s: float, action: Callable[[], object]) -> Any:
-        if getattr(action, "__name__", "") == "expire":
-            return after(delay_s, action)
-        if delay_s:
-            clock.timers.append(delay_s)
-            clock.advance(delay_s)
+    def at_once(pause_s: float, action: Callable[[], object]) -> Any:
+        if pause_s:
+            clock.timers.append(pause_s)
+            clock.advance(pause_s)
         return after(0.0, action)
 
-    poller.after = at_once
+    def later(delay_s: float, action: Callable[[], object]) -> Any:
+        pauses = getattr(action, "__name__", "") == "_wait_for_capacity"
+        return at_once(delay_s, action) if pauses else after(delay_s, action)
+
+    poller.pause, poller.after = at_once, later
 
 
 def hasty_service(

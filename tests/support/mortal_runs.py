@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from support.orders import OrderedProcess, answer, fork
+from support.pacing import quick_service
 
 import tinker_sync
 from tinker_sync import types
@@ -49,7 +50,7 @@ def train(url: str, key: str, directory: Path) -> str:
         key: its key.
         directory: the directory of `ServiceClient.checkpoints`.
     """
-    with tinker_sync.ServiceClient(base_url=url, api_key=key, pace=0.01) as service:
+    with quick_service(base_url=url, api_key=key) as service:
         saves = service.checkpoints(directory, every=2)
         resumed = saves.resume()
         training, first = resumed or (service.create_lora_training_client(MODEL, rank=4, seed=1), 0)

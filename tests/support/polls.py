@@ -63,6 +63,9 @@ class HandPoller:
         self.requests.append(started)
         return started
 
+    def pause(self, pause_s: float, action: Callable[[], object]) -> Started:
+        return self.after(pause_s, action)
+
     def after(self, delay_s: float, action: Callable[[], object]) -> Started:
         started = Started(None, action, delay_s)
         self.timers.append(started)

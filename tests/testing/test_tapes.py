@@ -75,7 +75,7 @@ def test_the_file_holds_no_key_and_can_be_read(recorded: tuple[Path, list[Any], 
 
 def ask_for_something_else(place: Path) -> None:
     with replay(place) as server:
-        service = server.service(pace=0.01)
+        service = server.service()
         training = service.create_lora_training_client(MODEL, rank=2)
         sampling = service.create_sampling_client(f"tinker://{training.model_id}/sampler_weights/final")
         other = sampling.sample(types.ModelInput.from_ints([99]), 1, types.SamplingParams(max_tokens=4))
@@ -87,7 +87,7 @@ def test_a_request_that_was_not_recorded_is_named(recorded: tuple[Path, list[Any
     with pytest.raises(tinker_sync.InvalidInputError, match=r"no answer to POST /api/v1/asample.*prompt"):
         ask_for_something_else(place)
     with replay(place, strict=False) as server:
-        service = server.service(pace=0.01)
+        service = server.service()
         with pytest.raises(tinker_sync.BadRequestError, match="Record it again"):
             service.get_server_capabilities()
         assert server.unused

@@ -145,7 +145,7 @@ class WatchedRate(SendRate):
     """A rate that records at each permit the time since the end of the pause."""
 
     def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock, pace=1.0)
+        super().__init__(clock)
         self.since_closed_s: list[float] = []  # guarded by the lock of the limiter
 
     def count(self) -> Permit:

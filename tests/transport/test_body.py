@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import requests
 from support.authority import Authority
+from support.pacing import quick_service
 from support.servers import AnsweringServer, Peer, ScriptedServer, answer, redirect
 from support.tinker_stub import Answer, Asked, StubServer, _plain_body
 from support.wires import http_for, post
@@ -107,7 +108,7 @@ def test_a_second_try_sends_the_same_bytes() -> None:
         bodies.append(bytes(asked.body))
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
+    with StubServer() as stub, quick_service(base_url=stub.url, api_key=KEY) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded, overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), arrays())
@@ -125,7 +126,7 @@ def test_an_array_that_changes_before_a_second_try_is_named() -> None:
         inputs["weights"][TOKENS // 2] = 0
         return Answer(503, {})
 
-    with StubServer() as stub, ServiceClient(base_url=stub.url, api_key=KEY, pace=0.01) as service:
+    with StubServer() as stub, quick_service(base_url=stub.url, api_key=KEY) as service:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         stub.script("/forward_backward", overloaded)
         datum = types.Datum(types.ModelInput.from_ints(np.arange(TOKENS)), inputs)

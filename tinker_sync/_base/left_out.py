@@ -101,6 +101,7 @@ _ARGUMENTS: Final = {
     "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",
+    "ServiceClient(pace)": "set TINKER_PACE in tests, or use the clients of testing.LocalServer(pace=...)",
     "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
     **{
         f"Tokenizer({name})": "get_tokenizer(backend='transformers') returns a tokenizer that has it"

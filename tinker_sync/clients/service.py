@@ -68,7 +68,6 @@ class ServiceClient(LoopTools):
             on a request that waits.
         rate_limiter: a separate limiter of requests; None: the one that all clients of this process with
             this server and key share.
-        pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
 
     Raises:
         ConfigurationError: an argument or an environment variable has a wrong type or value.
@@ -94,7 +93,6 @@ class ServiceClient(LoopTools):
         dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
-        pace: float | None = None,
         **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
         if unknown:
@@ -120,7 +118,6 @@ class ServiceClient(LoopTools):
             session=session,
             deadline_s=deadline,
             dialect=dialect,
-            pace=pace,
         )
         check_credential(settings)
         if settings.base_url.endswith("/api/v1"):

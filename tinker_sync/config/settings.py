@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -249,7 +250,6 @@ class Settings:
         sdk_version: str | None = None,
         dialect: object = "auto",
         deadline_s: float | None = None,
-        pace: float | None = None,
         environ: Mapping[str, str] | None = None,
         credentials_file: CredentialsFile | None = None,
     ) -> Settings:
@@ -283,7 +283,6 @@ class Settings:
             sdk_version: the protocol version to declare.
             dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
             deadline_s: the limit for a call with all its retries; None: minutes or hours, by kind of call.
-            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; tests may set 0.01.
             environ: variables to read instead of `os.environ`.
             credentials_file: file to read instead of `~/.tinker/credentials.json`.
 
@@ -329,7 +328,7 @@ class Settings:
             sdk_version=sdk_version or SDK_VERSION,
             dialect=dialect,
             deadline_s=deadline_s,
-            pace=_read_pace(env) if pace is None else pace,
+            pace=_read_pace(env),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -415,7 +414,29 @@ def _read_tags(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
+_pace: ContextVar[float | None] = ContextVar("tinker_sync pace", default=None)
+
+
+@contextmanager
+def paced(pace: float) -> Iterator[None]:
+    """Let the clients that this thread makes in the block multiply their pauses by `pace`. For tests.
+
+    >>> with paced(0.01):
+    ...     Settings.resolve(base_url="http://localhost:8000", api_key="tml-example").pace
+    0.01
+    """
+    token = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(token)
+
+
 def _read_pace(env: _Environment) -> float:
+    """Return the factor for pauses: that of `paced`, else `TINKER_PACE`, else 1."""
+    pace = _pace.get()
+    if pace is not None:
+        return pace
     text = env.text("TINKER_PACE")
     try:
         return 1.0 if text is None else float(text)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime import _fork
@@ -54,7 +54,7 @@ class ClientRuntime:
             key share.
         facts: the settings and the dialect of the server, if another process has fetched them already; None
             to ask the server.
-        clock: measures time.
+        clock: measures time; None for the clock of this machine, with the pace of the settings.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class ClientRuntime:
         session: Session | None = None,
         limiter: RateLimiter | None = None,
         facts: ServerFacts | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
+        if clock is None:
+            clock = SYSTEM_CLOCK if settings.pace == 1 else SystemClock(settings.pace)
         self.clock = clock
         self.connection = connection = Connection(settings, clock)
         pending = PendingChanges()
         self.pools = pools = WorkerPools(pending.under_way)
         self.notices = Notices(clock, pools.callback.run)
-        self.poller = Poller(
-            connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.under_way
-        )
+        self.poller = Poller(connection.http, pools.fetch, clock, needed=pending.under_way)
         self.lifecycle = Lifecycle(connection, self.poller, pools, pending)
         self.server = Server(
             connection,

@@ -16,7 +16,7 @@
 What a flow may wait for, by `yield`:
 
     a `Call`      -> `Reply` or `SendFailed`: the outcome of one exchange. `transport` does not repeat it.
-    a float       -> None, after so many seconds
+    a float       -> None, after a pause of so many seconds
     a `Moment`    -> its value, once it was told; at once if it was told before
     a `Task`      -> the value of another flow, when that one has ended; its failure is raised here
     `yield from`  another flow, such as `on_worker(...)` or `Quota.take(...)`
@@ -293,7 +293,7 @@ class Task:
                     if type(wish) is Call:
                         self._wait = flows.poller.start(wish, self.resume)
                     elif type(wish) is float:
-                        self._wait = flows.poller.after(wish, self.resume)
+                        self._wait = flows.poller.pause(wish, self.resume)
                     else:
                         self._wait = wish
                         wish.begin(self)

@@ -222,9 +222,7 @@ class Lifecycle:
             call = ref()
             if call is None or call.done() or call._turn_timer is not None:
                 return
-            # The poller multiplies pauses by the pace, and a deadline is none.
-            delay_s = (deadline_at - clock.now()) / self.connection.settings.pace
-            call._turn_timer = timer = self._poller.after(delay_s, expire)
+            call._turn_timer = timer = self._poller.after(deadline_at - clock.now(), expire)
             call._when_done(lambda _: timer.cancel())
             if call.running():  # begun meanwhile
                 timer.cancel()

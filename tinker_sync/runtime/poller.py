@@ -59,7 +59,6 @@ class Poller(PollerThread):
         clock: measures time.
         max_open: the most requests under way; further ones wait for their turn. None stands for the result
             of `files_to_use`, about half of the files that this process may open.
-        pace: the factor by which `after` multiplies its delays.
         needed: returns True while the thread must not end, although it has no work.
     """
 
@@ -70,12 +69,10 @@ class Poller(PollerThread):
         clock: Clock = SYSTEM_CLOCK,
         *,
         max_open: int | None = None,
-        pace: float = 1.0,
         needed: Callable[[], object] = lambda: False,
     ) -> None:
         super().__init__(workers, clock)
         self._http = http
-        self._pace = pace
         self._needed = needed
         self._max_open = max_open or files_to_use()
         self._sequence = numbers()
@@ -133,7 +130,7 @@ class Poller(PollerThread):
         start, `action` runs at once, on a worker if there is one.
         """
         ticket = Ticket(self, action, None)
-        at = self._clock.now() + max(delay_s, 0.0) * self._pace
+        at = self._clock.now() + max(delay_s, 0.0)
         with self._lock:
             if self._closed:
                 return ticket
@@ -143,6 +140,10 @@ class Poller(PollerThread):
             guard = self._needs_guard()
         self._start_or_wake(start, wake=wake, guard=guard)
         return ticket
+
+    def pause(self, pause_s: float, action: Callable[[], object]) -> Ticket:
+        """Run `action` after a pause before another try, which the clock may shorten; see `after`."""
+        return self.after(self._clock.shorten(pause_s), action)
 
     @property
     def under_way(self) -> int:

@@ -110,7 +110,6 @@ class Polls:
         read_timeout_s: the time that a poll may be silent before it is sent again.
         secrets: returns the values that must not appear in errors and notices.
         clock: measures time.
-        pace: the factor by which the poller multiplies pauses; for deadlines, a pause counts in full.
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class Polls:
         read_timeout_s: float = POLL_TIMEOUT_S,
         secrets: Callable[[], Iterable[Secret]] = tuple,
         clock: Clock = SYSTEM_CLOCK,
-        pace: float = 1.0,
     ) -> None:
         self.flows = flows
         self.room = room
@@ -136,7 +134,6 @@ class Polls:
         self.read_timeout_s = read_timeout_s
         self.secrets = secrets
         self.clock = clock
-        self.pace = pace
 
     def fetch(
         self,
@@ -202,7 +199,6 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
     """
     clock, room = polls.clock, polls.room
     began_at = asked_at = clock.now()
-    skipped_s = 0.0  # time that `pace` took off pauses; deadlines count it as waited
     held_bytes: int | None = None
     odd: Exception | None = None
     trouble: Trouble | None = None  # the failures since the last good answer
@@ -216,6 +212,7 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
         allow_metadata_only=not announced,
         may_pause_billing=polls.may_pause_billing,
         secrets=polls.secrets,
+        shorten=clock.shorten,
     )
 
     def late() -> DeadlineError:
@@ -233,7 +230,7 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
     try:
         while True:
             if isinstance(action, Ask):
-                asked_at = clock.now() + skipped_s
+                asked_at = clock.now()
                 left_s = deadline_at - asked_at
                 if left_s <= 0:
                     raise late()
@@ -250,7 +247,7 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                     fresh=odd is not None,
                     answer_bytes=promise.result_bytes,
                 )
-                now = clock.now() + skipped_s
+                now = clock.now()
                 if isinstance(outcome, SendFailed) and now >= deadline_at:
                     raise late()
                 action = retrieval.on(outcome, asked_at=asked_at, now=now)
@@ -270,15 +267,12 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                     raise odd
                 action = retrieval.ask()
             elif isinstance(action, Wait):
-                if clock.now() + skipped_s + action.delay_s >= deadline_at:
+                if clock.now() + clock.shorten(action.delay_s) >= deadline_at:
                     raise late()
-                skipped_s += action.delay_s * (1 - polls.pace)
                 yield action.delay_s
                 action = retrieval.ask()
             elif isinstance(action, TakeBytes):
-                # The poller multiplies pauses by the pace, and a deadline is none.
-                left_s = (deadline_at - clock.now() - skipped_s) / polls.pace
-                if not (yield from room.take(action.size, left_s)):
+                if not (yield from room.take(action.size, deadline_at - clock.now())):
                     raise late()
                 held_bytes = action.size
                 action = retrieval.ask()

@@ -95,12 +95,10 @@ class SendRate:
 
     Args:
         clock: measures time.
-        pace: the factor by which pauses are multiplied.
     """
 
-    def __init__(self, clock: Clock, pace: float) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pace = pace
         self.a_second = math.inf
         """The requests that pass in a second, once the pause is over."""
         self.epoch = 0
@@ -183,7 +181,9 @@ class SendRate:
 
     def close(self, delay_s: float) -> None:
         """Let no request pass for `delay_s`. The later end of two pauses counts."""
-        self.closed_until_s = max(self.closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
+        self.closed_until_s = max(
+            self.closed_until_s, self._clock.now() + self._clock.shorten(max(delay_s, 0.0))
+        )
 
     def _lower(self, named_s: float | None) -> float:
         """Lower the rate, and return the length of the pause."""
@@ -212,12 +212,12 @@ class RateLimiter:
     ('closed', True)
     """
 
-    def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         # The permit while open, else None; written under _lock, read without.
         self._free: Permit | None = Permit(0, counted=False)
         self._lock = threading.Lock()
-        self._rate = SendRate(clock, pace)  # guarded by _lock, except where its attributes differ
+        self._rate = SendRate(clock)  # guarded by _lock, except where its attributes differ
         self._changed = threading.Event()  # set, after a new one has taken its place, when a gate has closed
         self._announce: Callable[[float], None] | None = None  # written once
         self._accepted = 0  # up to _SENT_AT_ONCE; not exact, because it is counted without the lock
@@ -444,20 +444,17 @@ class Gate:
 _limiters: Final[Shared[tuple[str, str], RateLimiter]] = Shared(weakref.WeakValueDictionary())
 
 
-def shared_rate_limiter(
-    base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0
-) -> RateLimiter:
+def shared_rate_limiter(base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK) -> RateLimiter:
     """Return the limiter of this process for a server and a key. It lives as long as it is in use.
 
     Args:
         base_url: the address of the server.
         fingerprint: the fingerprint of the key, from `key_fingerprint`.
         clock: the clock of the limiter, if this call makes it.
-        pace: the factor for the pauses of the limiter, if this call makes it.
 
     >>> fingerprint = key_fingerprint("tml-example")
     >>> one = shared_rate_limiter("https://host/", fingerprint)
     >>> one is shared_rate_limiter("https://host", fingerprint)
     True
     """
-    return _limiters.get((base_url.rstrip("/"), fingerprint), lambda: RateLimiter(clock=clock, pace=pace))
+    return _limiters.get((base_url.rstrip("/"), fingerprint), lambda: RateLimiter(clock=clock))

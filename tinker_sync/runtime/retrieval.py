@@ -135,6 +135,7 @@ class Retrieval:
         draw: returns the jitter, from 0 to 1.
         wall: returns the seconds since the epoch, for a pause until a date.
         secrets: returns the secrets to mask in errors and notices, because the server may repeat them.
+        shorten: `Clock.shorten` of the clock that measures the times given to `on`.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -151,6 +152,7 @@ class Retrieval:
     draw: Callable[[], float] = field(default=random.random, kw_only=True)
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
+    shorten: Callable[[float], float] = field(default=float, kw_only=True)
 
     iteration: int = field(default=0, init=False)
     """The number of polls so far."""
@@ -235,7 +237,7 @@ class Retrieval:
         if self.trouble_since is None:
             self.trouble_since = now
         found = error()
-        if now + pause_s - self.trouble_since > TROUBLE_LIMIT_S:
+        if now + self.shorten(pause_s) - self.trouble_since > self.shorten(TROUBLE_LIMIT_S):
             return Failed(found)
         self.trouble = str(found)
         return Wait(pause_s, why)

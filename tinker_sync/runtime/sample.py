@@ -341,7 +341,7 @@ class SampleJob:
         if left_s is not None and pause_s >= left_s:
             self.fail(self._deadline_error())
         else:
-            self._ticket = self._scheduler.poller.after(pause_s, self.queue_again)
+            self._ticket = self._scheduler.poller.pause(pause_s, self.queue_again)
 
     def queue_again(self) -> None:
         """Wait for admission once more, at the place of the call in the order, and hold nothing meanwhile."""

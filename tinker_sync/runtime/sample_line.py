@@ -172,8 +172,8 @@ class SampleLine:
 
     def hold_back(self, pause_s: float) -> None:
         """Send no sample for some seconds, because the server has no capacity for the model."""
-        runtime = self.runtime
-        self._held_until_s = runtime.clock.now() + pause_s * runtime.settings.pace
+        clock = self.runtime.clock
+        self._held_until_s = clock.now() + clock.shorten(pause_s)
 
     def set_aside(self, job: SampleJob) -> bool:
         """Keep a sample until its model has capacity, and return True; return False if it may have it now.
@@ -190,7 +190,7 @@ class SampleLine:
     def _wait_for_capacity(self) -> None:
         left_s = self._held_until_s - self.runtime.clock.now()
         if left_s > 0:
-            self.runtime.poller.after(left_s / self.runtime.settings.pace, self._wait_for_capacity)
+            self.runtime.poller.after(left_s, self._wait_for_capacity)
             return
         while self._aside:
             self._aside.popleft().queue_again()

@@ -190,10 +190,10 @@ class Server:
     def _make(self, deadline_at: float) -> Machinery:
         facts = self._introduce(deadline_at)
         config = facts.config
-        clock, pace = self._clock, self._settings.pace
+        clock = self._clock
         if facts.dialect.offers("dynamic_config"):
             self._refresher.know(facts.dynamic)
-        billing = BillingPause(config.billing_exception_max_pause_duration_sec * pace, clock=clock)
+        billing = BillingPause(clock.shorten(config.billing_exception_max_pause_duration_sec), clock=clock)
         gate = self._gate()
         polls = Polls(
             self.flows,
@@ -205,7 +205,6 @@ class Server:
             secrets=self.connection.secrets,
             read_timeout_s=self.poll_s,
             clock=clock,
-            pace=pace,
         )
         places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
         scheduler = SampleScheduler(
@@ -238,9 +237,7 @@ class Server:
         if self._limiter is None:
             key = self._settings.api_key
             fingerprint = key_fingerprint(key.reveal() if key is not None else "")
-            self._limiter = shared_rate_limiter(
-                self._settings.base_url, fingerprint, clock=self._clock, pace=self._settings.pace
-            )
+            self._limiter = shared_rate_limiter(self._settings.base_url, fingerprint, clock=self._clock)
         return self._limiter.gate()
 
     # -------------------------------------------------------------------------------------- the session
@@ -359,7 +356,7 @@ class Server:
                 if self.lifecycle.closed:
                     raise ClientClosedError from error
                 raise
-            if self._clock.wait(self.lifecycle.closing, PAUSE_S * self._settings.pace):
+            if self._clock.wait(self.lifecycle.closing, self._clock.shorten(PAUSE_S)):
                 raise ClientClosedError
 
     def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
@@ -388,7 +385,7 @@ class Server:
     def may_wait_out_billing(self, give_up_at: float) -> bool:
         """Return True if a call with a 402 may be repeated after `PAUSE_S`, before the time to give up."""
         made = self.machinery.value
-        in_time = self._clock.now() + PAUSE_S * self._settings.pace < give_up_at
+        in_time = self._clock.now() + self._clock.shorten(PAUSE_S) < give_up_at
         return in_time and made is not None and made.billing.may_pause()
 
     def closed_or(self, error: TinkerError) -> TinkerError:

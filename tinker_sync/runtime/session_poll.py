@@ -195,7 +195,7 @@ class SessionPoll:
     def _begin(self) -> None:
         """Send the next poll: at once, or after a pause if the last one failed."""
         if self._failures:
-            self._poller.after(delay_s(self._failures, draw=1.0), self._poll)
+            self._poller.pause(delay_s(self._failures, draw=1.0), self._poll)
         else:
             self._poll()
 
@@ -299,7 +299,7 @@ class SessionPoll:
             return
         self._quick_polls += 1
         pause_s = delay_s(self._quick_polls, draw=1.0, first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
-        self._poller.after(pause_s, self._go_on)
+        self._poller.pause(pause_s, self._go_on)
 
     def _note_silence(self) -> None:
         """Count a poll that was held and brought nothing. After some, fetch the oldest sample alone.

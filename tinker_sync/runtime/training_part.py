@@ -298,7 +298,7 @@ class Submission:
         if pause_s is None:
             self._end(None)
         else:
-            self._sender.server.poller.after(pause_s, self._try)
+            self._sender.server.poller.pause(pause_s, self._try)
 
     def _after(self, outcome: Reply | SendFailed) -> float | None:
         """Return the pause before the next try, or None if the server has accepted the part.
@@ -318,7 +318,8 @@ class Submission:
                 assert self._call.body is not None  # noqa: S101
                 self._part.keep(self._call.body)
             # The pause counts as time of the call.
-            left_s = self._give_up_at - self._sender.clock.now() - PAUSE_S * server.connection.settings.pace
+            clock = self._sender.clock
+            left_s = self._give_up_at - clock.now() - clock.shorten(PAUSE_S)
             self._call = self._call.but(deadline_s=None if math.isinf(left_s) else left_s)
             self._tries = server.connection.caller.tries(self._call)
             return PAUSE_S

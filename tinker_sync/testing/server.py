@@ -206,9 +206,10 @@ class LocalServer:
             ConfigurationError: the server is not running.
         """
         from tinker_sync.clients.service import ServiceClient
+        from tinker_sync.config.settings import paced
 
-        usual = {"base_url": self.url, "api_key": self.key, "pace": self.pace}
-        service = ServiceClient(**{**usual, **options})
+        with paced(self.pace):
+            service = ServiceClient(**{"base_url": self.url, "api_key": self.key, **options})
         self._services.add(service)
         return service
 

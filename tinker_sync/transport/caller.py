@@ -118,7 +118,7 @@ class Caller:
                     return read(found)
                 except APIResponseValidationError as error:
                     found = tries.after_unreadable(error)
-            self._clock.wait(self._closing, found * self._settings.pace)
+            self._clock.wait(self._closing, self._clock.shorten(found))
 
     def next_key(self) -> str:
         """Return a new idempotency key, by which the server recognises the tries of one call."""
@@ -228,9 +228,7 @@ class Tries:
         "_free_until_s",
         "_limited",
         "_lost",
-        "_pace",
         "_retries",
-        "_skipped_s",
         "_trouble",
         "_until_s",
     )
@@ -242,28 +240,24 @@ class Tries:
         self._caller = caller
         self._call = _keyed(call)
         self._clock = clock
-        self._pace = settings.pace
         self._retries = settings.max_retries if call.max_retries is None else call.max_retries
         # Until this moment of the clock, a try may begin even if no retries are left.
-        self._free_until_s = now_s + PATIENCE_S if call.patient and not counted else now_s
+        self._free_until_s = now_s + clock.shorten(PATIENCE_S) if call.patient and not counted else now_s
         # No try begins after this moment of the clock. A deadline also ends a try under way.
         self._until_s = now_s + (PATIENCE_S if deadline_s is None else deadline_s)
         self._cuts_tries = deadline_s is not None
         self._limited = 0  # the failures of a kind that has its own limit of retries
         self._lost = False  # the server may have carried out a try whose answer did not arrive
-        self._skipped_s = 0.0  # the skipped part of the pauses; it counts as time waited
         self._trouble: Trouble | None = None
 
     def next_try(self) -> Call:
         """Return the call to send now. It carries the time left until the deadline, if there is one."""
         if not self._cuts_tries or (self._call.attempt == 1 and self._call.deadline_s is not None):
             return self._call
-        return self._call.but(deadline_s=max(self._until_s - self._now_s(), 0.0))
+        return self._call.but(deadline_s=max(self._until_s - self._clock.now(), 0.0))
 
     def after(self, outcome: Reply | SendFailed) -> Reply | float:
         """Return the answer if the call succeeded, else the seconds to wait before the next try.
-
-        The owner multiplies these seconds by the `pace` of the settings.
 
         Raises:
             APIError: The call has failed, or no try is left.
@@ -302,13 +296,12 @@ class Tries:
         """Count a retry, report it, and return the seconds to wait before it."""
         caller, call = self._caller, self._call
         pause_s = caller.pause_s(found, call)
-        now_s = self._now_s()
-        self._spend(found, now_s + pause_s)
+        now_s = self._clock.now()
+        self._spend(found, now_s + self._clock.shorten(pause_s))
         caller.note_pause(call, pause_s, found.error)
         self._trouble = self._trouble or Trouble()
         if self._trouble.is_due(now_s, pause_s):
             _logger.warning("%s Still trying.", found.error)
-        self._skipped_s += pause_s * (1 - self._pace)
         self._call = call.but(attempt=call.attempt + 1, fresh=call.fresh or found.fresh)
         return pause_s
 
@@ -330,9 +323,6 @@ class Tries:
             raise self.explained(verdict.error)
         self._lost = self._lost or _may_have_been_done(verdict.error)
         self._retries -= 1
-
-    def _now_s(self) -> float:
-        return self._clock.now() + self._skipped_s
 
 
 def _may_have_been_done(error: APIError) -> bool:

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 from support.mortal_runs import PATIENCE_S, STEPS, batch, train
 from support.mortal_server import KEY, MODEL, MortalServer
+from support.pacing import quick_service
 
-from tinker_sync import AdamParams, ServiceClient, TinkerError, TrainingClient
+from tinker_sync import AdamParams, TinkerError, TrainingClient
 from tinker_sync.local.store import Store
 
 KILLS = int(os.environ.get("SERVER_KILLS", "4"))
@@ -60,7 +61,7 @@ def train_and_resume(directory: Path) -> Run:
 
 def train_and_recover(url: str, acknowledged: list[str]) -> str:
     """Train as a `Run` with one service client, and recover from the last checkpoint after each failure."""
-    with ServiceClient(base_url=url, api_key=KEY, pace=0.01) as service:
+    with quick_service(base_url=url, api_key=KEY) as service:
         training: TrainingClient | None = None
         first = 0
         for _ in tries():

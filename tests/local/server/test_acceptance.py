@@ -9,6 +9,8 @@ import pytest
 from support.acceptance import Acceptance
 from support.embedded import KEY, running
 
+from tinker_sync.config.settings import paced
+
 
 @pytest.fixture(autouse=True)
 def _deprecated_calls_too() -> None:
@@ -23,8 +25,8 @@ def test_as_it_is(tmp_path: Path) -> None:
 
 
 def test_as_an_older_server_of_json_only(tmp_path: Path) -> None:
-    with running(tmp_path, seed=1, json_only=True) as server:
-        results = dict(Acceptance("tinker_sync", server.url, KEY, newer=False, options={"pace": 0.01}).run())
+    with running(tmp_path, seed=1, json_only=True) as server, paced(0.01):
+        results = dict(Acceptance("tinker_sync", server.url, KEY, newer=False).run())
     assert len(results) > 50
     assert results["losses"][-1] < 0.5 * results["losses"][0]
 

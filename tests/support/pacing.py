@@ -1,0 +1,14 @@
+"""Clients whose pauses before another try are short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.config.settings import paced
+
+
+def quick_service(pace: float = 0.01, **options: Any) -> ServiceClient:
+    """Return a service client that multiplies its pauses by `pace`."""
+    with paced(pace):
+        return ServiceClient(**options)
