@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -361,6 +362,28 @@ def test_no_flow_can_start_without_a_thread() -> None:
     later: APIFuture[Any] = APIFuture()
     flows.start(pause(), later)
     assert len(poller.timers) == 1  # the first one does not begin later
+
+
+def test_a_step_is_taken_though_the_one_before_was_taken_before_a_thread_was_asked() -> None:
+    """The thread that is asked then finds no step, and the next step needs another one."""
+    poller: Any = HandPoller(FakeClock())
+    asked: list[Callable[[], object]] = []
+    poller.run_soon = lambda job: asked.append(job) is None
+    flows = Flows(poller, NoWorkers())
+    log: list[int] = []
+
+    class Overtaken(deque[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            flows.run()  # as another thread does, right after the step was added
+
+    flows._ready = Overtaken()
+    flows.soon(log.append, 1)
+    flows._ready = deque()
+    asked.pop()()
+    flows.soon(log.append, 2)
+    asked.pop()()
+    assert log == [1, 2]
 
 
 def test_the_garbage_collector_ends_no_flow(bench: Bench) -> None:

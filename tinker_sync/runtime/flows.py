@@ -164,12 +164,12 @@ class Flows:
         """Take the steps that are due, unless another thread takes them; that one looks for more."""
         ready = self._ready
         left = _AT_ONCE
-        while ready:
+        while True:
             try:
                 self._turn.pop()
             except IndexError:
                 return
-            self._begun += 1
+            self._begun += 1  # also without steps, because `soon` asks again only after that
             try:
                 while ready and left:
                     left -= 1
@@ -179,6 +179,8 @@ class Flows:
                 _log.exception("a step of a flow failed")
             finally:
                 self._turn.append(None)
+            if not ready:
+                return
             if not left:
                 if self.poller.run_soon(self.run):
                     return
