@@ -1,14 +1,13 @@
 """Safe unpacking of an untrusted tar archive, plain or compressed with gzip.
 
-This module parses the format itself: the standard library's reader ignores what follows a broken header,
-reads headers of any size into memory, and filters members differently in each version of Python. Guarantees:
+`tarfile` reads the format, member by member, and this module decides what is written. Guarantees:
 
 - All files go into the given directory, which is new. If the unpacking fails, the directory is removed.
 - Only regular files and directories are created. A link becomes a second name of a file in the same archive;
   any other link, a device, a sparse file or an unknown member is refused.
 - Every name is safe on every system and unique, even where the file system ignores case or accents.
 - Size, number of members and compression ratio are limited, the memory used does not depend on the size, and
-  the archive must have its end mark.
+  the archive must have its end mark, because `tarfile` takes a header that it cannot read for the end.
 
 It runs on one thread.
 """
@@ -18,23 +17,28 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
 from tinker_sync.errors import TransferError, UnsafeArchiveError
 from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
 
-_BLOCK: Final = 512
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _PIECE: Final = 1 << 20
+_READ_AHEAD: Final = 1 << 16
 _GZIP: Final = b"\x1f\x8b"
-# The largest size of the extended headers of one entry. A path of 32 directories takes 8 kB.
-_MAX_EXTENSION: Final = 1 << 16
-_MAX_EXTENSIONS: Final = 4
-_FILE, _HARD, _SOFT, _DIRECTORY = b"0", b"1", b"2", b"5"
+# The most bytes of headers before the content of a member. A path of 32 directories takes 8 kB.
+_MAX_HEADERS: Final = 1 << 17
+# Files, links and directories, and the extended headers that `tarfile` applies to them.
+_ALLOWED: Final = frozenset({b"\0", b"0", b"7", b"1", b"2", b"5"} | {b"x", b"g", b"X", b"L", b"K"})
 _REFUSED: Final = {b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a sparse file"}
 
 
@@ -57,16 +61,6 @@ class ArchiveLimits:
     def max_bytes(self, size_bytes: int) -> int:
         """Return the largest allowed unpacked size of an archive of `size_bytes`."""
         return self.allowance_bytes + self.ratio * size_bytes
-
-
-@frozen
-class _Member:
-    """A member of the archive, with its extended headers applied."""
-
-    kind: bytes
-    name: str
-    link: str
-    size_bytes: int
 
 
 def unpack(
@@ -95,7 +89,7 @@ def unpack(
             return _Unpacker(plain, into, on_progress).run()
     except BaseException as error:
         shutil.rmtree(into, ignore_errors=True)
-        if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
+        if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError)):
             raise TransferError(f"the archive is broken: {error}") from error
         if isinstance(error, OSError):
             raise TransferError(f"the archive cannot be unpacked: {error.strerror or error}") from error
@@ -114,11 +108,13 @@ class _Plain:
         self.limits = limits
         self._allowed = limits.max_bytes(size_bytes)
         self._read_bytes = 0
+        self.headers_end: int | None = None
+        """Where the headers of the next member must have ended; None in the content of a member."""
         compressed = self._raw.read(2) == _GZIP
         self._raw.seek(0)
         self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw, mode="rb") if compressed else self._raw  # type: ignore[assignment]  # GzipFile has the methods used here
 
-    def __enter__(self) -> _Plain:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,16 +123,19 @@ class _Plain:
         self._raw.close()
 
     def read(self, count: int) -> bytes:
-        """Return exactly `count` bytes, or raise EOFError if fewer are left."""
+        """Return the next bytes, at most `count`. Raise EOFError at the end, which `tarfile` forgives."""
         data = self._file.read(count)
-        while len(data) < count:
-            more = self._file.read(count - len(data))
-            if not more:
-                raise EOFError("it ends in the middle")
-            data += more
-        self._read_bytes += count
+        if not data:
+            raise EOFError("it ends in the middle")
+        self._read_bytes += len(data)
         self.refuse_beyond(self._read_bytes)
+        if self.headers_end is not None and self._read_bytes > self.headers_end:
+            raise UnsafeArchiveError("its extended headers are too long", f"byte {self.headers_end}")
         return data
+
+    def begin_headers(self) -> None:
+        """Limit the bytes that are read from now on until `headers_end` is None again."""
+        self.headers_end = self._read_bytes + _MAX_HEADERS
 
     def drain(self) -> None:
         """Read to the end, so that gzip compares its checksum."""
@@ -166,38 +165,38 @@ class _Unpacker:
 
     def run(self) -> dict[str, int]:
         total_bytes = 0
-        for entry in _read_members(self._plain):
-            if entry.kind == _DIRECTORY and _names_root(entry.name):
+        for member, content in _read_members(self._plain):
+            if member.isdir() and _names_root(member.name):
                 continue  # it is `into`, which exists
-            parts = self._take_name(entry)
-            total_bytes += entry.size_bytes
+            parts = self._take_name(member)
+            total_bytes += member.size
             self._plain.refuse_beyond(total_bytes)
-            if entry.kind == _FILE:
-                self._write(parts, entry.size_bytes)
-            elif entry.kind == _DIRECTORY:
+            if content is not None:
+                self._write(parts, member.size, content)
+            elif member.isdir():
                 self._place(parts).mkdir(parents=True, exist_ok=True)
             else:
-                self._links[parts] = _resolve_link(entry, parts)
+                self._links[parts] = _resolve_link(member, parts)
         self._plain.drain()
         self._make_links()
         return {"/".join(parts): size for parts, size in sorted(self._sizes.items())}
 
-    def _take_name(self, entry: _Member) -> Parts:
+    def _take_name(self, member: tarfile.TarInfo) -> Parts:
         try:
-            parts = safe_parts(entry.name)
-            if entry.kind == _DIRECTORY:
+            parts = safe_parts(member.name)
+            if member.isdir():
                 self._names.add_directory(parts)
             else:
                 self._names.add_file(parts)
         except UnsafeName as problem:
-            raise UnsafeArchiveError(str(problem), entry.name) from None
+            raise UnsafeArchiveError(str(problem), member.name) from None
         self._plain.refuse_more(len(self._names))  # with the directories that the names of members imply
         return parts
 
     def _place(self, parts: Parts) -> Path:
         return self._into.joinpath(*parts)
 
-    def _write(self, parts: Parts, size_bytes: int) -> None:
+    def _write(self, parts: Parts, size_bytes: int, content: IO[bytes]) -> None:
         place = self._place(parts)
         place.parent.mkdir(parents=True, exist_ok=True)
         if size_bytes > shutil.disk_usage(self._into).free:
@@ -205,11 +204,10 @@ class _Unpacker:
         with place.open("xb") as file:
             left = size_bytes
             while left:
-                piece = self._plain.read(min(left, _PIECE))
+                piece = content.read(min(left, _PIECE))
                 file.write(piece)
                 left -= len(piece)
                 self._on_progress(len(piece))
-        self._plain.read(-size_bytes % _BLOCK)
         self._sizes[parts] = size_bytes
 
     def _make_links(self) -> None:
@@ -251,129 +249,88 @@ def _names_root(name: str) -> bool:
     return {"", "."}.issuperset(name.split("/"))
 
 
-def _resolve_link(entry: _Member, parts: Parts) -> Parts:
+def _resolve_link(member: tarfile.TarInfo, parts: Parts) -> Parts:
     """Return the target of a link.
 
     A hard link names the target from the root of the archive, a soft link from the directory of the link.
     """
-    if entry.link.startswith("/"):
-        raise UnsafeArchiveError("it is a link to the root", entry.name)
-    way = list(parts[:-1]) if entry.kind == _SOFT else []
-    for part in entry.link.split("/"):
+    if member.linkname.startswith("/"):
+        raise UnsafeArchiveError("it is a link to the root", member.name)
+    way = list(parts[:-1]) if member.issym() else []
+    for part in member.linkname.split("/"):
         if part == "..":
             if not way:
-                raise UnsafeArchiveError("it is a link that leads outside", entry.name)
+                raise UnsafeArchiveError("it is a link that leads outside", member.name)
             way.pop()
         elif part not in ("", "."):
             way.append(part)
     try:
         return safe_parts("/".join(way))  # a name that no member can have would only take memory
     except UnsafeName:
-        raise UnsafeArchiveError("it is a link to no file of the archive", entry.name) from None
+        raise UnsafeArchiveError("it is a link to no file of the archive", member.name) from None
 
 
 # ---------------------------------------------------------------------------------------- the format
 
 
-def _read_members(plain: _Plain) -> Iterator[_Member]:
-    """Yield the members up to the end mark. The caller reads the content before it asks for the next."""
+def _read_members(plain: _Plain) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Yield each member with its content, None if it is no file. The caller reads all of the content."""
+    ended = False
+
+    class Header(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            nonlocal ended
+            ended = len(buf) == tarfile.BLOCKSIZE and not buf.strip(b"\0")
+            header = super().frombuf(buf, encoding, errors)
+            if header.size < 0:
+                raise TransferError("the archive is broken: a size is negative")
+            if header.type not in _ALLOWED:
+                what = _REFUSED.get(header.type, f"of the unknown kind {header.type!r}")
+                raise UnsafeArchiveError(f"it is {what}", header.name)
+            return header
+
+    def next_member() -> tarfile.TarInfo | None:
+        plain.begin_headers()
+        with _naming_what_is_broken():
+            found: tarfile.TarInfo | None = tar.next()
+        plain.headers_end = None
+        return found
+
+    source: Any = plain  # `tarfile` only reads from a stream
+    plain.begin_headers()
+    with _naming_what_is_broken():
+        tar: Any = tarfile.open(  # noqa: SIM115  # there is nothing to close; it reads the first headers
+            fileobj=source, mode="r|", bufsize=_READ_AHEAD, tarinfo=Header, encoding="utf-8", errors="strict"
+        )
     count = 0
-    more: dict[str, str] = {}
-    extensions = 0
-    while (header := plain.read(_BLOCK)).strip(b"\0"):
+    while (member := next_member()) is not None:
         count += 1
         plain.refuse_more(count)
-        kind, name, link, size_bytes = _read_header(header)
-        if kind in b"xgLK":
-            extensions += 1
-            if size_bytes > _MAX_EXTENSION or extensions > _MAX_EXTENSIONS:
-                raise UnsafeArchiveError("its extended header is too long", name)
-            body = plain.read(size_bytes)
-            plain.read(-size_bytes % _BLOCK)
-            more.update(_read_extension(kind, body, name))
-            continue
-        entry = _make_member(kind, name, link, size_bytes, more)
-        more, extensions = {}, 0
-        yield entry
-    if extensions:
-        raise TransferError("the archive is broken: it ends with an extended header")
+        _refuse_member(member, tar.pax_headers)
+        yield member, tar.extractfile(member) if member.isreg() else None
+        tar.members = []  # the reader keeps all of them
+    if not ended:
+        raise TransferError("the archive is broken: a header cannot be read")
 
 
-def _make_member(kind: bytes, name: str, link: str, size_bytes: int, more: dict[str, str]) -> _Member:
-    """Apply the extended headers in `more`, and refuse a member that must not be unpacked."""
-    name, link = more.get("path", name), more.get("linkpath", link)
-    if "size" in more:
-        if not (more["size"].isascii() and more["size"].isdigit() and len(more["size"]) < 20):
-            raise TransferError("the archive is broken: a size is not a number")
-        size_bytes = int(more["size"])
-    if kind in (b"\0", b"7"):
-        kind = _FILE
-    if kind == _FILE and name.endswith("/"):  # very old archives mark directories like this
-        kind = _DIRECTORY
-    if kind not in (_FILE, _HARD, _SOFT, _DIRECTORY):
-        raise UnsafeArchiveError(f"it is {_REFUSED.get(kind, f'of the unknown kind {kind!r}')}", name)
-    if kind != _FILE and size_bytes:
-        raise UnsafeArchiveError("it has content although it is not a file", name)
-    return _Member(kind, name, link, size_bytes)
-
-
-def _read_header(header: bytes) -> tuple[bytes, str, str, int]:
-    stated = _number(header[148:156])
-    blanked = header[:148] + b" " * 8 + header[156:]
-    signed = sum(byte - 256 if byte > 127 else byte for byte in blanked)  # some old programs count so
-    if stated not in (sum(blanked), signed):
-        raise TransferError("the archive is broken: a header has the wrong checksum")
-    name = _text(header[:100])
-    if header[257:263] == b"ustar\0" and header[345]:
-        name = f"{_text(header[345:500])}/{name}"
-    return header[156:157], name, _text(header[157:257]), _number(header[124:136])
-
-
-def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # a binary number, for large sizes
-        if field[0] != 0x80:
-            raise TransferError("the archive is broken: a negative number")
-        return int.from_bytes(field[1:], "big")
-    digits = field.strip(b" \0")
-    if digits.strip(b"01234567"):
-        raise TransferError("the archive is broken: a number has other characters than digits")
-    return int(digits or b"0", 8)
-
-
-def _text(field: bytes) -> str:
-    text = field.split(b"\0", 1)[0]
+@contextmanager
+def _naming_what_is_broken() -> Iterator[None]:
     try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError:
-        raise UnsafeArchiveError("it is not text", repr(text)[2:-1]) from None
+        yield
+    except UnicodeDecodeError as error:
+        raise UnsafeArchiveError("it is not text", repr(error.object)[2:102]) from None
+    except (ValueError, RecursionError) as error:
+        raise TransferError(f"the archive is broken: {error}") from error
 
 
-def _read_extension(kind: bytes, body: bytes, name: str) -> dict[str, str]:
-    """Return the fields that an extended header sets for the next member."""
-    if kind in b"LK":
-        return {"path" if kind == b"L" else "linkpath": _text(body)}
-    records = _pax_records(body, name)
-    if any(key.startswith("GNU.sparse") for key in records):
-        raise UnsafeArchiveError("it is a sparse file", name)
-    named: dict[str, str] = {key: records[key] for key in ("path", "linkpath", "size") if key in records}
-    if kind == b"g" and named:
-        raise UnsafeArchiveError("a header sets one name or size for all members", name)
-    return named
-
-
-def _pax_records(body: bytes, name: str) -> dict[str, str]:
-    """Parse records `length key=value` with a line end; the length counts the whole record."""
-    records: dict[str, str] = {}
-    at = 0
-    while at < len(body):
-        digits, blank, _ = body[at : at + 10].partition(b" ")
-        length = int(digits) if blank and digits.isdigit() else 0
-        record = body[at : at + length]
-        if not record.endswith(b"\n") or len(record) != length:
-            raise TransferError("the archive is broken: an extended header has a wrong length")
-        key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
-        if not equals or b"\0" in value:
-            raise UnsafeArchiveError("its extended header is malformed", name)
-        records[_text(key)] = _text(value)
-        at += length
-    return records
+def _refuse_member(member: tarfile.TarInfo, for_all: Mapping[str, str]) -> None:
+    """Raise UnsafeArchiveError for a member that must not be unpacked."""
+    if any(key.startswith("GNU.sparse") for key in (*member.pax_headers, *for_all)):
+        raise UnsafeArchiveError("it is a sparse file", member.name)
+    if {"path", "linkpath", "size"} & for_all.keys():
+        raise UnsafeArchiveError("a header sets one name or size for all members", member.name)
+    if member.size and not member.isreg():
+        raise UnsafeArchiveError("it has content although it is not a file", member.name)
+    if member.size < 0:
+        raise TransferError("the archive is broken: a size is negative")
