@@ -50,10 +50,6 @@ class Gone(Exception):
     """The error for a connection that the client has closed."""
 
 
-# The first message of TLS, with which the client looks if a silent port speaks TLS. A plain server hangs up.
-_HELLO = b"\x16\x03"
-
-
 class Peer:
     """The server's end of one connection, which a script uses."""
 
@@ -120,7 +116,7 @@ class Peer:
             data = self.sock.recv(65536)
         except OSError as error:
             raise Gone from error
-        if not data or data.startswith(_HELLO):
+        if not data:
             raise Gone
         self._buffer += data
 

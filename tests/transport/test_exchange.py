@@ -16,8 +16,7 @@ from support.servers import AnsweringServer, Peer, ScriptedServer, answer, redir
 from support.wires import Notebook, http_for, post
 
 from tinker_sync.config import Timeout
-from tinker_sync.transport.exchange import Exchange
-from tinker_sync.transport.http import Reply, SendFailed
+from tinker_sync.transport.http import Exchange, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
 
 

@@ -118,18 +118,8 @@ def hang_up(peer: Peer) -> None:
     peer.read_request()
 
 
-def answer_once(peer: Peer) -> None:
-    peer.read_request()
-    peer.send(answer(b"{}", headers={"Connection": "close"}))
-
-
-@pytest.mark.parametrize("polite", [True, False])
-def test_a_port_with_tls_is_reported_at_once(authority: Authority, polite: bool) -> None:
-    def greet(peer: Peer) -> None:
-        with authority.server_context().wrap_socket(peer.sock, server_side=True) as secure:
-            secure.recv(1)
-
-    with ScriptedServer(alert if polite else greet) as server:
+def test_a_port_with_tls_is_reported_at_once() -> None:
+    with ScriptedServer(alert) as server:
         failed = fails(http_for(server), post())
     where = f"the server at 127.0.0.1:{server.port}"
     assert str(failed) == f"{where} speaks TLS; begin its address with https://, or name another port"
@@ -137,22 +127,29 @@ def test_a_port_with_tls_is_reported_at_once(authority: Authority, polite: bool)
     assert server.seen == []
 
 
-def test_a_port_that_hangs_up_is_asked_for_tls_once_and_never_after_an_answer() -> None:
-    with ScriptedServer(hang_up, Peer.close, hang_up) as server:
+def test_the_error_of_a_port_that_hangs_up_names_tls_until_it_has_answered() -> None:
+    hint = "; if the server speaks TLS, its address begins with https://"
+
+    def twice(peer: Peer) -> None:
+        for _ in range(2):
+            peer.read_request()
+            peer.send(answer(b"{}"))
+        peer.read_request()
+
+    with ScriptedServer(hang_up, hang_up, twice) as server:
         http = http_for(server)
         for _ in range(2):
-            with pytest.raises(SendFailed, match=r"^the connection was closed without an answer$") as caught:
+            with pytest.raises(SendFailed) as caught:
                 http.send(post())
             assert not caught.value.final
-        http.close()
-        assert (server.connections, len(server.seen)) == (3, 2)
-    with ScriptedServer(answer_once, hang_up) as server:
-        http = http_for(server)
-        http.send(post())
-        with pytest.raises(SendFailed):
+            assert str(caught.value).endswith(hint)
+        for _ in range(2):
             http.send(post())
+        with pytest.raises(SendFailed) as caught:
+            http.send(post(repeatable=False))
         http.close()
-        assert server.connections == 2
+        assert str(caught.value) == "the connection was closed without an answer"
+        assert (server.connections, len(server.seen)) == (3, 5)
 
 
 def test_a_certificate_for_another_name(authority: Authority, session: requests.Session) -> None:

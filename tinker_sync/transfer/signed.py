@@ -201,7 +201,7 @@ class SignedHttp:
             {"User-Agent": f"tinker_sync/{__version__}", "Accept-Encoding": "identity", **headers}
         )
         request.body = body  # type: ignore[assignment]  # adapters accept a file
-        options = self._rules.way_to(origin).options
+        options = self._rules.route_to(origin).options
         try:
             response = self._rules.session.get_adapter(url).send(
                 request,

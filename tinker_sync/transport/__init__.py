@@ -2,13 +2,12 @@
 
     caller                 the retries: `Tries` decides after each try; `Caller` makes blocking calls
     verdict                the decision about an answer or a failure, by `tinker_sync._base.policy`
-    http, exchange         one attempt to send a call, over an idle or a new connection, with its redirects;
+    http                   one attempt to send a call, over an idle or a new connection, with its redirects;
                            the caller or a poller (a thread that serves many requests) reads the answer
     request                one request to one address: its headers, also encoded as bytes (its head)
     pools                  open connections, kept for reuse
     body                   a large body in pieces, sent in blocks without a copy of the whole
-    socket_line            bytes on a socket, framed by `wire.http1`
-    content, scheme        compressed bodies; ports that use another scheme than the address
+    content                compressed bodies
     session                the user's `requests.Session`: proxies, certificates, headers, cookies
     auth, tokens, challenge, credential_command   the key, and tokens in exchange for it
     journal, redact        log lines and events, with secrets masked

@@ -1,39 +1,79 @@
 """`Http`: one attempt to send a `Call`, which ends with a `Reply` or with `SendFailed`.
 
-The retries are in `caller.py`. An attempt follows redirects. If the server has closed an idle connection in
-the meantime, the attempt sends again over a new one, unless this could repeat a call that must not be
-repeated.
+The retries are in `caller.py`. `Http.open` sends a request over an idle connection or a new one, and returns
+an `Exchange`, which reads the answer. `Http.send` waits for it.
 
-`Http.send` waits for the reply. `Http.open` returns before it, for a poller, a thread that reads the answers
-of many calls; `exchange.py` describes how.
+    exchange = http.open(call)      # connects and sends, which may block
+    exchange.fileno()               # a poller puts it into a selector
+    reply = exchange.step()         # when it is readable, or `expires_at_s` has come: the reply, or None
+
+`step` takes the bytes that have arrived without waiting for more, so one thread can read the answers of many
+calls; `finish` waits. Both use the same parser, so a thread may call `finish` after `step`. An exchange
+follows redirects. If the server has closed an idle connection in the meantime, the exchange sends again over
+a new one, unless this could repeat a call that must not be repeated. If the server rejects the token of a
+request as invalid, the exchange gets a new token, if there is one, and sends the same request once more, even
+for a call that must not be repeated. In these three cases `step` connects and sends, which may block for a
+moment, and `fileno` changes, so a poller reads it after every `step`.
+
+An exchange belongs to one thread at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import Final, Protocol
+import socket
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Final, NoReturn, Protocol
 
-from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from attrs import evolve
+
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, slice_of
 from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import hold_server
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
-from tinker_sync.errors import APIConnectionError
+from tinker_sync.errors import APIConnectionError, InvalidInputError
+from tinker_sync.transport import content
+from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.exchange import Exchange, Launcher
+from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.pools import MAX_IDLE, Pools, Route
-from tinker_sync.transport.request import RequestHeads
-from tinker_sync.transport.scheme import speaks_tls, with_tls
+from tinker_sync.transport.pools import (
+    MAX_IDLE,
+    ConnectFailed,
+    Connection,
+    Pools,
+    Route,
+    connect,
+    never_block,
+)
+from tinker_sync.transport.request import (
+    API_KEY,
+    MAX_REDIRECTS,
+    REDIRECTS,
+    Hop,
+    RedirectRefused,
+    RequestHeads,
+    redirected,
+)
 from tinker_sync.transport.session import SessionRules
-from tinker_sync.transport.socket_line import Limits
-from tinker_sync.wire.http1.client import Unanswered
+from tinker_sync.wire.http1.client import (
+    RECEIVE_BYTES,
+    ReplyParser,
+    SpeaksTls,
+    request_head,
+)
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
-
-# A port that does not use TLS may take the greeting for a partial request and wait for the rest.
-_GREETING_S: Final = 1.0
+# Common Python servers close connections that were idle for 5 s. A call that must not be repeated does not
+# use a connection near that age: if it broke, the fate of the call would be unknown.
+_FRESH_ENOUGH_S: Final = 2.0
+# A socket's timeout covers one whole `sendall`. Sending in pieces limits each piece, not the whole upload.
+_SEND_BYTES: Final = BLOCK_BYTES
 
 
 class Credentials(Protocol):
@@ -66,22 +106,17 @@ class Http:
     ) -> None:
         self._settings = settings
         self._keys = keys
-        self._clock = clock
+        self.clock = clock
+        self.journal = journal or Journal()
         self._heads = RequestHeads(settings)
-        self._origin = self._heads.origin
         self._embedded = hold_server(settings.base_url, settings.api_key)
         self._rules = SessionRules(
             settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
         )
-        self._pools = Pools(clock, max_idle=max_idle)
-        self.has_idle_connection = self._pools.has_idle
-        self._launcher = Launcher(
-            self._heads, self._rules, self._pools, clock, journal or Journal(), self.start_server
-        )
-        self._renewed = None if keys is None else keys.renewed
+        self.pools = Pools(clock, max_idle=max_idle)
+        self.has_idle_connection = self.pools.has_idle
+        self._direct: Route | None = None  # to the configured server if no proxy leads there; fixed
         self._kind_limits_answer = isinstance(settings.max_body_bytes, DefaultInt)
-        # Set by any thread once the server has answered or its port was probed for TLS; never reset.
-        self._heard = False
 
     def send(self, call: Call) -> Reply:
         """Make one attempt to send a call, and return the answer of any status.
@@ -94,15 +129,7 @@ class Http:
             ConfigurationError, MissingExtraError: The embedded server cannot be started.
             InvalidInputError: An array of the body has changed since an earlier try.
         """
-        try:
-            reply = self.open(call).finish()
-        except SendFailed as failed:
-            if self._was_meant_for_tls(failed, call):
-                message = with_tls(self._origin.netloc)
-                raise SendFailed(message, maybe_received=False, final=True) from failed
-            raise
-        self._heard = True
-        return reply
+        return self.open(call).finish()
 
     def open(self, call: Call) -> Exchange:
         """Send a call and return the exchange that reads its answer. Connecting and sending may block.
@@ -111,14 +138,14 @@ class Http:
             SendFailed: The call could not be sent.
             TinkerError: As for `send`.
         """
-        keys = self._keys
-        if keys is None or call.credential != "usual":
-            credential = self._credential(call, keys)
-        else:
-            credential = keys.credential()
-        renew = self._renewed if credential and call.credential == "usual" else None
+        credential, renew = "", None
+        if self._keys is not None and call.credential == "usual":
+            credential = self._keys.credential()
+            renew = self._keys.renewed if credential else None
+        elif self._keys is not None and call.credential == "exchange":
+            credential = self._keys.for_exchange()
         head = self._heads.write(call, credential) if self._rules.adds_nothing else None
-        return Exchange(call, head, credential, self._limits(call), self._launcher, renew)
+        return Exchange(self, call, head, credential, renew)
 
     def start_server(self) -> None:
         """Start the embedded server if these calls go to it and it is not running.
@@ -135,79 +162,583 @@ class Http:
         except APIConnectionError as error:
             raise SendFailed(str(error), maybe_received=False, final=True) from error
 
-    def _was_meant_for_tls(self, failed: SendFailed, call: Call) -> bool:
-        """Return True if the first request failed because it was plain HTTP and the port uses TLS.
-
-        This method probes the port at most once.
-        """
-        origin = self._origin
-        unanswered = isinstance(failed.cause, (OSError, Unanswered)) and not (
-            failed.timed_out or failed.final
-        )
-        if self._heard or not unanswered or origin.scheme != "http" or self._embedded is not None:
-            return False
-        self._heard = True
-        direct = self.route().proxy is None
-        left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
-        return direct and speaks_tls(origin.host, origin.port, left_s)
-
     def route(self) -> Route:
         """Return the route of requests to the configured server.
 
         Raises:
             ConfigurationError: A certificate file or a proxy cannot be used.
         """
-        return self._rules.way_to(self._origin).route
+        return self._rules.route_to(self._heads.origin)
 
     def forget_idle(self) -> None:
         """Close the idle connections, so that the next requests use new ones."""
-        self._pools.forget_idle()
+        self.pools.forget_idle()
 
     def close(self) -> None:
         """Close all connections, and release the hold that keeps the embedded server running.
 
         Requests under way fail. May be called twice, from any thread.
         """
-        self._pools.close()
+        self.pools.close()
         self._rules.close()
         if self._embedded is not None:
             self._embedded.release()
 
     @property
     def closed(self) -> bool:
-        return self._pools.closed
+        return self.pools.closed
 
     def renew_after_fork(self) -> None:
         """Drop the copies of the parent's connections, in a forked child.
 
         The child's first call also does this.
         """
-        self._pools.renew_after_fork()
+        self.pools.renew_after_fork()
         self._rules.renew_after_fork()
 
     def __repr__(self) -> str:
-        return f"<Http {self._settings.base_url} {self._pools!r}>"
+        return f"<Http {self._settings.base_url} {self.pools!r}>"
 
-    @staticmethod
-    def _credential(call: Call, keys: Credentials | None) -> str:
-        """Return the text of the call's credential, or "" if the call carries none."""
-        if keys is None:
-            return ""
-        if call.credential == "usual":
-            return keys.credential()
-        return keys.for_exchange() if call.credential == "exchange" else ""
+    # ---------------------------------------------------- for exchanges
 
-    def _limits(self, call: Call) -> Limits:
+    def compose(self, call: Call, credential: str) -> Hop:
+        """Return the first request of a call."""
+        return self._heads.hop(call, credential, self._rules.headers())
+
+    def direct_route(self) -> Route | None:
+        """Return the route to the configured server, or None if a proxy leads there."""
+        if self._direct is None:
+            route = self.route()
+            if route.proxy is not None:
+                return None
+            self._direct = route
+        return self._direct
+
+    def write(self, hop: Hop) -> tuple[Route, bytes]:
+        """Return the route and the whole head of a request. `Host` comes first, as some servers require.
+
+        Raises:
+            ConfigurationError: A certificate file or a proxy cannot be used.
+        """
+        route = self._rules.route_to(hop.origin)
+        headers = {"host": ("Host", hop.origin.netloc), **hop.headers}
+        authorization = self._rules.authorization(route) if hop.own else route.netrc
+        if authorization:
+            headers.setdefault("authorization", ("Authorization", authorization))
+        cookies = self._rules.cookies_for(hop.address) if self._rules.has_cookies else None
+        if cookies:
+            headers.setdefault("cookie", ("Cookie", cookies))
+        if hop.body is not None or hop.method not in ("GET", "HEAD"):
+            headers["content-length"] = ("Content-Length", str(len(hop.body or b"")))
+        if route.forwarded:
+            for name, value in route.proxy_headers.items():
+                headers[name.lower()] = (name, value)
+        target = hop.address if route.forwarded else hop.target
+        return route, request_head(hop.method, target, headers.values())
+
+    def connect(self, route: Route, call: Call, give_up_s: float) -> Connection:
+        """Open a connection for a request that must be over at the moment `give_up_s` of the clock.
+
+        Raises:
+            SendFailed: There is no connection.
+            ConfigurationError, MissingExtraError: The embedded server cannot be started.
+        """
+        self.start_server()
+        left_s = min((call.timeout or self._settings.timeout).connect, give_up_s - self.clock.now())
+        if left_s <= 0:
+            raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
+        try:
+            connection = connect(route, left_s if math.isfinite(left_s) else None)
+        except ConnectFailed as error:
+            raise SendFailed(
+                str(error), maybe_received=False, timed_out=error.timed_out, final=error.final
+            ) from error
+        if not self.pools.adopt(connection):
+            connection.close()
+            raise SendFailed("the client is closed", maybe_received=False, final=True)
+        return connection
+
+    def silences_s(self, call: Call) -> tuple[float, float]:
+        """Return the limits until the first byte of the answer, and between two pieces of it.
+
+        The first one also limits each piece of the request.
+        """
         timeout = call.timeout or self._settings.timeout
         read_s = call.read_s or timeout.read
-        left_s = math.inf if call.deadline_s is None else call.deadline_s
+        return read_s, timeout.idle or read_s
+
+    def most_bytes(self, call: Call) -> int:
+        """Return the limit for the body of the answer to a call."""
         most_bytes = self._settings.max_body_bytes
-        if self._kind_limits_answer:
-            most_bytes = min(most_bytes, call.answer_bytes)
-        return Limits(
-            connect_s=timeout.connect,
-            read_s=read_s,
-            idle_s=timeout.idle or read_s,
-            give_up_s=self._clock.now() + left_s,
-            max_body_bytes=most_bytes,
-        )
+        return min(most_bytes, call.answer_bytes) if self._kind_limits_answer else most_bytes
+
+    def keep_cookies(self, hop: Hop, reply: ReplyParser) -> None:
+        """Store the cookies of an answer, as a `requests.Session` does."""
+        self._rules.keep_cookies(hop.address, reply.headers)
+
+
+class Exchange:
+    """One attempt to send a call and read its answer, with redirects. `Http.open` makes it.
+
+    At the end of a request, the exchange returns the connection to the pools, or closes it if it cannot be
+    used again. For one thread at a time.
+    """
+
+    # Slots, because tens of thousands may wait for their answers.
+    __slots__ = (
+        "_began_s",
+        "_connection",
+        "_credential",
+        "_give_up_s",
+        "_head",
+        "_http",
+        "_idle_s",
+        "_made_hop",
+        "_made_parser",
+        "_over",
+        "_read_s",
+        "_redirects",
+        "_renew",
+        "_resent",
+        "_sent",
+        "_taken",
+        "_told",
+        "call",
+        "expires_at_s",
+    )
+
+    _connection: Connection
+
+    def __init__(
+        self,
+        http: Http,
+        call: Call,
+        head: bytes | None,
+        credential: str,
+        renew: Callable[[Secret], Secret | None] | None,
+    ) -> None:
+        """Send a call.
+
+        Args:
+            http: the sender.
+            call: the call.
+            head: the head of the first request if it is already written, otherwise None.
+            credential: the credential of the request. A key among the user's default headers replaces it,
+                and is not renewed.
+            renew: returns a credential that replaces a rejected one, or None if no other exists. It may
+                block, and its errors reach the reader of the answer.
+
+        Raises:
+            SendFailed: The request was not sent, or not to its end.
+            ConfigurationError: A certificate file or a proxy cannot be used.
+            ConfigurationError, MissingExtraError: The embedded server cannot be started.
+            InvalidInputError: An array of the body has changed since an earlier try.
+        """
+        self._http = http
+        self.call = call
+        self._head = head  # None once the request was sent
+        self._credential = credential
+        self._renew = renew  # None after its first call: a second rejection is final
+        self._made_hop: Hop | None = None
+        self._made_parser: ReplyParser | None = None
+        self._read_s, self._idle_s = http.silences_s(call)
+        self._began_s = http.clock.now()
+        # The moment of the clock at which the request must be over.
+        self._give_up_s = math.inf if call.deadline_s is None else self._began_s + call.deadline_s
+        self.expires_at_s = self._give_up_s
+        """The moment of the clock at which to call `step` even if nothing has arrived."""
+        self._redirects = 0
+        self._sent = False  # the whole request under way
+        self._over = True  # no request is under way
+        self._resent = False  # the server may have received an earlier send
+        self._taken = False  # an earlier address has processed the request and redirected to a GET
+        self._told = False  # this try is logged or observed
+        self._begin()
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
+        return self._connection.sock.fileno()
+
+    def step(self) -> Reply | None:
+        """Take the bytes that have arrived, and return the reply if it is whole, otherwise None.
+
+        Raises:
+            SendFailed: The attempt ended without a reply.
+            CredentialError: The server rejected the token, and no new token could be fetched.
+            ConfigurationError: A certificate file or a proxy cannot be used for the address of a redirect.
+            InvalidInputError: The request had to be sent again, but an array of its body has changed.
+        """
+        try:
+            raw = self._take_arrived()
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+            return None
+        return None if raw is None else self._conclude(raw)
+
+    def finish(self) -> Reply:
+        """Wait for the reply and return it.
+
+        Raises:
+            SendFailed, CredentialError, ConfigurationError, InvalidInputError: As for `step`.
+        """
+        while True:
+            try:
+                raw = self._take_all()
+            except SendFailed as failed:
+                self._replace_or_raise(failed)
+            else:
+                reply = self._conclude(raw)
+                if reply is not None:
+                    return reply
+
+    def abort(self) -> None:
+        """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
+        if not self._over:
+            self._over = True
+            self._http.pools.discard(self._connection)
+
+    # ---------------------------------------------------- requests
+
+    @property
+    def _hop(self) -> Hop:
+        """The request that is under way, composed when it is first needed."""
+        if self._made_hop is None:
+            self._made_hop = self._http.compose(self.call, self._credential)
+        return self._made_hop
+
+    @property
+    def _repeatable(self) -> bool:
+        return self.call.repeatable or (self._made_hop or self.call).method in ("GET", "HEAD")
+
+    def _begin(self) -> None:
+        try:
+            self._send(fresh=self.call.fresh)
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+
+    def _send(self, *, fresh: bool) -> None:
+        http, call = self._http, self.call
+        head, self._head = self._head, None  # thousands may wait for their answers, and few are sent again
+        route = None if head is None else http.direct_route()
+        body = call.body
+        if route is None or head is None:
+            route, head = http.write(self._hop)
+            body = self._hop.body
+        connection = None
+        if not fresh:
+            connection = http.pools.take(route, max_idle_s=None if self._repeatable else _FRESH_ENOUGH_S)
+        self._connection = connection or http.connect(route, call, self._give_up_s)
+        self._made_parser, self._sent, self._over = None, False, False
+        self._write(head, body)
+        journal = http.journal
+        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
+        if self._told:
+            journal.sent(call, self._hop.headers)
+
+    def _replace_or_raise(self, failed: SendFailed) -> None:
+        """Send the request over a new connection if the server had closed the idle one. Otherwise raise.
+
+        A call that must not be repeated is sent again only if the server certainly has not received it.
+
+        Raises:
+            SendFailed: the given failure, or that of the second send.
+            InvalidInputError: an array of the body has changed since the first send.
+        """
+        if failed.stale and (self._repeatable or not failed.maybe_received):
+            self._resent = self._resent or failed.maybe_received
+            try:
+                self._send(fresh=True)
+            except SendFailed as again:
+                failed = again
+            except InvalidInputError as changed:  # raised by a body whose arrays have changed
+                changed.ambiguous = self._resent
+                raise
+            else:
+                return
+        raise self._lost(failed)
+
+    def _conclude(self, raw: ReplyParser) -> Reply | None:
+        fields = raw.fields.lines
+        if "set-cookie" in fields:
+            self._http.keep_cookies(self._hop, raw)
+        if raw.status in REDIRECTS and self.call.follow_redirects and (location := _location(raw)):
+            self._follow(raw.status, location)
+            return None
+        encoding, body = "", raw.body()
+        if "content-encoding" in fields:
+            _, encoding = fields["content-encoding"]
+        try:
+            if encoding:
+                body = content.decode(body, encoding, limit=raw.max_body_bytes)
+        except (MalformedMessage, MessageTooLarge) as error:
+            if raw.status < 400:
+                final = isinstance(error, MessageTooLarge)
+                raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
+            body = f"(the body cannot be read: {error})".encode()  # the status is known all the same
+        # The decoder detects an incomplete compressed body.
+        may_be_cut = raw.lasts_until_close and not encoding
+        reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
+        if self._told:
+            http = self._http
+            http.journal.answered(self.call, reply, http.clock.now() - self._began_s)
+        if reply.status == 401 and self._has_new_credential(reply):
+            self._begin()
+            return None
+        return reply
+
+    def _has_new_credential(self, reply: Reply) -> bool:
+        """Put a new credential into the request if the server has rejected the credential as invalid.
+
+        Return True if the request now carries a new one.
+        """
+        renew = self._renew
+        if renew is None or not rejects_token(reply.headers.get("www-authenticate")):
+            return False
+        sent = self._hop.headers.get(API_KEY.lower())
+        if sent is None or sent[1] != self._credential:
+            return False
+        self._renew = None
+        renewed = renew(Secret(sent[1]))
+        if renewed is None:
+            return False
+        header = {API_KEY.lower(): (API_KEY, renewed.reveal())}
+        self._made_hop = evolve(self._hop, headers={**self._hop.headers, **header})
+        return True
+
+    def _follow(self, status: int, location: str) -> None:
+        self._redirects += 1
+        before = self._hop
+        if self._redirects > MAX_REDIRECTS:
+            problem = f"the server redirects more than {MAX_REDIRECTS} times"
+            raise self._lost(SendFailed(problem, maybe_received=True, final=True))
+        try:
+            self._made_hop = redirected(before, status, location)
+        except RedirectRefused as error:
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
+        self._taken = self._taken or self._hop.method != before.method
+        same_origin = self._hop.origin == before.origin
+        self._http.journal.redirected(self.call, status, same_origin=same_origin, to=str(self._hop.origin))
+        self._begin()
+
+    def _lost(self, failed: SendFailed) -> SendFailed:
+        failed.maybe_received = failed.maybe_received or self._taken or self._resent
+        http = self._http
+        http.journal.lost(self.call, failed, http.clock.now() - self._began_s)
+        return failed
+
+    # ---------------------------------------------------- bytes
+
+    @property
+    def _parser(self) -> ReplyParser:
+        """The parser of the answer, made when it is first needed."""
+        if self._made_parser is None:
+            method = (self._made_hop or self.call).method
+            self._made_parser = ReplyParser(method, max_body_bytes=self._http.most_bytes(self.call))
+        return self._made_parser
+
+    def _write(self, head: bytes, body: bytes | PiecedBody | None) -> None:
+        """Send the request. Return early if the server has answered before the end of the request.
+
+        Raises:
+            SendFailed: The connection broke or stalled before the end of the request, so the server has not
+                received the whole.
+            InvalidInputError: An array of the body has changed since an earlier try.
+        """
+        try:
+            if isinstance(body, PiecedBody):
+                self._send_pieces(chain((head,), body.to_send()))
+            elif not body or len(body) <= _SEND_BYTES:
+                self._send_piece(head + body if body else head)  # a small body shares the packet of its head
+            else:
+                view = memoryview(body)
+                blocks = (view[at : at + _SEND_BYTES] for at in range(0, len(view), _SEND_BYTES))
+                self._send_pieces(chain((head,), blocks))
+            self._sent = True
+        except OSError as error:
+            if not self._answered_early():
+                self._fail(error)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _send_piece(self, piece: bytes | memoryview) -> None:
+        """Send a piece.
+
+        First send as much as the socket takes without blocking, which is the whole of most pieces. Then block
+        for what is left, with a timeout.
+        """
+        sock, now_s = self._connection.sock, self._http.clock.now()
+        self.expires_at_s = min(now_s + self._read_s, self._give_up_s)
+        if self.expires_at_s <= now_s:
+            raise TimeoutError("timed out")
+        try:
+            never_block(sock)
+            at = sock.send(piece)
+        except self._connection.nothing_yet:
+            at = 0
+        if at < len(piece):
+            left_s = self.expires_at_s - now_s
+            sock.settimeout(left_s if math.isfinite(left_s) else None)
+            sock.sendall(memoryview(piece)[at:])
+            self._begin_silence(self._read_s)
+
+    def _send_pieces(self, pieces: Iterator[bytes | memoryview]) -> None:
+        """Send the pieces of a request. Keep the last one back if bytes have arrived on a used connection.
+
+        The server has not read the request by then, so the bytes belong to the answer of an earlier one, as
+        when a proxy sends an answer twice. Or they refuse this request; a new connection will show that.
+        """
+        last = next(pieces)
+        for piece in pieces:
+            self._send_piece(last)
+            last = piece
+        connection = self._connection
+        if connection.requests and not connection.is_quiet():
+            raise SendFailed(
+                "bytes came on the connection before the request was sent",
+                maybe_received=False,
+                stale=not self._http.pools.closed,
+                final=self._http.pools.closed,
+            )
+        self._send_piece(last)
+
+    def _take_arrived(self) -> ReplyParser | None:
+        """Take the bytes that have arrived, without blocking. Return the answer if it is whole, else None.
+
+        Raises:
+            SendFailed: The request failed, or no answer came in time.
+        """
+        sock, parser = self._connection.sock, self._parser
+        try:
+            never_block(sock)
+            while not parser.done:
+                self._take_from(sock)
+        except self._connection.nothing_yet:
+            if self._http.clock.now() >= self.expires_at_s:
+                self._fail(TimeoutError("timed out"))
+            return None
+        except (OSError, MalformedMessage, MessageTooLarge) as error:
+            self._fail(error)
+        return self._end()
+
+    def _take_all(self) -> ReplyParser:
+        """Wait for the answer and return it.
+
+        Raises:
+            SendFailed: The request failed, or no answer came in time.
+        """
+        try:
+            while not self._parser.done:
+                self._receive()
+        except (OSError, MalformedMessage, MessageTooLarge) as error:
+            self._fail(error)
+        except BaseException:  # Ctrl-C leaves half an answer on the connection
+            self.abort()
+            raise
+        return self._end()
+
+    def _receive(self) -> None:
+        """Wait for the next bytes of the answer, and pass them to the parser."""
+        sock, left_s = self._connection.sock, self._left_s()
+        while True:
+            now_s = slice_of(left_s)
+            sock.settimeout(now_s)
+            left_s -= now_s
+            try:
+                self._take_from(sock)
+            except TimeoutError:
+                if left_s <= 0:
+                    raise
+            else:
+                return
+
+    def _begin_silence(self, limit_s: float) -> None:
+        self.expires_at_s = min(self._http.clock.now() + limit_s, self._give_up_s)
+
+    def _left_s(self) -> float:
+        left_s = self.expires_at_s - self._http.clock.now()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+    def _take_from(self, sock: socket.socket) -> None:
+        parser = self._parser
+        room = parser.room() if parser.started else None
+        if room is not None:
+            with room:
+                count = sock.recv_into(room)
+            parser.fill(count)
+        elif data := sock.recv(parser.wants if parser.started else RECEIVE_BYTES):
+            parser.feed(data)
+        else:
+            parser.eof()
+        if not parser.done:
+            self._begin_silence(self._idle_s)
+
+    def _answered_early(self) -> bool:
+        """Return True if the whole answer has arrived, though the request was not sent to its end.
+
+        A server may refuse a large body before it has read the whole.
+        """
+        sock = self._connection.sock
+        try:
+            never_block(sock)
+            while not self._parser.done:
+                self._take_from(sock)
+        except (OSError, MalformedMessage, MessageTooLarge):
+            return False
+        self._parser.keep_alive = False
+        return True
+
+    def _end(self) -> ReplyParser:
+        parser, connection = self._parser, self._connection
+        if not self._over:
+            self._over = True
+            connection.requests += 1
+            # After a 5xx, servers often close the connection without announcing it in the answer. The next
+            # call on it may be one that must not be repeated.
+            if parser.keep_alive and parser.status < 500:
+                self._http.pools.give_back(connection)
+            else:
+                self._http.pools.discard(connection)
+        return parser
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self.abort()
+        timed_out = isinstance(error, TimeoutError)
+        unheard = not self._parser.started and not timed_out
+        if isinstance(error, SpeaksTls):
+            # The server cannot read plain HTTP at this port, so it has not received the request.
+            netloc = self._connection.route.origin.netloc
+            message = (
+                f"the server at {netloc} speaks TLS; begin its address with https://, or name another port"
+            )
+            raise SendFailed(message, maybe_received=False, final=True) from error
+        raise SendFailed(
+            self._describe(error),
+            maybe_received=self._sent,
+            timed_out=timed_out,
+            stale=unheard and self._connection.requests > 0 and not self._http.pools.closed,
+            final=isinstance(error, MessageTooLarge) or self._http.pools.closed,
+        ) from error
+
+    def _describe(self, error: Exception) -> str:
+        if self._http.pools.closed:
+            return "the client was closed while the request was under way"
+        started = self._parser.started
+        if isinstance(error, TimeoutError):
+            if not self._sent:
+                return "the server stopped reading the request"
+            return "the answer stopped coming" if started else "no answer came in time"
+        text = str(error)
+        if isinstance(error, OSError):
+            text = f"the connection broke: {error.strerror or error}"
+        connection = self._connection
+        if not (started or connection.requests) and connection.route.origin.scheme == "http":
+            text += "; if the server speaks TLS, its address begins with https://"
+        return text
+
+
+def _location(raw: ReplyParser) -> str | None:
+    """Return the target of a redirect, or None. Its repr is masked, because it may be a signed address."""
+    return next((Secret(value).reveal() for name, value in raw.headers if name.lower() == "location"), None)

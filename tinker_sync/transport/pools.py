@@ -3,7 +3,7 @@
 A `Route` describes the way to an origin: direct or through an HTTP proxy, and the TLS settings. `connect`
 opens a connection: a socket, with TLS of the standard library for an https origin. urllib3 opens the tunnels
 through proxies, and is imported for them alone. `Pools` keeps the idle connections of each route.
-`socket_line.py` writes and reads on their sockets.
+`http.py` writes and reads on their sockets.
 
 Any thread may take a connection and give it back. Only one thread at a time uses a connection.
 """
@@ -20,14 +20,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
 
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.secret import HeaderMap, mask_url
-from tinker_sync.transport.scheme import answered_without_tls, without_tls
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +37,8 @@ MAX_IDLE: Final = 1000
 MAX_IDLE_S: Final = 50.0
 _LOOK_EVERY_S: Final = 1.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+# The names in various versions of OpenSSL for an answer that is not TLS.
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 _TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 
 
@@ -106,6 +107,10 @@ class Route:
     proxy: Origin | None = None
     """An HTTP proxy: it opens a tunnel to an https origin, and forwards requests to an http origin."""
     proxy_headers: Mapping[str, str] = field(factory=HeaderMap, converter=HeaderMap)
+    options: Mapping[str, Any] = field(factory=dict, repr=False)
+    """`proxies`, `verify` and `cert`, for transfers of files, which use the session's own adapter."""
+    netrc: str | None = None
+    """The `Authorization` from the user's netrc file; its repr is masked."""
 
     @property
     def forwarded(self) -> bool:
@@ -273,8 +278,13 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
             return ConnectFailed(
                 f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
             )
-        if answered_without_tls(error):
-            return ConnectFailed(without_tls(route.origin.netloc), final=True)
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            netloc = route.origin.netloc
+            return ConnectFailed(
+                f"the server at {netloc} does not speak TLS; begin its address with http://, or name another "
+                "port",
+                final=True,
+            )
     where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
     return ConnectFailed(
         f"cannot connect to {where}: {mask_url(str(error) or type(error).__name__)}",

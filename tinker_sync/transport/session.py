@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.secret import HeaderMap, Secret, mask_url
@@ -43,16 +43,6 @@ else:
 _NONE: Final = HeaderMap()
 _BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables that name trusted certificates, as requests reads them."""
-
-
-class Way(NamedTuple):
-    """The route of requests to one origin, and their options."""
-
-    route: Route
-    options: Mapping[str, Any]
-    """`proxies`, `verify` and `cert`, for transfers of files, which use the session's own adapter."""
-    netrc: str | None = None
-    """The `Authorization` from the user's netrc file; its repr is masked."""
 
 
 class SessionRules:
@@ -81,7 +71,7 @@ class SessionRules:
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._ways: dict[Origin, Way] = {}  # written under _lock, read without
+        self._routes: dict[Origin, Route] = {}  # written under _lock, read without
         self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
 
     @property
@@ -96,20 +86,20 @@ class SessionRules:
                 self._plain = made
             return self._plain
 
-    def way_to(self, origin: Origin) -> Way:
-        """Return the `Way` (route and options) to an origin: for one origin, always the same object.
+    def route_to(self, origin: Origin) -> Route:
+        """Return the route to an origin: for one origin, always the same object.
 
         Raises:
             ConfigurationError: a certificate file or a proxy cannot be used.
         """
         if self._pid != os.getpid():
             self.renew_after_fork()
-        way = self._ways.get(origin)  # entries are added and never removed
-        if way is None:
-            found = self._find_way(origin)
+        route = self._routes.get(origin)  # entries are added and never removed
+        if route is None:
+            found = self._find_route(origin)
             with self._lock:  # two threads may have searched; the first result stays
-                way = self._ways.setdefault(origin, found)
-        return way
+                route = self._routes.setdefault(origin, found)
+        return route
 
     def headers(self) -> HeaderMap:
         """Return the session's headers without those that requests puts into every session."""
@@ -124,7 +114,7 @@ class SessionRules:
             }
         )
 
-    def authorization(self, way: Way) -> str | None:
+    def authorization(self, route: Route) -> str | None:
         """Return the `Authorization` header for the configured server, or None.
 
         The user's session takes precedence over the netrc file. Without a session, the result is None.
@@ -136,7 +126,7 @@ class SessionRules:
             return _basic(auth.username, auth.password)
         if isinstance(auth, tuple):
             return _basic(*auth)
-        return way.netrc if auth is None else None
+        return route.netrc if auth is None else None
 
     @property
     def _jar(self) -> CookieJar | None:
@@ -185,18 +175,30 @@ class SessionRules:
         if plain is not None:
             plain.close()
 
-    def _find_way(self, origin: Origin) -> Way:
-        if self._given is None and not (self._trust_environment and _may_have_proxies()):
-            return self._direct_way(origin)
+    def _find_route(self, origin: Origin) -> Route:
         url = f"{origin}/"
+        options: dict[str, Any]
+        if self._given is None and not (self._trust_environment and _may_have_proxies()):
+            bundles = [os.environ.get(name) for name in _BUNDLES] if self._trust_environment else []
+            options = {"proxies": {}, "verify": next(filter(None, bundles), True), "cert": None}
+            return Route(origin, self._context_for(origin, options), options=options)
         options = self._options(url)
-        return Way(self._route(origin, url, options), options, self._netrc(url))
-
-    def _direct_way(self, origin: Origin) -> Way:
-        bundles = [os.environ.get(name) for name in _BUNDLES] if self._trust_environment else []
-        verify: bool | str = next(filter(None, bundles), True)
-        tls = self._context(verify, None) if origin.scheme == "https" else None
-        return Way(Route(origin, tls), {"proxies": {}, "verify": verify, "cert": None})
+        tls, netrc = self._context_for(origin, options), self._netrc(url)
+        proxy = requests.utils.select_proxy(url, options["proxies"])
+        if not proxy:
+            return Route(origin, tls, options=options, netrc=netrc)
+        if "://" not in proxy:
+            proxy = f"http://{proxy}"
+        elif not proxy.lower().startswith("http://"):
+            raise ConfigurationError(
+                f"the proxy {mask_url(proxy)!r} cannot be used: only HTTP proxies (http://HOST:PORT) are "
+                "supported; set another one in the session, in HTTPS_PROXY or HTTP_PROXY, or exempt "
+                f"{origin.host} with NO_PROXY"
+            )
+        try:
+            return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy), options, netrc)
+        except ValueError:
+            raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
 
     def _options(self, url: str) -> dict[str, Any]:
         merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
@@ -212,30 +214,14 @@ class SessionRules:
         found = requests.utils.get_netrc_auth(url)
         return _basic(*found) if found else None
 
-    def _route(self, origin: Origin, url: str, options: Mapping[str, Any]) -> Route:
-        proxy = requests.utils.select_proxy(url, options["proxies"])
-        tls = self._context(options["verify"], options["cert"]) if origin.scheme == "https" else None
-        if not proxy:
-            return Route(origin, tls)
-        if "://" not in proxy:
-            proxy = f"http://{proxy}"
-        elif not proxy.lower().startswith("http://"):
-            raise ConfigurationError(
-                f"the proxy {mask_url(proxy)!r} cannot be used: only HTTP proxies (http://HOST:PORT) are "
-                "supported; set another one in the session, in HTTPS_PROXY or HTTP_PROXY, or exempt "
-                f"{origin.host} with NO_PROXY"
-            )
-        try:
-            return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy))
-        except ValueError:
-            raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
-
-    def _context(self, verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
-        key = (verify, cert)
+    def _context_for(self, origin: Origin, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+        if origin.scheme != "https":
+            return None
+        key = options["verify"], options["cert"]
         with self._lock:
             context = self._contexts.get(key)
         if context is None:
-            made = _make_context(verify, cert)
+            made = _make_context(*key)
             with self._lock:
                 context = self._contexts.setdefault(key, made)
         return context
