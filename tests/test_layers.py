@@ -44,10 +44,10 @@ NOT_AT_IMPORT = {"asyncio"}
 ON_A_LOOP = (
     "runtime/awaiting.py",
     "local/server/",
-    "local/process/running.py",
+    "local/running.py",
     "testing/_middleware.py",
     "testing/tapes.py",
-    "local/process/forward.py",
+    "testing/_backends.py",
 )
 
 
@@ -121,7 +121,7 @@ def test_the_package_is_what_was_read() -> None:
         ("wire/json.py", "import asyncio", "imports asyncio when it is loaded"),
         ("cli/main.py", "def f():\n    import tinker.types", "imports tinker.types"),
         ("__init__.py", "from tinker import Datum", "imports tinker.Datum"),
-        ("_embedded.py", "from tinker_sync.local.process import server", "_embedded imports from local"),
+        ("_embedded.py", "from tinker_sync.local import launch", "_embedded imports from local"),
         ("utils.py", "import os", "utils is not a room"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_violation_is_seen(tmp_path: Path, place: str, line: str, complaint: s
         ("transport/http.py", "from tinker_sync.errors import APIError\nimport requests"),
         ("__init__.py", "from tinker_sync.types import Datum"),
         ("local/server.py", "def run():\n    import asyncio"),
-        ("_embedded.py", "def start():\n    from tinker_sync.local.process import server"),
+        ("_embedded.py", "def start():\n    from tinker_sync.local import launch"),
     ],
 )
 def test_what_is_allowed_passes(tmp_path: Path, place: str, line: str) -> None:

@@ -2,8 +2,8 @@
 
 `Settings` asks `reserve_server` for the URL and the key behind the base URL "local". `Http` asks
 `hold_server` for the server behind its URL and starts it before it sends a request. At its exit, the process
-calls `stop_server`. All other code of the server's process is in `tinker_sync.local.process`, which loads on
-first use.
+calls `stop_server`. All other code of the server's process is in `tinker_sync.local`, which loads on first
+use.
 
 A process has one embedded server, which its clients share. Reserving it takes a port and draws a key, which
 is quick. The first request starts the child process. The child ends when the last client is closed or
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tinker_sync._base.secret import Secret
-    from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
+    from tinker_sync.local.launch import EmbeddedServer, ServerHold, ServerRecord
 
 LOCAL: Final = "local"
 """The base URL that stands for the embedded server; `local:PATH` names the directory for its state, too."""
@@ -78,7 +78,7 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
         found = current_server()
         if found is not None and found.serves(data_dir, model):
             return found.record
-        from tinker_sync.local.process.server import EmbeddedServer, find_running_server
+        from tinker_sync.local.launch import EmbeddedServer, find_running_server
 
         made = find_running_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
         with _lock:
@@ -121,9 +121,9 @@ def find_key(base_url: str) -> Secret | None:
         return server.key
     if not base_url.startswith(_LOOPBACK):
         return None
-    from tinker_sync.local.process import key_files
+    from tinker_sync.local.launch import find_record
 
-    record = key_files.find(base_url)
+    record = find_record(base_url)
     return None if record is None else record.key
 
 

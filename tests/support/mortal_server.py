@@ -128,8 +128,7 @@ def _count_calls(die_at: int | None, delay_seed: int | None) -> list[int]:
 
 
 def _serve(order: dict[str, Any], tell: int) -> None:
-    from tinker_sync.local.process.assembly import assemble
-    from tinker_sync.local.process.running import run
+    from tinker_sync.local.running import assemble, run
 
     begun = _count_calls(order["die_at"], order["delay_seed"])
 
@@ -157,8 +156,7 @@ def _wait(pid: int) -> int:
 
 def main() -> None:
     import tinker_sync.local.host.host
-    import tinker_sync.local.process.assembly
-    import tinker_sync.local.process.running
+    import tinker_sync.local.running
     import tinker_sync.local.server.app
     import tinker_sync.local.server.serving
     import tinker_sync.local.store  # noqa: F401  # all of these once, for all children

@@ -10,4 +10,4 @@ from __future__ import annotations
 from tinker_sync._base.lazy import lazy_names
 
 # Loaded on first use, because an import of the engine alone must not load the server.
-__getattr__, __dir__, __all__ = lazy_names(__name__, {"tinker_sync.local.process.serving": "serve"})
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"tinker_sync.local.running": "serve"})

@@ -1,1 +1,1 @@
-from tinker_sync.local.process.serving import serve as serve
+from tinker_sync.local.running import serve as serve

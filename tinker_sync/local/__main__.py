@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tinker_sync.local.process.command import main
+from tinker_sync.local.running import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.local.process.backends import ProcessBackend, ThreadBackend
     from tinker_sync.local.server.serving import ServerThread
+    from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
     from tinker_sync.testing.calls import RecordedCall
 
 PACE: Final = 0.01
@@ -140,8 +140,8 @@ class LocalServer:
             raise failure
 
     def _begin(self) -> None:
-        from tinker_sync.local.process.backends import ProcessBackend, ThreadBackend
         from tinker_sync.local.server.serving import ServerThread
+        from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
         from tinker_sync.testing._middleware import FaultMiddleware
 
         directory = self._data_dir or Path(self._temporary.name if self._temporary else "") / "data"
@@ -158,7 +158,7 @@ class LocalServer:
         self._thread, self._port = thread, thread.port
 
     def _end(self, *, kill: bool = False) -> None:
-        from tinker_sync.local.process.backends import ProcessBackend
+        from tinker_sync.testing._backends import ProcessBackend
 
         thread, self._thread = self._thread, None
         backend, self._backend = self._backend, None

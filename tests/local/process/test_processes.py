@@ -71,12 +71,12 @@ def await_gone(pid: int, place: Path) -> None:
 SHOW = """
 import json, os, sys, threading
 from tinker_sync import ServiceClient, _embedded
-from tinker_sync.local.process import key_files
+from tinker_sync.local import launch
 
 def shown():
     server = _embedded.current_server()
     port = int(server.base_url.rpartition(":")[2])
-    return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(key_files.locate(port))})
+    return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(launch.locate(port))})
 """
 
 

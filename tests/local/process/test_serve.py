@@ -28,9 +28,8 @@ from tinker_sync import (
 )
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.local import serve
-from tinker_sync.local.process import command, key_files
-from tinker_sync.local.process.server import EmbeddedServer
+from tinker_sync.local import launch, running, serve
+from tinker_sync.local.launch import EmbeddedServer
 
 
 def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
@@ -44,7 +43,7 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served("--data-dir", tmp_path / "data") as (process, url):
-        place = key_files.locate(int(url.rpartition(":")[2]))
+        place = launch.locate(int(url.rpartition(":")[2]))
         monkeypatch.setenv("TINKER_API_KEY", "tml-of-another-server")
         for _ in range(2):
             assert Settings.resolve(base_url=url).api_key_source == "local"
@@ -191,19 +190,19 @@ def test_the_key_of_a_key_file(tmp_path: Path) -> None:
 
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Secret] = []
-    monkeypatch.setattr(command, "serve", lambda **options: given.append(options["key"]))
+    monkeypatch.setattr(running, "serve", lambda **options: given.append(options["key"]))
     for value in ("tml-mine-0123456789", " "):
         monkeypatch.setenv("TINKER_LOCAL_KEY", value)
-        assert command.main([]) == 0
+        assert running.main([]) == 0
     assert given == [Secret("tml-mine-0123456789"), None]
 
 
 def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with in_thread(data_dir=tmp_path / "data") as (url, _):
-        assert command.main(["--data-dir", str(tmp_path / "data")]) == 1
+        assert running.main(["--data-dir", str(tmp_path / "data")]) == 1
         assert f"another server (process {os.getpid()}) uses" in capsys.readouterr().err
         port = url.rpartition(":")[2]
-        assert command.main(["--data-dir", str(tmp_path / "other"), "--port", port]) == 1
+        assert running.main(["--data-dir", str(tmp_path / "other"), "--port", port]) == 1
         assert capsys.readouterr().err == (
             f"Error: 127.0.0.1:{port} cannot be listened on: another program uses the port; "
             "choose another one (--port), or 0 for one that is free\n"
@@ -216,7 +215,7 @@ def test_a_bad_directory_is_refused_with_advice(tmp_path: Path, capsys: pytest.C
     file = tmp_path / "file"
     file.touch()
     for place, why in ((file, "it is not a directory"), (file / "below", "Not a directory")):
-        assert command.main(["--data-dir", str(place)]) == 1
+        assert running.main(["--data-dir", str(place)]) == 1
         assert capsys.readouterr().err == (
             f"Error: {place} cannot be used: {why}; name another directory "
             "(--data-dir, or TINKER_LOCAL_DATA_DIR for base_url='local')\n"
@@ -272,7 +271,7 @@ def test_a_key_file_without_a_key_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / "key").write_text(content)
-    assert command.main(["--key-file", str(tmp_path / "key"), "--data-dir", str(tmp_path / "data")]) == 1
+    assert running.main(["--key-file", str(tmp_path / "key"), "--data-dir", str(tmp_path / "data")]) == 1
     assert str(tmp_path / "key") in capsys.readouterr().err
 
 

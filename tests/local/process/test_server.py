@@ -25,8 +25,8 @@ from tinker_sync import (
     _embedded,
 )
 from tinker_sync.config import Settings
-from tinker_sync.local.process import key_files
-from tinker_sync.local.process.server import EmbeddedServer
+from tinker_sync.local import launch
+from tinker_sync.local.launch import EmbeddedServer
 
 TINY = "tinker-sync/tiny"
 
@@ -66,12 +66,12 @@ def test_clients_share_a_server_from_the_first_request_to_the_last_close() -> No
     one, two = ServiceClient(base_url="local"), ServiceClient(base_url="local")
     server = current()
     assert not server.running
-    assert not key_files.locate(int(server.base_url.rpartition(":")[2])).exists()  # nothing was touched
+    assert not launch.locate(int(server.base_url.rpartition(":")[2])).exists()  # nothing was touched
     names = [model.model_name for model in one.get_server_capabilities().supported_models]
     assert names == [TINY]
     pid = server.pid
     assert pid is not None
-    place = key_files.locate(int(server.base_url.rpartition(":")[2]))
+    place = launch.locate(int(server.base_url.rpartition(":")[2]))
     two.get_server_capabilities()
     assert current() is server
     assert server.pid == pid
@@ -121,14 +121,14 @@ def test_the_key_stays_secret() -> None:
         client.get_server_capabilities()
         server = current()
         key = server.key.reveal()
-        place = key_files.locate(int(server.base_url.rpartition(":")[2]))
+        place = launch.locate(int(server.base_url.rpartition(":")[2]))
         if Path("/proc/self/cmdline").exists():
             for name in ("cmdline", "environ"):
                 assert key.encode() not in Path(f"/proc/{server.pid}/{name}").read_bytes()
         assert key not in (place / "server.log").read_text()
         if os.name != "nt":
             assert (place / "server.json").stat().st_mode & 0o077 == 0
-            assert place.stat().st_mode & 0o077 == key_files.open_root().stat().st_mode & 0o077 == 0
+            assert place.stat().st_mode & 0o077 == launch.open_root().stat().st_mode & 0o077 == 0
         for shown in (repr(server), repr(client), repr(client.holder.settings), repr(vars(server))):
             assert key not in shown
         other = ServiceClient(
@@ -226,8 +226,8 @@ def test_a_server_that_could_not_be_started_leaves_no_key(
     server = EmbeddedServer()
     with pytest.raises(ConfigurationError, match=r"could not be started: .*no-python"):
         server.start()
-    assert key_files.find(server.base_url) is None
-    assert list(key_files.open_root().iterdir()) == []
+    assert launch.find_record(server.base_url) is None
+    assert list(launch.open_root().iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
@@ -252,11 +252,11 @@ def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server = EmbeddedServer()
     first = server.record._replace(base_url="http://127.0.0.1:1")
-    place, alive = key_files.publish(first)
+    place, alive = launch.publish_record(first)
     assert _embedded.find_key("http://127.0.0.1:1") == first.key
     alive.close()  # as the system does when the server is killed
     assert _embedded.find_key("http://127.0.0.1:1") is None
-    other, alive = key_files.publish(server.record)
+    other, alive = launch.publish_record(server.record)
     with alive:
         assert not place.exists()
         assert other.exists()

@@ -18,11 +18,11 @@ from support.embedded import API, KEY, PROTO, Running, pass_body, running
 
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.host.host import Host
-from tinker_sync.local.process.forward import Forward
 from tinker_sync.local.server.app import HANDLERS, build
 from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.serving import ServerThread
 from tinker_sync.local.store import Store
+from tinker_sync.testing._backends import Forward
 from tinker_sync.wire import zstd
 from tinker_sync.wire.dialect import Dialect, read_probe
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER

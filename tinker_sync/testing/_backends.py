@@ -1,13 +1,15 @@
-"""`Forward`: an ASGI application that forwards each request to another process of this machine.
+"""The two kinds of servers of `LocalServer`: in this process, and in a child process.
 
-It runs on the event loop of a server, and opens a connection for each request.
+Each has an ASGI application `app`, which `LocalServer` wraps to apply faults and record calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.serving import BODY_LIMIT, complete_lifespan
@@ -15,7 +17,76 @@ from tinker_sync.wire.http1.client import ReplyParser, request_head
 from tinker_sync.wire.http1.framing import MalformedMessage
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http1 import Message, Receive, Send
+    from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
+
+
+class ThreadBackend:
+    """A server in this process: its application, with the store that it uses. Not thread-safe.
+
+    Args:
+        model: the base model, see `tinker_sync.local.host.base_model`.
+        key: the key that clients send.
+        data_dir: the directory for the state.
+        settings: settings of the server, by name, see `tinker_sync.local.server.flags`.
+
+    Raises:
+        InvalidInputError: there is no such model.
+        ConfigurationError: the directory or a setting cannot be used.
+    """
+
+    def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
+        from tinker_sync.local.host.base_model import load_base_model
+        from tinker_sync.local.running import assemble
+
+        load_base_model(model)  # so that a wrong model is reported as an argument, not as a setting
+        self._parts = ExitStack()
+        self.app: Asgi = self._parts.enter_context(
+            assemble(data_dir, key=key, models=[model], flags=settings)
+        )
+
+    def close(self) -> None:
+        """Close the store. The server that runs `app` must have stopped."""
+        self._parts.close()
+
+
+class ProcessBackend:
+    """A server in a child process; `app` forwards requests to it. Arguments as for `ThreadBackend`.
+
+    Raises:
+        ConfigurationError: the child process cannot be started, or an argument cannot be used.
+        MissingExtraError: a package that the server needs is not installed.
+    """
+
+    def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
+        from tinker_sync.local.launch import ServerProcess, bind_port
+
+        if Path(model).exists():  # the child has another working directory
+            model = str(Path(model).absolute())
+        listening = bind_port()
+        port = listening.getsockname()[1]
+        orders = {
+            "port": port,
+            "key": key,
+            "data_dir": str(data_dir.absolute()),
+            "models": [model],
+            "flags": settings,
+        }
+        self._process = ServerProcess.start(Path(tempfile.mkdtemp(prefix="tinker-sync-")), listening, orders)
+        self.app: Asgi = Forward(port)
+
+    def kill(self) -> None:
+        """Kill the process at once, as a crash does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process; kill it only if it still runs after `STOP_LIMIT_S` seconds."""
+        from tinker_sync.local.launch import STOP_LIMIT_S
+
+        self._process.end(STOP_LIMIT_S)
+
+
+# ------------------------------------------------------------------------------- requests to another process
+
 
 _HOST: Final = "127.0.0.1"
 MAX_BODY_BYTES: Final = 1 << 30
