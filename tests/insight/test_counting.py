@@ -1,4 +1,4 @@
-"""Token counts of clients, budgets, and comparison with the bill, against a stub server."""
+"""Token counts of clients, and budgets, against a stub server."""
 
 from __future__ import annotations
 
@@ -243,46 +243,3 @@ def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: ServiceC
     with service.budget(usd=100, prices=TABLE) as budget:
         sample(sampling, 10, 1).result()
         assert budget.spent_usd == 12
-
-
-# ------------------------------------------------------------------------------------------ the bill
-def test_reconcile_reads_the_bill_of_the_session(
-    stub: Stub, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked_for: list[Asked] = []
-    session = service.holder.server.open_session()
-    billed = [("training", {"token_count": 14}), ("sampling_sample", {"token_count": 5})]
-
-    def bill(asked: Asked) -> Answer:
-        asked_for.append(asked)
-        events = [
-            {
-                "bucket_start": "2026-01-30T00:00:00Z",
-                "bucket_end": "2026-01-30T01:00:00Z",
-                "base_model": "stub/model",
-                "session_id": session_id,
-                "estimated_cost_usd": 0.5,
-                "event_info": {"type": kind, **info},
-            }
-            for kind, info in billed
-            for session_id in (session, "another-session")
-        ]
-        return Answer(body={"data": events})
-
-    assert service.reconcile().agrees
-    assert asked_for == []
-    training = service.create_lora_training_client("stub/model").result()
-    training.forward_backward([datum(7), datum(7)], "cross_entropy").result()
-    stub.script("/billing/usage/events", bill)
-    found = service.reconcile()
-    [difference] = found.differences
-    assert (difference.base_model, difference.kind, difference.counted, difference.billed) == (
-        "stub/model",
-        "sampled",
-        0,
-        5,
-    )
-    assert (found.billed_usd, found.session_id) == (1.0, session)
-    begin, end = (asked_for[0].query[name][0] for name in ("starting_on", "ending_before"))
-    assert begin.endswith(":00:00Z")
-    assert end > begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.clock import FakeClock
 from support.raising import raising
 
 from tinker_sync._base.events import TokensUsed
@@ -141,15 +140,6 @@ def test_tokens_without_a_price_leave_the_cost_of_the_others() -> None:
     assert (budget.spent_tokens, budget.spent_usd) == (3_000_012, 6.0)
     with pytest.raises(BudgetExceededError):
         budget.hold(CostEstimate(model="m", prompt=2_000_000))
-
-
-def test_the_span_is_from_the_first_to_the_last_result() -> None:
-    clock = FakeClock(time_s=100.0)
-    meter = Meter(clock=clock)
-    for _ in range(3):
-        meter.observe(used(1))
-        clock.advance(5)
-    assert meter.span == (100.0, 110.0)
 
 
 def test_models_are_named_after_those_they_are_like() -> None:

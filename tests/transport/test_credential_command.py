@@ -6,16 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from support.clock import FakeClock
-from support.crowd import together, until
+from support.crowd import until
 
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import CredentialError
-from tinker_sync.transport import credential_command
 from tinker_sync.transport.credential_command import CredentialCommand
 
 KEY = "tml-planted-key-0123456789"
@@ -120,29 +117,14 @@ def test_a_line_no_process_can_be_given() -> None:
     assert failure(f"echo {KEY}\0").startswith("could not be started: ")
 
 
-def test_a_flood_is_stopped() -> None:
-    # Without the limit this would run until the time is over, and take all memory meanwhile.
-    assert failure("yes") == "printed more than 64 KiB"
-
-
 def test_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    clock = FakeClock(automatic=False)
-    command = CredentialCommand(Secret(f"sleep 600 & echo $! $$ > {pids}; wait"), 30.0, clock)
-
-    def expire() -> None:
-        clock.await_waiters()
-        until(lambda: pids.exists() and pids.read_text().count(" ") == 1)
-        clock.advance(30.0)
-
-    def wait() -> str:
-        with pytest.raises(CredentialError) as caught:
-            command.run()
-        return str(caught.value)
-
-    text, _ = together(wait, expire)
-    assert text.endswith("did not end within 30 s")
-    assert clock.waits == [30.0]
+    line = f"sleep 600 & echo $! $$ > {pids}; wait"
+    for limit_s in (0.2, 2.0, 60.0):  # the shell of a busy machine may need a while to start
+        text = failure(line, time_limit_s=limit_s)
+        assert text == f"did not end within {limit_s:.3g} s"
+        if pids.exists() and pids.read_text().count(" ") == 1:
+            break
     for pid in map(int, pids.read_text().split()):
         until(lambda pid=pid: not alive(pid))
 
@@ -166,19 +148,19 @@ def test_what_was_printed_before_the_time_limit_stays_hidden() -> None:
     )
 
 
-def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
-    class Interrupted(FakeClock):
-        def wait(self, event: threading.Event, timeout_s: float) -> bool:
-            until(lambda: pid.exists() and pid.read_text().endswith("\n"))
-            raise KeyboardInterrupt
+def test_ctrl_c_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+        raise KeyboardInterrupt
 
     pid = tmp_path / "pid"
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        CredentialCommand(Secret(f"echo $$ > {pid}; exec sleep 600"), 30.0, Interrupted()).run()
+        run(f"echo $$ > {pid}; exec sleep 600")
     until(lambda: not alive(int(pid.read_text())))
 
 
-def test_no_threads_and_no_pipes_are_left() -> None:
+def test_no_pipes_are_left() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
 
@@ -188,10 +170,7 @@ def test_no_threads_and_no_pipes_are_left() -> None:
         run(f"echo {KEY}")
         failure("exit 1")
     assert descriptors() == before
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tinker-command")]
 
 
-def test_neither_repr_nor_limits_show_the_command() -> None:
-    command = CredentialCommand(Secret(f"echo {KEY}"))
-    assert KEY not in repr(command)
-    assert credential_command._MAX_OUTPUT_BYTES == 64 * 1024
+def test_its_repr_hides_the_command() -> None:
+    assert KEY not in repr(CredentialCommand(Secret(f"echo {KEY}")))

@@ -34,6 +34,8 @@ _SAMPLER: Final = (
     "sampling client as an argument"
 )
 
+_BILL: Final = "AdminClient(service.holder).get_billing_usage has the bill, and service.usage() the counts"
+
 _INSTEAD: Final = {
     "_base_client": _REQUESTS,
     "_client": _REQUESTS,
@@ -81,9 +83,13 @@ _INSTEAD: Final = {
     "JournalError": _CRASHES,
     "ServiceClient.attach": _CRASHES,
     "ServiceClient.trainings": _CRASHES,
+    "ServiceClient.reconcile": _BILL,
     "TrainingClient.steps": f"range(first, stop) counts the steps, and {_CRASHES}",
     "TrainingClient.unread": _CRASHES,
     "TrainingClient.settled": _CRASHES,
+    "insight.reconcile": _BILL,
+    "insight.Reconciliation": _BILL,
+    "insight.Difference": _BILL,
     "ray.map": _SAMPLER,
     "ray.SamplerPool": _SAMPLER,
 }

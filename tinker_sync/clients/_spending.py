@@ -1,11 +1,10 @@
-"""The tokens that a service client uses: counts, budgets, and the comparison with the bill."""
+"""The tokens that a service client uses: counts and budgets."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tinker_sync import types
 from tinker_sync.clients import _deadlines
@@ -14,16 +13,12 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.insight.meter import Meter
 
 if TYPE_CHECKING:
-    from tinker_sync.insight import Budget, PriceTable, Reconciliation, Usage
+    from tinker_sync.insight import Budget, PriceTable, Usage
     from tinker_sync.runtime.client_runtime import ClientRuntime
-
-_HOUR: Final = timedelta(hours=1)
-# The longest time that one bill may cover.
-_WINDOW: Final = timedelta(days=14)
 
 
 class SpendingCalls(BaseClient):
-    """The part of a service client that counts tokens, limits them, and compares them with the bill."""
+    """The part of a service client that counts tokens and limits them."""
 
     _meter: Meter
 
@@ -93,55 +88,10 @@ class SpendingCalls(BaseClient):
             attach=self._runtime.spending.attach,
         )
 
-    def reconcile(self) -> Reconciliation:
-        """Compare the counted usage with the bill of the service for this session. Blocks.
-
-        The account must be allowed to read the bill, which may lag by some hours.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
-        ...     passed = training.forward_backward([datum], "cross_entropy").result()
-        ...     found = service.reconcile()
-        >>> found.counted.trained
-        2
-        """
-        from tinker_sync.clients.rest import AdminClient
-        from tinker_sync.insight.usage import reconcile
-
-        span, counted = self._meter.span, self._meter.by_model()
-        admin = AdminClient(self._runtime)
-        hours = [] if span is None else windows(span.first_s, span.last_s)
-        asked = [admin.get_billing_usage(*each) for each in hours]
-        return reconcile(counted, [bill.result() for bill in asked], self._runtime.server.known_session_id)
-
     def _count(self) -> None:
         """Begin to count the tokens of the results that arrive."""
-        self._meter = Meter(_name_asker(self._runtime), clock=self._runtime.clock)
+        self._meter = Meter(_name_asker(self._runtime))
         self._runtime.lifecycle.add_observer(self._meter)
-
-
-def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the begin and the end of windows that together cover a span of time.
-
-    No window is longer than one bill may cover. Windows begin and end at whole hours. An hour is added on
-    both sides of the span, because the clocks of client and server differ.
-
-    >>> [(begin.hour, end.hour) for begin, end in windows(3 * 3600 + 5, 4 * 3600 + 5)]
-    [(2, 6)]
-    """
-    begin = _hour(first_s) - _HOUR
-    end = _hour(last_s) + 2 * _HOUR
-    while begin < end:
-        stop = min(begin + _WINDOW, end)
-        yield begin, stop
-        begin = stop
-
-
-def _hour(moment_s: float) -> datetime:
-    moment = datetime.fromtimestamp(moment_s, tz=timezone.utc)
-    return moment.replace(minute=0, second=0, microsecond=0)
 
 
 def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:

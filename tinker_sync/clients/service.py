@@ -140,7 +140,7 @@ class ServiceClient(LoopTools):
         self._recordings: list[Recording] = []
 
     if not TYPE_CHECKING:  # so that type checkers report them
-        attach, trainings = Removed(), Removed()
+        attach, trainings, reconcile = Removed(), Removed(), Removed()
 
     # -------------------------------------------------------------------------------------- the service
 

@@ -2,7 +2,7 @@
 
     meter       token counts by kind, and the sum over the results of a client
     prices      prices of a million tokens, from the user's file, and estimates of planned work
-    usage       usage so far, and its comparison with the bill
+    usage       usage so far, by model
     budget      limits on tokens or dollars
     recording   `Recording`: collects the events of requests and futures, from its start to its end
     report      `explain`: totals by method, retries, idle time, and advice;
@@ -24,7 +24,7 @@ _HOMES = {
     "tinker_sync.insight.displays": "shade",
     "tinker_sync.insight.meter": "TokenCounts",
     "tinker_sync.insight.prices": "Estimate Price PriceTable estimate estimate_samples",
-    "tinker_sync.insight.usage": "Difference Reconciliation Usage UsageRow reconcile",
+    "tinker_sync.insight.usage": "Usage UsageRow",
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -6,8 +6,5 @@ from tinker_sync.insight.prices import Price as Price
 from tinker_sync.insight.prices import PriceTable as PriceTable
 from tinker_sync.insight.prices import estimate as estimate
 from tinker_sync.insight.prices import estimate_samples as estimate_samples
-from tinker_sync.insight.usage import Difference as Difference
-from tinker_sync.insight.usage import Reconciliation as Reconciliation
 from tinker_sync.insight.usage import Usage as Usage
 from tinker_sync.insight.usage import UsageRow as UsageRow
-from tinker_sync.insight.usage import reconcile as reconcile

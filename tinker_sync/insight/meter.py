@@ -6,14 +6,12 @@ The thread that decodes a result reports it before the future resolves, so the c
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from attrs import fields, frozen
 
-from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.events import Event, ModelNamed, TokensUsed
 from tinker_sync.runtime import _fork
 
@@ -67,13 +65,6 @@ class TokenCounts:
 assert tuple(each.name for each in fields(TokenCounts)) == KINDS  # noqa: S101
 
 
-class UsageSpan(NamedTuple):
-    """The times of the first and the last result, in seconds since 1970."""
-
-    first_s: float
-    last_s: float
-
-
 class Meter:
     """A counter of the tokens of each model. Thread-safe.
 
@@ -85,25 +76,19 @@ class Meter:
 
     Args:
         ask_name: asks the server for the base model of a model or sampler; returns None without an answer.
-        clock: the current time.
     """
 
-    def __init__(
-        self, ask_name: Callable[[str], str | None] = lambda _: None, *, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, ask_name: Callable[[str], str | None] = lambda _: None) -> None:
         self._ask_name = ask_name
-        self._clock = clock
         self._lock = threading.Lock()
         # By model or sampler, in the order of KINDS.
         self._counts: dict[str, list[int]] = {}  # guarded by _lock
         self._names: dict[str, str] = {}  # guarded by _lock
-        self._first_s, self._last_s = math.inf, 0.0  # guarded by _lock; when results arrived
         _fork.renew_in_child(self)
 
     def observe(self, event: Event) -> None:
         """Record the tokens of a result, or the base model of a model; ignore other events."""
         if isinstance(event, TokensUsed):
-            now_s = self._clock.time()
             with self._lock:
                 counts = self._counts.get(event.model)
                 if counts is None:
@@ -112,19 +97,11 @@ class Meter:
                 counts[1] += event.prompt
                 counts[2] += event.cached
                 counts[3] += event.sampled
-                self._first_s = min(self._first_s, now_s)
-                self._last_s = now_s
         elif isinstance(event, ModelNamed):
             with self._lock:
                 name = event.base_model or self._names.get(event.like or "")
                 if name is not None:
                     self._names[event.model] = name
-
-    @property
-    def span(self) -> UsageSpan | None:
-        """The times of the first and the last result; None before the first."""
-        with self._lock:
-            return UsageSpan(self._first_s, self._last_s) if self._counts else None
 
     def base_model(self, model: str) -> str | None:
         """Return the base model of a model or sampler. If it is unknown, return what `ask_name` returns."""
@@ -158,4 +135,3 @@ class Meter:
         """Begin at zero in a child process."""
         self._lock = threading.Lock()
         self._counts = {}
-        self._first_s, self._last_s = math.inf, 0.0
