@@ -5,6 +5,7 @@ policy          what a status means at each stage of a call, in one table
 secret          values that are never shown, and the masking of what might hold one
 events          what happens to requests and sessions, for observers
 api_errors      the base of all errors (`tinker_sync.errors` is their public place)
+files, jsonl    locks, files that are replaced in one step, files of JSON lines that may be cut short
 error_details   what an error keeps of its request and response
 lazy, left_out  names that load their module on first use, and names that are gone
 numbers         counters

@@ -18,7 +18,6 @@ import logging
 import operator
 import os
 import re
-import sys
 import threading
 import weakref
 from array import array
@@ -28,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tinker_sync._base.files import try_lock
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.types import SampleRequest, SampleResponse
@@ -106,9 +106,10 @@ class ResultsFile:
         self._file = io.FileIO(descriptor, "a+" if writable else "r", closefd=False)
         self._close_file = weakref.finalize(self, os.close, descriptor)
         self._close_file.atexit = False
+        if writable and not try_lock(self._file):
+            self._close_file()
+            raise TinkerError(f"save_to: another map writes {self.path}; wait for it, or give another file")
         try:
-            if writable:
-                _refuse_second_writer(self._file, self.path)
             # Sorted by position, 16 bytes for each line.
             self._positions, self._offsets = self._read()
         except BaseException:
@@ -237,23 +238,3 @@ class ResultsFile:
         self._file.truncate(offset)
         _log.warning("%s: removed the last line, which was cut short; its prompt is sampled again", self.path)
         return False
-
-
-def _refuse_second_writer(file: io.FileIO, path: str) -> None:
-    """Lock the file until it is closed or the process ends.
-
-    Does nothing on Windows, which has no suitable lock, and on file systems without locks.
-
-    Raises:
-        TinkerError: the file is already locked, by this process or another.
-    """
-    if sys.platform == "win32":
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise TinkerError(f"save_to: another map writes {path}; wait for it, or give another file") from None
-    except OSError as error:  # a file system without locks
-        _log.debug("%s cannot be locked: %s", path, error)

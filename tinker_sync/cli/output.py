@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -376,40 +376,16 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
 
     It then replaces an earlier file. A missing directory is created.
 
-    >>> import tempfile
-    >>> target = Path(tempfile.mkdtemp()) / "a.csv"
-    >>> with write_whole(target) as file:
-    ...     _ = file.write(b"1,2")
-    ...     target.exists()
-    False
-    >>> target.read_bytes()
-    b'1,2'
-
     Raises:
         CliError: the file cannot be written.
     """
-    import tempfile
+    from tinker_sync._base.files import replacing
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with replacing(path) as file:
             yield file
-        _set_default_mode(draft)
-        os.replace(draft, path)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(draft)
-        if isinstance(error, OSError) and error.strerror:  # errors of the network have no strerror
+    except OSError as error:
+        if error.strerror:  # errors of the network have no strerror
             raise CliError(f"cannot write {path}: {error.strerror}") from error
         raise
-
-
-def _set_default_mode(draft: str) -> None:
-    """Give a file that mkstemp made private the permissions of an ordinary new file."""
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(draft, 0o666 & ~mask)

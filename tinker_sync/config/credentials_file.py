@@ -7,7 +7,6 @@ Errors never show a key: exceptions of parsers quote the file, so they are not c
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
+from tinker_sync._base.files import replacing
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import ConfigurationError
 
@@ -219,20 +219,8 @@ def _replace(path: Path, tree: Mapping[str, Any]) -> str:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(_DIRECTORY_MODE)
-        import tempfile
-
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(tree, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(draft, _FILE_MODE)
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
-            raise
+        with replacing(path, mode=_FILE_MODE) as file:
+            file.write(json.dumps(tree, indent=2).encode())
     except OSError as error:
         return error.strerror or type(error).__name__
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import operator
@@ -12,8 +11,8 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from attrs import asdict, fields_dict, frozen
 
+from tinker_sync._base.jsonl import append_line, read_lines
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
-from tinker_sync.loop.recorder import append_line
 from tinker_sync.types._checks import as_whole
 
 FILE_NAME: Final = "checkpoints.jsonl"
@@ -183,12 +182,7 @@ class LoopCheckpoints(Generic[ClientT]):
 def _read(path: Path) -> list[SavedStep]:
     kept: dict[str, SavedStep] = {}
     known = fields_dict(SavedStep).keys()
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for number, each in enumerate(text.splitlines(), 1):
-        try:
-            line = json.loads(each)
-        except (ValueError, RecursionError):
-            continue  # a line that a killed process left unfinished
+    for number, line in read_lines(path) if path.exists() else ():
         saved = line.get("saved") if isinstance(line, dict) else line
         if isinstance(saved, dict) and type(saved.get("step")) is int and isinstance(saved.get("path"), str):
             kept.pop(saved["path"], None)

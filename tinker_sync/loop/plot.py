@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from tinker_sync._base.jsonl import read_lines
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.loop.recorder import FILE_NAME
 
@@ -88,11 +88,7 @@ def read_run(directory: str | os.PathLike[str]) -> list[Line]:
     if not path.exists():
         raise InvalidInputError(f"{directory}: there is no {FILE_NAME}; service.recorder writes one")
     found: dict[int, Line] = {}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue  # a line that a killed process left unfinished, or a foreign one
+    for _, line in read_lines(path):
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             found[line["step"]] = line
     if not found:

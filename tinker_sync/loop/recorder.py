@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._base.clock import Clock
+from tinker_sync._base.jsonl import append_line
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.insight.meter import TokenCounts
 from tinker_sync.types._checks import as_whole
@@ -119,21 +118,6 @@ class StepRecorder:
 
     def __repr__(self) -> str:
         return f"<StepRecorder {os.fspath(self.path)!r}>"
-
-
-def append_line(file: io.FileIO, line: Mapping[str, Any]) -> None:
-    """Append a line of JSON to a file that is open with the mode "a+b".
-
-    A last line that a killed process or a full disk cut short is ended first, so that this line is separate.
-
-    Raises:
-        OSError: the line cannot be written, or only its beginning.
-    """
-    octets = json.dumps(line).encode() + b"\n"
-    if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-        file.write(b"\n")
-    if (written := file.write(octets)) != len(octets):
-        raise OSError(f"{file.name!s}: wrote {written} bytes of {len(octets)}; the disk may be full")
 
 
 def _took_s(future: Any) -> float:

@@ -14,15 +14,15 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from attrs import frozen
 
+from tinker_sync._base.files import replacing, try_lock
 from tinker_sync.errors import TransferError
 
 _VERSION: Final = 2
@@ -33,7 +33,8 @@ Download the same checkpoint to the same place to go on, or delete the directory
 """
 # The names that a download creates in its directory, including drafts of JSON files left by a killed process.
 _OWN: Final = re.compile(
-    r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json(?:\.\d+\.new)?"
+    r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json"
+    r"|\.(?:download|archive)\.json\.\w+\.new"
 )
 # Directories that are not searched for links: a target that the user replaces may hold some.
 _NOT_OPENED: Final = frozenset({"old", "unpacked"})
@@ -70,10 +71,8 @@ class PartialDirectory:
             self._create()
         self._refuse_foreign()
         with (self.path / "lock").open("ab") as file:
-            try:
-                _lock(file)
-            except OSError:
-                raise TransferError(f"another download to {self._target} is under way") from None
+            if not try_lock(file):
+                raise TransferError(f"another download to {self._target} is under way")
             # The last steps of a download move the old target away and the new one in its place. A process
             # that ended between them left no target, so the old one is moved back.
             if os.path.lexists(self.path / "old") and not os.path.lexists(self._target):
@@ -137,18 +136,6 @@ class PartialDirectory:
             f"{self.path} {reason}; nothing was done. A download to {self._target.name!r} is kept there "
             "until it is complete: move the directory away, or download to another name"
         )
-
-
-def _lock(file: IO[bytes]) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        windows: Any = msvcrt
-        windows.locking(file.fileno(), windows.LK_NBLCK, 1)
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove(place: Path) -> None:
@@ -285,13 +272,8 @@ class DownloadState:
 
 def write_json(place: Path, tree: Mapping[str, Any]) -> None:
     """Write a small JSON file, or replace it in one step."""
-    # Several threads may write at once: each draft is complete, and the last one stays.
-    draft = place.with_name(f"{place.name}.{threading.get_ident()}.new")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(tree, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, place)
+    with replacing(place) as file:
+        file.write(json.dumps(tree).encode())
 
 
 def read_json(place: Path) -> Mapping[str, Any]:
