@@ -15,7 +15,7 @@ from support.each import for_each
 from support.refusals import refusal
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._tokens import check_tokens, tokens_as_int32
+from tinker_sync.types._arrays import check_tokens, tokens_as_int32
 
 
 @for_each("container", CONTAINERS)

@@ -18,7 +18,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import Lazy, Shared
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.sample_line import SampleLine
-from tinker_sync.types.sampler import CreateSamplingSessionRequest
+from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
     from tinker_sync.clients._handles import HandleContent

@@ -21,7 +21,7 @@ from tinker_sync.data.chat_template import ChatTemplate, Message, Tool
 from tinker_sync.data.tokenizer import Tokenizer
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import Datum, ModelInput
-from tinker_sync.types._chat import refuse_odd_messages
+from tinker_sync.types.model_input import refuse_odd_messages
 
 _TAGS: Final = "give a chat_template with {% generation %} tags around the assistant's text"
 _LAST: Final = "train with train_on='last' on each beginning of the chat"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._dataclass import AsDataclass
+from tinker_sync.types._model import AsDataclass
 from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.custom_loss import CustomLossInput
 from tinker_sync.types.datum import Datum

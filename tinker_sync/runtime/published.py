@@ -24,7 +24,7 @@ from tinker_sync.wire.endpoints import row_of
 from tinker_sync.wire.published import PATH, PublishedApi, used_fields
 
 if TYPE_CHECKING:
-    from tinker_sync.types.capabilities import SupportedModel
+    from tinker_sync.types.described import SupportedModel
 
 _CAPABILITIES: Final = "get_server_capabilities"
 _READ_S: Final = 10.0

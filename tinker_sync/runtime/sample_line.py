@@ -23,8 +23,8 @@ from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.sample import SampleJob
 from tinker_sync.types._structured import field_names
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
-from tinker_sync.types.sampler import JoinSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
+from tinker_sync.types.session import JoinSamplingSessionRequest
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect

@@ -9,15 +9,12 @@ from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.errors": "RequestErrorCategory",
-    "tinker_sync.types.account": "AuthTokenResponse HealthResponse WhoamiResponse",
     "tinker_sync.types.billing": """
         AuditLogEntry AuditLogResponse BillingEventInfo BillingUsageEvent BillingUsageResponse
         BillingUsageSession CheckpointBillingEvent CurrentCheckpointStorageUsageItem
-        CurrentCheckpointStorageUsageResponse GetBillingUsageRequest
-        GetCurrentCheckpointStorageUsageRequest SamplingPrefillBillingEvent SamplingSampleBillingEvent
-        StorageBillingEvent TrainingBillingEvent
+        CurrentCheckpointStorageUsageResponse GetBillingUsageRequest GetCurrentCheckpointStorageUsageRequest
+        SamplingPrefillBillingEvent SamplingSampleBillingEvent StorageBillingEvent TrainingBillingEvent
     """,
-    "tinker_sync.types.capabilities": "GetServerCapabilitiesResponse SupportedModel",
     "tinker_sync.types.checkpoint": """
         Checkpoint CheckpointsListResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
     """,
@@ -33,8 +30,8 @@ _HOMES = {
         Datum LossFnInputs LossFnOutput PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
     """,
     "tinker_sync.types.described": """
-        GetSamplerResponse GetSamplerResponseInternal GetSessionResponse ListSessionsResponse TrainingRun
-        TrainingRunsResponse
+        GetSamplerResponse GetSamplerResponseInternal GetServerCapabilitiesResponse GetSessionResponse
+        HealthResponse ListSessionsResponse SupportedModel TrainingRun TrainingRunsResponse WhoamiResponse
     """,
     "tinker_sync.types.events": """
         GenericEvent SessionEndEvent SessionStartEvent TelemetryBatch TelemetryEvent TelemetryResponse
@@ -54,11 +51,6 @@ _HOMES = {
         AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams OptimParamsBase
         OptimStepRequest OptimStepResponse OptimizerConfig OptimizerConfigBase
     """,
-    "tinker_sync.types.result": "FutureRetrieveResponse",
-    "tinker_sync.types.sampler": """
-        CreateSamplingSessionRequest CreateSamplingSessionResponse JoinSamplingSessionRequest
-        JoinSamplingSessionResponse
-    """,
     "tinker_sync.types.sampling": """
         PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams TopkLogprobs
     """,
@@ -76,9 +68,13 @@ _HOMES = {
         SessionSearchRequest SessionSearchResponse SessionStatus SessionStatusQuery SessionSummary
         UserSearchOwner
     """,
-    "tinker_sync.types.service": "ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse",
+    "tinker_sync.types.service": """
+        AuthTokenResponse ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
+    """,
     "tinker_sync.types.session": """
-        CreateSessionRequest CreateSessionResponse SessionHeartbeatRequest SessionHeartbeatResponse
+        CreateSamplingSessionRequest CreateSamplingSessionResponse CreateSessionRequest
+        CreateSessionResponse JoinSamplingSessionRequest JoinSamplingSessionResponse SessionHeartbeatRequest
+        SessionHeartbeatResponse
     """,
     "tinker_sync.types.tensor_data": "TensorData",
     "tinker_sync.types.training": """
@@ -87,7 +83,7 @@ _HOMES = {
     "tinker_sync.types.weights": """
         CopyWeightsRequest CopyWeightsResponse ExternalWeightsUploadFinishRequest
         ExternalWeightsUploadFinishResult ExternalWeightsUploadStartRequest ExternalWeightsUploadStartResult
-        LoadWeightsRequest LoadWeightsResponse SamplingClientKind
+        FutureRetrieveResponse LoadWeightsRequest LoadWeightsResponse SamplingClientKind
         SaveWeightsExternalRequest SaveWeightsExternalResponse SaveWeightsExternalResponseInternal
         SaveWeightsForSamplerRequest SaveWeightsForSamplerResponse SaveWeightsForSamplerResponseInternal
         SaveWeightsRequest SaveWeightsResponse WeightsInfoResponse

@@ -25,8 +25,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._checks import in_range
-from tinker_sync.types._dataclass import AsDataclass
-from tinker_sync.types._model import Model, model
+from tinker_sync.types._model import AsDataclass, Model, model
 from tinker_sync.types._structured import is_foreign, model_from, refuse_all
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
 from tinker_sync.types.tensor_data import TensorData, not_tensors

@@ -1,8 +1,9 @@
-"""Training runs, sessions and samplers, as the server describes them."""
+"""What a server has and knows: models, runs, sessions, samplers, its own health, and who the caller is."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from tinker_sync._base.displays import to_pandas
 from tinker_sync.types._model import Model, model
@@ -116,3 +117,60 @@ class ListSessionsResponse(Model):
     __response__ = True
 
     sessions: list[str]
+
+
+@model
+class HealthResponse(Model):
+    """The answer to a health check: the service is running."""
+
+    __response__ = True
+
+    status: Literal["ok"]
+
+
+@model
+class WhoamiResponse(Model):
+    """The caller's identity: user, organization and, for people, an email address.
+
+    >>> WhoamiResponse(user_urn="user-1", org_urn="org-1").email is None
+    True
+    """
+
+    __response__ = True
+
+    user_urn: str
+    org_urn: str
+    email: str | None = None
+
+
+@model
+class SupportedModel(Model):
+    """A base model that a server offers, with the length of its context in tokens.
+
+    `trainable` is True if the server can train the model at present, `sampleable` if it can sample from the
+    model. A field is None if the server does not send it.
+
+    >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
+    True
+    """
+
+    __response__ = True
+
+    model_name: str | None = None
+    max_context_length: int | None = None
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+@model
+class GetServerCapabilitiesResponse(Model):
+    """The models that the server offers.
+
+    >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
+    >>> [each.model_name for each in offered.supported_models]
+    ['org/base']
+    """
+
+    __response__ = True
+
+    supported_models: list[SupportedModel]

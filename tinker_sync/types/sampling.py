@@ -15,8 +15,7 @@ from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ArrayHead, ByValue
 from tinker_sync.types._convert import SCALARS, converter_for
-from tinker_sync.types._dataclass import AsDataclass
-from tinker_sync.types._model import Model, model
+from tinker_sync.types._model import AsDataclass, Model, model
 from tinker_sync.types._structured import field_names, refuse, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData

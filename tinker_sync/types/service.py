@@ -1,6 +1,8 @@
-"""The settings that the service gives to its clients."""
+"""The settings and the access tokens that the service gives to its clients."""
 
 from __future__ import annotations
+
+import attrs
 
 from tinker_sync.types._model import Model, model
 
@@ -81,3 +83,16 @@ class ClientDynamicConfigResponse(Model):
     refresh_interval_sec: int = 300
     sample_cancel_enabled: bool = False
     sample_cancel_max_batch_size: int = 64
+
+
+@model
+class AuthTokenResponse(Model):
+    """The answer with a short-lived token, which later requests carry. The repr hides the token.
+
+    >>> AuthTokenResponse(jwt="secret")
+    AuthTokenResponse()
+    """
+
+    __response__ = True
+
+    jwt: str = attrs.field(repr=False)

@@ -1,4 +1,4 @@
-"""The creation of sessions, and their heartbeats."""
+"""Sessions and the sampling sessions in them: creation, heartbeats, and use by several processes."""
 
 from __future__ import annotations
 
@@ -52,3 +52,46 @@ class SessionHeartbeatResponse(Model):
     __response__ = True
 
     type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+@model
+class CreateSamplingSessionRequest(Model):
+    """A request for a sampling session on a base model or a checkpoint.
+
+    `sampling_session_seq_id` is the number of the sampling session among those of its session. Saves for
+    sampling without a name create sampling sessions too, and take their numbers from the same count.
+    """
+
+    session_id: str
+    sampling_session_seq_id: int
+    base_model: str | None = None
+    model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+@model
+class CreateSamplingSessionResponse(Model):
+    """The id of a new sampling session."""
+
+    __response__ = True
+
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+    sampling_session_id: str
+
+
+@model
+class JoinSamplingSessionRequest(Model):
+    """A request of a process to share a sampling session that another process has created."""
+
+    sampling_session_id: str
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+
+
+@model
+class JoinSamplingSessionResponse(Model):
+    """The number that distinguishes this process's samples from those of others in a sampling session."""
+
+    __response__ = True
+
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+    client_counter: int

@@ -1,4 +1,4 @@
-"""`TensorData`: one tensor, dense or sparse, over numpy arrays; torch is optional."""
+"""`TensorData`: a tensor, dense or in compressed sparse rows (CSR), over numpy arrays; torch is optional."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._convert import converter_for
-from tinker_sync.types._csr import check_indices, compress, expand
-from tinker_sync.types._dataclass import AsDataclass
-from tinker_sync.types._model import Model, advising
+from tinker_sync.types._model import AsDataclass, Model, advising
 from tinker_sync.types._structured import refuse
 from tinker_sync.types.scalars import TensorDtype as TensorDtype
 
@@ -406,3 +404,87 @@ def _checked_pad(pad_value: Any) -> int:
     if isinstance(pad_value, bool) or not isinstance(pad_value, (int, np.integer)):
         raise TypeError(f"pad_value: expected a whole number, got {pad_value!r} ({type(pad_value).__name__})")
     return int(pad_value)
+
+
+# ----------------------------------------------------------------------------------------- sparse rows
+
+
+def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
+    """Return a 2-D array in CSR form (stored, crow, col) without cells equal to `pad`.
+
+    Return None if that form does not have fewer numbers than the array.
+    """
+    listed = dense != pad
+    nnz = int(np.count_nonzero(listed))
+    rows, columns = dense.shape
+    if rows + 1 + 2 * nnz >= rows * columns:
+        return None
+    crow = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum(np.count_nonzero(listed, axis=1), out=crow[1:])
+    col = np.nonzero(listed)[1].astype(np.int64, copy=False)
+    return dense[listed], crow, col
+
+
+def expand(
+    stored: AnyArray, shape: Sequence[int], crow: Int64Array, col: Int64Array, pad: AnyArray
+) -> AnyArray:
+    """Return the dense array of a CSR form, with `pad`, an array of one value, in cells that are not stored.
+
+    The indices must be valid by `csr_problem`.
+
+    Raises:
+        InvalidInputError: a cell is listed twice.
+    """
+    rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(crow))
+    _refuse_duplicates(rows * shape[1] + col, shape)
+    dense: AnyArray = np.full(shape, pad, dtype=stored.dtype)
+    dense[rows, col] = stored
+    return dense
+
+
+def _refuse_duplicates(cells: Int64Array, shape: Sequence[int]) -> None:
+    """Raise an error for a cell that is listed twice, because its value is ambiguous."""
+    if bool(np.all(cells[1:] > cells[:-1])):
+        return  # in order, the usual case
+    order = np.sort(cells)
+    twice = order[1:] == order[:-1]
+    if twice.any():
+        row, column = divmod(int(order[int(np.argmax(twice))]), shape[1])
+        raise InvalidInputError(f"TensorData.sparse_col_indices: cell [{row}][{column}] is listed twice")
+
+
+def check_indices(
+    stored: AnyArray, shape: Sequence[int] | None, crow: Any, col: Any
+) -> tuple[Int64Array, Int64Array]:
+    """Convert a user's CSR indices to arrays.
+
+    Raises:
+        InvalidInputError: the shape is not that of a matrix, or the indices are incomplete or do not fit the
+            shape or the values.
+    """
+    if crow is None or col is None:
+        raise InvalidInputError(
+            "TensorData: sparse_crow_indices and sparse_col_indices go together; one is missing"
+        )
+    if shape is None or len(shape) != 2 or min(shape) < 0:
+        raise InvalidInputError(f"TensorData.shape: a sparse tensor needs its 2-D dense shape, got {shape}")
+    crow = wire_array(crow, "TensorData.sparse_crow_indices", "int64")
+    col = wire_array(col, "TensorData.sparse_col_indices", "int64")
+    problem = csr_problem(stored.size, shape, crow, col)
+    if problem is not None:
+        raise InvalidInputError(f"TensorData.{problem}")
+    return crow, col
+
+
+def csr_problem(nnz: int, shape: Sequence[int], crow: Int64Array, col: Int64Array) -> str | None:
+    """Describe the fault in the CSR indices of a matrix with `nnz` stored values; None if they are valid."""
+    rows, columns = shape
+    if crow.ndim != 1 or crow.size != rows + 1:
+        return f"sparse_crow_indices: {rows} rows need {rows + 1} pointers, got {crow.size}"
+    if col.ndim != 1 or col.size != nnz:
+        return f"sparse_col_indices: {nnz} values need as many columns, got {col.size}"
+    if crow[0] != 0 or crow[-1] != nnz or bool(np.any(crow[1:] < crow[:-1])):
+        return f"sparse_crow_indices: must rise from 0 to the {nnz} stored values"
+    if nnz and (int(col.min()) < 0 or int(col.max()) >= columns):
+        return f"sparse_col_indices: columns must lie in 0 … {columns - 1}"
+    return None

@@ -12,8 +12,7 @@ import attrs
 from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
-from tinker_sync.types._dataclass import AsDataclass
-from tinker_sync.types._model import Model, model
+from tinker_sync.types._model import AsDataclass, Model, model
 from tinker_sync.types._structured import described_class, is_foreign, model_from, refuse_all
 from tinker_sync.types.datum import Datum, LossFnOutput, are_surely_valid
 from tinker_sync.types.tensor_data import TensorData

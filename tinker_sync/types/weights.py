@@ -1,4 +1,4 @@
-"""Saving, loading, copying and uploading weights: requests and results.
+"""Saving, loading, copying and uploading weights: requests and results; last, the union of all results.
 
 The upload is experimental: the service may change it. A request may carry an access token for another user's
 weights; reprs and errors hide the token.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from tinker_sync.types._console import checkpoint_url, playground_url
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath, host_only
-from tinker_sync.types.model import LoraConfig
-from tinker_sync.types.optim import AdamOptimizerConfig, OptimizerConfig
+from tinker_sync.types.future import RequestFailedResponse, TryAgainResponse
+from tinker_sync.types.model import CreateModelResponse, LoraConfig, UnloadModelResponse
+from tinker_sync.types.optim import AdamOptimizerConfig, OptimizerConfig, OptimStepResponse
 from tinker_sync.types.scalars import ModelID
+from tinker_sync.types.training import ForwardBackwardOutput
 
 SamplingClientKind = Literal["snapshot", "inflight"]
 """Snapshot weights stay as saved. Each later inflight save of the same model replaces inflight weights."""
@@ -347,3 +349,18 @@ class ExternalWeightsUploadFinishResult(Model):
     __response__ = True
 
     tinker_path: str
+
+
+FutureRetrieveResponse: TypeAlias = (
+    TryAgainResponse
+    | ForwardBackwardOutput
+    | OptimStepResponse
+    | SaveWeightsResponse
+    | LoadWeightsResponse
+    | SaveWeightsForSamplerResponse
+    | SaveWeightsExternalResponse
+    | CreateModelResponse
+    | UnloadModelResponse
+    | RequestFailedResponse
+)
+"""The possible answers to a poll for the result of a training request."""

@@ -16,7 +16,7 @@ from tinker_sync.types.billing import (
     CurrentCheckpointStorageUsageResponse,
     GetBillingUsageRequest,
 )
-from tinker_sync.types.capabilities import GetServerCapabilitiesResponse, SupportedModel
+from tinker_sync.types.described import GetServerCapabilitiesResponse, SupportedModel
 from tinker_sync.types.service import ClientConfigRequest
 from tinker_sync.wire import json as json_codec
 

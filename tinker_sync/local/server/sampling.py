@@ -18,13 +18,13 @@ from tinker_sync.local.server.weights import parse_sampler
 from tinker_sync.local.store import StoreError
 from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
-from tinker_sync.types.sampler import (
+from tinker_sync.types.sampling import SampleRequest
+from tinker_sync.types.session import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
-from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:

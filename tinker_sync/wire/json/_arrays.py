@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync._base.numpy import AnyArray, BoolArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import plain_array, to_float32, to_int32, wire_array
+from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
 from tinker_sync.types._structured import Unfit
-from tinker_sync.types._tokens import tokens_as_int32
 from tinker_sync.wire.json._unfit import at
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from tinker_sync._base.numpy import np
-from tinker_sync.types._csr import csr_problem
-from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.tensor_data import TensorData, csr_problem
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import FieldFault, varint
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import to_float32
-from tinker_sync.types._tokens import tokens_as_int32
+from tinker_sync.types._arrays import to_float32, tokens_as_int32
 from tinker_sync.types.sampling import (
     NO_LOGPROB,
     PromptAltTokens,
