@@ -40,12 +40,10 @@ if importlib.util.find_spec("tinker_sync") is None:
     sys.path.insert(0, str(ROOT))
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings  # noqa: E402
-from tinker_sync.local.engine.loss_inputs import Example  # noqa: E402
+from tinker_sync.local.engine.losses import Example  # noqa: E402
 from tinker_sync.local.engine.model import ModelConfig, Weights, random_weights  # noqa: E402
-from tinker_sync.local.engine.optim import AdamSettings  # noqa: E402
-from tinker_sync.local.engine.sample_spec import SampleSpec  # noqa: E402
-from tinker_sync.local.engine.sampler import Sampler  # noqa: E402
-from tinker_sync.local.engine.training import BATCH_ROWS, AdapterTrainer  # noqa: E402
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec  # noqa: E402
+from tinker_sync.local.engine.training import BATCH_ROWS, AdamSettings, AdapterTrainer  # noqa: E402
 
 CONFIG = ModelConfig(
     vocab_size=4096, hidden_size=192, layers=6, heads=6, kv_heads=2, head_dim=32, mlp_size=512, tied=True

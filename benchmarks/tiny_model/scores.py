@@ -20,14 +20,12 @@ from tokenizers import Tokenizer
 from benchmarks.tiny_model import tasks, words
 from benchmarks.tiny_model.corpus import draw_story
 from benchmarks.tiny_model.page import END_OF_TURN, TURN
-from tinker_sync.local.engine.hf import load_weights
+from tinker_sync.local.engine.host import ONE_BLAS_THREAD
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.engine.loss_inputs import Example
-from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.sample_spec import SampleSpec
-from tinker_sync.local.engine.sampler import Sampler
+from tinker_sync.local.engine.losses import Example
+from tinker_sync.local.engine.model import Weights, load_weights
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec
 from tinker_sync.local.engine.training import AdapterTrainer
-from tinker_sync.local.host.blas import ONE_BLAS_THREAD
 from tinker_sync.local.tiny import directory
 
 _ANSWER_TOKENS: Final = 48

@@ -15,17 +15,13 @@ import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS
 
-from tinker_sync.local.engine import head
-from tinker_sync.local.engine.attention import PackedSpan
-from tinker_sync.local.engine.decoder import Tape, packed_states
-from tinker_sync.local.engine.hf import load_weights
+from tinker_sync.local.engine import decoder
+from tinker_sync.local.engine.decoder import PackedSpan, Tape, packed_states
 from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
-from tinker_sync.local.engine.loss_inputs import Example
-from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.optim import AdamSettings
-from tinker_sync.local.engine.sample_spec import SampleSpec
-from tinker_sync.local.engine.sampler import Sampler
-from tinker_sync.local.engine.training import AdapterTrainer
+from tinker_sync.local.engine.losses import Example
+from tinker_sync.local.engine.model import Weights, load_weights
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec
+from tinker_sync.local.engine.training import AdamSettings, AdapterTrainer
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -91,7 +87,7 @@ def pair(
 def our_logits(weights: Weights, params: LoraParams | None, tokens: Any) -> Any:
     tape = Tape([PackedSpan(0, 1, len(tokens))], recording=False)
     hidden = packed_states(weights, tokens, np.arange(len(tokens)), params, tape)
-    return head.logits(weights, hidden, [AdapterRoute(params)])
+    return decoder.logits(weights, hidden, [AdapterRoute(params)])
 
 
 def test_logits(pair: Pair) -> None:
@@ -104,7 +100,7 @@ def test_logits(pair: Pair) -> None:
 
 
 def test_the_rotation_is_scaled_as_theirs(pair: Pair) -> None:
-    from tinker_sync.local.engine.ops import frequencies
+    from tinker_sync.local.engine.decoder import frequencies
 
     model, weights = pair
     theirs = model.model.rotary_emb.inv_freq.numpy()

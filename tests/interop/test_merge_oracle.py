@@ -22,7 +22,7 @@ import pytest
 
 import tinker_sync as tinker
 from tinker_sync.local.engine import safetensors
-from tinker_sync.local.engine.hf import read_safetensors
+from tinker_sync.local.engine.model import read_safetensors
 from tinker_sync.local.tiny import directory
 from tinker_sync.testing import LocalServer
 

@@ -11,7 +11,7 @@ from support.engine_models import VOCAB, busy_run, tiny_weights
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.local.engine.loss_inputs import Csr, Example
+from tinker_sync.local.engine.losses import Csr, Example
 from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
 from tinker_sync.losses import PPO, CrossEntropy, ImportanceSampling
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs

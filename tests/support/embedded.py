@@ -18,8 +18,7 @@ from typing import Any
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local import tiny
-from tinker_sync.local.host.base_model import BaseModel
-from tinker_sync.local.host.host import Host
+from tinker_sync.local.engine.host import BaseModel, Host
 from tinker_sync.local.server.app import App, build
 from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.serving import ServerThread, serve

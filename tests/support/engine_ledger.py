@@ -17,7 +17,7 @@ from typing import Any
 from attrs import frozen
 
 from tinker_sync import types
-from tinker_sync.local.host.host import Host
+from tinker_sync.local.engine.host import Host
 from tinker_sync.local.store import Store
 
 VOCABULARY = 256

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
-from tinker_sync.local.engine.loss_inputs import Example
+from tinker_sync.local.engine.losses import Example
 from tinker_sync.local.engine.model import ModelConfig, RopeScaling, Weights, random_weights
 from tinker_sync.local.engine.training import AdapterTrainer
 

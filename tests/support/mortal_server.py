@@ -155,7 +155,7 @@ def _wait(pid: int) -> int:
 
 
 def main() -> None:
-    import tinker_sync.local.host.host
+    import tinker_sync.local.engine.host
     import tinker_sync.local.running
     import tinker_sync.local.server.app
     import tinker_sync.local.server.serving

@@ -8,8 +8,7 @@ import pytest
 from benchmarks.tiny_model import scores, tasks
 from benchmarks.tiny_model.scores import Model
 from tinker_sync.local.engine.model import random_weights
-from tinker_sync.local.engine.sample_spec import SampleSpec
-from tinker_sync.local.engine.sampler import Sampler
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec
 
 
 @pytest.fixture(scope="module")

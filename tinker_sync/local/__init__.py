@@ -1,8 +1,8 @@
 """The embedded server. It uses `tinker_sync.wire` and `tinker_sync.types`, and imports no client.
 
 engine   training and sampling in numpy;  tiny     the built-in base model
-host     the computing threads;           store    the durable state
-server   the HTTP service;                process  the start and the end of a server
+server   the HTTP service;                store    the durable state
+launch   a server in a child process;     running  a server in this process
 """
 
 from __future__ import annotations

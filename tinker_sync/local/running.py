@@ -176,8 +176,7 @@ def assemble(
         ConfigurationError: a model or a setting cannot be used.
     """
     # Imported here because they take most of the time that a server needs to start.
-    from tinker_sync.local.host.base_model import load_base_model
-    from tinker_sync.local.host.host import Host
+    from tinker_sync.local.engine.host import Host, load_base_model
     from tinker_sync.local.server.app import build
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store, StoreError

@@ -24,7 +24,7 @@ class ThreadBackend:
     """A server in this process: its application, with the store that it uses. Not thread-safe.
 
     Args:
-        model: the base model, see `tinker_sync.local.host.base_model`.
+        model: the base model, see `tinker_sync.local.engine.host`.
         key: the key that clients send.
         data_dir: the directory for the state.
         settings: settings of the server, by name, see `tinker_sync.local.server.flags`.
@@ -35,7 +35,7 @@ class ThreadBackend:
     """
 
     def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
-        from tinker_sync.local.host.base_model import load_base_model
+        from tinker_sync.local.engine.host import load_base_model
         from tinker_sync.local.running import assemble
 
         load_base_model(model)  # so that a wrong model is reported as an argument, not as a setting

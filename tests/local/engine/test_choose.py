@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tinker_sync.local.engine.choose import Draws, SamplingSettings, choose, invert_cdf, top
+from tinker_sync.local.engine.sampling import Draws, SamplingSettings, choose, invert_cdf, top
 
 
 @pytest.mark.parametrize("cells", [1, 63, 64, 65, 1000])

@@ -9,7 +9,7 @@ import pytest
 from support.engine_models import VOCAB, busy_run, tiny_weights
 
 from tinker_sync.local.engine.custom_graph import compile_custom_loss, compile_rule
-from tinker_sync.local.engine.loss_inputs import Csr, Example
+from tinker_sync.local.engine.losses import Csr, Example
 from tinker_sync.types import CustomLossGraph, CustomLossInput, CustomLossNode
 
 torch = pytest.importorskip("torch")

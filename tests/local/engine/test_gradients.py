@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS, SHAPES, VOCAB, busy_run, examples, tiny_weights
 
-from tinker_sync.local.engine import attention, head, training
+from tinker_sync.local.engine import decoder, training
 from tinker_sync.local.engine.lora import LoraSettings, adapter_targets
-from tinker_sync.local.engine.loss_inputs import Example, check_example, complete_config, find_rule
+from tinker_sync.local.engine.losses import Example, check_example, complete_config, find_rule
 from tinker_sync.local.engine.training import AdapterTrainer
 
 STEP = 1e-5
@@ -137,10 +137,10 @@ def test_gradients_do_not_depend_on_blocks_and_batches(monkeypatch: pytest.Monke
     at_once = run.forward_backward(data, "cross_entropy")
     whole = run.grads.flat.copy()
     run.grads.flat[:] = 0
-    monkeypatch.setattr(attention, "TRAIN_BLOCK", 16)
+    monkeypatch.setattr(decoder, "TRAIN_BLOCK", 16)
     monkeypatch.setattr(training, "BATCH_ROWS", 80)
-    monkeypatch.setattr(head, "BLOCK_CELLS", 10 * VOCAB)
-    monkeypatch.setattr(head, "KEPT_CELLS", 0)
+    monkeypatch.setattr(decoder, "BLOCK_CELLS", 10 * VOCAB)
+    monkeypatch.setattr(decoder, "KEPT_CELLS", 0)
     in_pieces = run.forward_backward(data, "cross_entropy")
     assert in_pieces.metrics["loss:sum"] == pytest.approx(at_once.metrics["loss:sum"], rel=1e-12)
     np.testing.assert_allclose(run.grads.flat, whole, rtol=1e-9, atol=1e-12)

@@ -25,8 +25,8 @@ def test_the_client_does_not_load_the_engine() -> None:
 
 
 def test_the_engine_loads_no_network() -> None:
-    loaded = loaded_after("from tinker_sync.local.engine import hf, sampler, training")
+    loaded = loaded_after("from tinker_sync.local.engine import model, sampling, training")
     assert "numpy" in loaded
     assert not loaded & {"requests", "urllib3", "tokenizers", "safetensors", "asyncio", "torch"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("tinker_sync.")}
-    assert ours <= {"local", "_exceptions", "_lazy", "_version"}
+    assert not ours & {"clients", "config", "errors", "runtime", "transfer", "transport", "types", "wire"}

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS, VOCAB, example
 
-from tinker_sync.local.engine.loss_inputs import Csr, Example, check_example, complete_config, find_rule
-from tinker_sync.local.engine.losses import LOSSES, Term
+from tinker_sync.local.engine.losses import (
+    LOSSES,
+    Csr,
+    Example,
+    Term,
+    check_example,
+    complete_config,
+    find_rule,
+)
 
 P = np.array([-1.0, -2.0, -0.5, -3.0])
 Q = np.array([-1.5, -1.0, -0.5, -2.5])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tinker_sync.local.engine.optim import AdamSettings, AdamState
+from tinker_sync.local.engine.training import AdamSettings, AdamState
 
 
 def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:

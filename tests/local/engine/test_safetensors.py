@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_sync.local.engine.hf import read_safetensors
+from tinker_sync.local.engine.model import read_safetensors
 from tinker_sync.local.engine.safetensors import pieces, read
 
 DTYPES = ["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8"]

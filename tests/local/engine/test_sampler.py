@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from support.engine_models import SHAPES, VOCAB, busy_params, tiny_weights
 
-from tinker_sync.local.engine import head
-from tinker_sync.local.engine.attention import PackedSpan
-from tinker_sync.local.engine.decoder import Tape, packed_states
+from tinker_sync.local.engine import decoder
+from tinker_sync.local.engine.decoder import PackedSpan, Tape, packed_states
 from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
 from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.sample_spec import SampleResult, SampleSpec
-from tinker_sync.local.engine.sampler import Sampler
+from tinker_sync.local.engine.sampling import Sampler, SampleResult, SampleSpec
 
 WEIGHTS = tiny_weights()
 ADAPTERS = [busy_params(WEIGHTS, LoraSettings(rank=2), seed=seed).snapshot() for seed in (1, 2)]
@@ -37,7 +35,7 @@ def logprobs_of(
     """Compute the log-probabilities at every position, without cache."""
     tape = Tape([PackedSpan(0, 1, len(tokens))], recording=False)
     hidden = packed_states(weights, tokens, np.arange(len(tokens)), params, tape)
-    return head.log_softmax(head.logits(weights, hidden, [AdapterRoute(params)]))
+    return decoder.log_softmax(decoder.logits(weights, hidden, [AdapterRoute(params)]))
 
 
 def same(one: SampleResult, two: SampleResult, rounding: float = 1e-4) -> bool:

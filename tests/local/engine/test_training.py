@@ -9,9 +9,8 @@ import pytest
 from support.engine_models import LOSS_CONFIGS, busy_run, example, examples, tiny_weights
 
 from tinker_sync.local.engine.lora import ALPHA, LoraParams, LoraSettings
-from tinker_sync.local.engine.loss_inputs import Example
-from tinker_sync.local.engine.optim import AdamSettings
-from tinker_sync.local.engine.training import AdapterTrainer
+from tinker_sync.local.engine.losses import Example
+from tinker_sync.local.engine.training import AdamSettings, AdapterTrainer
 
 
 def test_gradients_accumulate_until_a_step_clears_them() -> None:

@@ -17,7 +17,7 @@ from support.each import for_each
 from support.embedded import API, KEY, PROTO, Running, pass_body, running
 
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.local.host.host import Host
+from tinker_sync.local.engine.host import Host
 from tinker_sync.local.server.app import HANDLERS, build
 from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.server.serving import ServerThread

@@ -20,7 +20,8 @@ from support.crowd import start
 from support.embedded import API, BASE, Reply, Running, running
 from support.raising import raising
 
-from tinker_sync.local.engine import hf, safetensors
+from tinker_sync.local.engine import model as engine_model
+from tinker_sync.local.engine import safetensors
 from tinker_sync.local.server import uploads
 from tinker_sync.local.store import StoreError
 
@@ -532,7 +533,7 @@ def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) ->
     urls = urls_of_export(server, model)
     file = tmp_path / "adapter.safetensors"
     file.write_bytes(fetch(server, urls["urls"]["adapter_model.safetensors"]).body)
-    arrays = hf.read_safetensors(file)
+    arrays = engine_model.read_safetensors(file)
     run = server.app.service.host.train(model, lambda run: run.params.snapshot().named()).result(120)
     assert len(arrays) == len(run)
     for name, array in run.items():

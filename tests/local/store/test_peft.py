@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.engine_models import busy_params, tiny_weights
 
-from tinker_sync.local.engine.hf import read_safetensors
 from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.engine.model import read_safetensors
 from tinker_sync.local.store import Store
 from tinker_sync.local.store.peft import config
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from benchmarks.tiny_model import make
 from benchmarks.tiny_model.page import END_OF_TEXT, END_OF_TURN, TURN
 from tinker_sync.local import tiny
-from tinker_sync.local.engine.hf import load_config, load_weights
+from tinker_sync.local.engine.model import load_config, load_weights
 
 ROOT = Path(__file__).parents[3]
 FILES = tiny.directory()
@@ -77,7 +77,7 @@ def test_the_tokenizer_matches_the_script(tmp_path: Path) -> None:
 def test_written_weights_are_read_back(tmp_path: Path) -> None:
     tensors = {"a": np.array([[1.0, -0.5, 3.0]]), "b": np.ones(2)}
     make.write_safetensors(tmp_path / "x.safetensors", tensors)
-    from tinker_sync.local.engine.hf import read_safetensors
+    from tinker_sync.local.engine.model import read_safetensors
 
     found = read_safetensors(tmp_path / "x.safetensors")
     assert {name: array.tolist() for name, array in found.items()} == {

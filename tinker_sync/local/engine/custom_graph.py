@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import frozen
 
-from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.losses import LossRule, Term
+from tinker_sync.local.engine.safetensors import Array
 
 if TYPE_CHECKING:
-    from tinker_sync.local.engine.loss_inputs import Example
+    from tinker_sync.local.engine.losses import Example
     from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
     from tinker_sync.types.custom_loss import CustomLossGraph, CustomLossInput, CustomLossNode
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.model import ModelConfig
+from tinker_sync.local.engine.safetensors import Array
 
 ALPHA = 32.0
 

@@ -11,11 +11,12 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from tinker_sync.local.engine._arrays import Array
+Array: TypeAlias = npt.NDArray[Any]
 
 _CODES: Final = {
     "bool": "BOOL",

@@ -43,7 +43,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, find
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 if TYPE_CHECKING:
-    from tinker_sync.local.host.host import Host
+    from tinker_sync.local.engine.host import Host
     from tinker_sync.local.server.http1 import Message, Receive, Send
     from tinker_sync.local.store import Store
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tinker_sync.local.engine.loss_inputs import Csr, Example
-from tinker_sync.local.engine.sample_spec import SampleSpec
+from tinker_sync.local.engine.losses import Csr, Example
+from tinker_sync.local.engine.sampling import SampleSpec
 from tinker_sync.local.server.problems import UserFault
 from tinker_sync.types.model_input import EncodedTextChunk
 from tinker_sync.types.sampling import (
@@ -23,12 +23,12 @@ from tinker_sync.types.training import ForwardBackwardOutput
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tinker_sync.local.engine._arrays import Array
+    from tinker_sync.local.engine.host import BaseModel
     from tinker_sync.local.engine.lora import LoraParams
-    from tinker_sync.local.engine.loss_inputs import Input
-    from tinker_sync.local.engine.sample_spec import Sampled, SampleResult, TopK
+    from tinker_sync.local.engine.losses import Input
+    from tinker_sync.local.engine.safetensors import Array
+    from tinker_sync.local.engine.sampling import Sampled, SampleResult, TopK
     from tinker_sync.local.engine.training import LossOutput
-    from tinker_sync.local.host.base_model import BaseModel
     from tinker_sync.types.datum import Datum
     from tinker_sync.types.model_input import ModelInput
     from tinker_sync.types.sampling import SampleRequest

@@ -15,7 +15,7 @@ from tinker_sync.types.future import UntypedAPIFuture
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tinker_sync.local.engine.loss_inputs import Example
+    from tinker_sync.local.engine.losses import Example
     from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
-from tinker_sync.local.host.host import UnknownRun
-from tinker_sync.local.host.workers import Cancelled, HostClosed
+from tinker_sync.local.engine.host import Cancelled, HostClosed, UnknownRun
 from tinker_sync.local.store import StoreError
 
 Category = Literal["user", "server"]

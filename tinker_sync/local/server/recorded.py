@@ -16,8 +16,8 @@ from tinker_sync.local.server.problems import UserFault
 from tinker_sync.types.datum import SampledProvenanceSpan
 
 if TYPE_CHECKING:
-    from tinker_sync.local.engine._arrays import Array
-    from tinker_sync.local.engine.loss_inputs import Example
+    from tinker_sync.local.engine.losses import Example
+    from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.types.datum import Datum
 
 STABLE_REINFORCE = "stable_reinforce"

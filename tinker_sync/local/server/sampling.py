@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tinker_sync.local.engine.lora import LoraParams
-    from tinker_sync.local.engine.sample_spec import SampleResult
+    from tinker_sync.local.engine.sampling import SampleResult
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.promises import Promise
     from tinker_sync.local.server.service import Service

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
-from tinker_sync.local.host.workers import JobWorker
+from tinker_sync.local.engine.host import JobWorker
 from tinker_sync.local.server.adapters import Adapters
 from tinker_sync.local.server.lanes import Lane, Seen, Step
 from tinker_sync.local.server.problems import Refused, UserFault, failure_of
@@ -33,9 +33,8 @@ from tinker_sync.types.billing import AuditLogEntry
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
+    from tinker_sync.local.engine.host import BaseModel, Host
     from tinker_sync.local.engine.lora import LoraSettings
-    from tinker_sync.local.host.base_model import BaseModel
-    from tinker_sync.local.host.host import Host
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store
     from tinker_sync.types.completion import FutureCompletion

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tinker_sync.local.engine.optim import AdamSettings
+from tinker_sync.local.engine.training import AdamSettings
 from tinker_sync.local.server import convert, custom_losses
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.lanes import Step

@@ -31,9 +31,9 @@ from tinker_sync.types.weights import (
 from tinker_sync.wire.paths import segment
 
 if TYPE_CHECKING:
-    from tinker_sync.local.engine._arrays import Array
+    from tinker_sync.local.engine.host import BaseModel
     from tinker_sync.local.engine.lora import LoraSettings
-    from tinker_sync.local.host.base_model import BaseModel
+    from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
-from tinker_sync.local.engine.optim import AdamState
+from tinker_sync.local.engine.training import AdamState
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.models import check_free, check_optimizer, known_request, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
@@ -34,8 +34,8 @@ from tinker_sync.types.weights import (
 )
 
 if TYPE_CHECKING:
-    from tinker_sync.local.engine._arrays import Array
     from tinker_sync.local.engine.model import ModelConfig
+    from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.lora import ALPHA
+from tinker_sync.local.engine.safetensors import Array
 
 ADAPTER_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"

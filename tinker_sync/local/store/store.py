@@ -20,8 +20,8 @@ from attrs import asdict
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local.engine import safetensors
-from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.engine.safetensors import Array
 from tinker_sync.local.store import peft
 from tinker_sync.local.store.database import (
     Database,

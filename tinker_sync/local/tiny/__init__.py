@@ -16,7 +16,7 @@ NAME: Final = "tinker-sync/tiny"
 def directory() -> Path:
     """Return the folder of config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
 
-    >>> from tinker_sync.local.engine.hf import load_config
+    >>> from tinker_sync.local.engine.model import load_config
     >>> load_config(directory()).vocab_size
     512
     """

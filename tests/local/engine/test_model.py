@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from support.engine_models import LLAMA, QWEN, examples, tiny_weights
 
-from tinker_sync.local.engine.hf import load_config, load_weights, read_safetensors
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.engine.model import Weights
+from tinker_sync.local.engine.model import Weights, load_config, load_weights, read_safetensors
 from tinker_sync.local.engine.training import AdapterTrainer
 
 CONFIG: dict[str, Any] = {

@@ -8,8 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from tinker_sync.local.engine.model import ModelConfig, RopeScaling
-from tinker_sync.local.engine.ops import (
+from tinker_sync.local.engine.decoder import (
     frequencies,
     rms_norm,
     rms_norm_backward,
@@ -18,6 +17,7 @@ from tinker_sync.local.engine.ops import (
     swiglu,
     swiglu_backward,
 )
+from tinker_sync.local.engine.model import ModelConfig, RopeScaling
 
 CONFIG = ModelConfig(
     vocab_size=9, hidden_size=8, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=8, rope_theta=10000.0

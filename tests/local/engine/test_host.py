@@ -18,14 +18,11 @@ from support.crowd import until
 from support.raising import raising
 
 from tinker_sync.local import tiny
+from tinker_sync.local.engine import host as host_module
+from tinker_sync.local.engine.host import BaseModel, Cancelled, Host, HostClosed, JobWorker, UnknownRun
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.engine.loss_inputs import Example
-from tinker_sync.local.engine.sample_spec import SampleSpec
-from tinker_sync.local.engine.sampler import Sampler
-from tinker_sync.local.host import blas
-from tinker_sync.local.host.base_model import BaseModel
-from tinker_sync.local.host.host import Host, UnknownRun
-from tinker_sync.local.host.workers import Cancelled, HostClosed, JobWorker
+from tinker_sync.local.engine.losses import Example
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec
 
 MODEL = BaseModel(tiny.NAME, tiny.directory())
 DATA = [Example(np.array([5, 6, 7]), {"target_tokens": np.array([6, 7, 8])})]
@@ -179,17 +176,17 @@ def test_an_unused_host_closes() -> None:
 
 
 def test_blas_has_one_thread_while_small_models_compute() -> None:
-    before, holders = blas.count_threads(), blas.ONE_BLAS_THREAD._holders
+    before, holders = host_module.count_threads(), host_module.ONE_BLAS_THREAD._holders
     one, two = Host([MODEL]), Host([MODEL])
-    assert blas.count_threads() == before  # no computation yet
+    assert host_module.count_threads() == before  # no computation yet
     one.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
     two.sample(tiny.NAME, spec()).future.result(120)
-    assert (blas.count_threads() or 1, blas.ONE_BLAS_THREAD._holders) == (1, holders + 2)
+    assert (host_module.count_threads() or 1, host_module.ONE_BLAS_THREAD._holders) == (1, holders + 2)
     one.close()
     one.close()
-    assert (blas.count_threads() or 1, blas.ONE_BLAS_THREAD._holders) == (1, holders + 1)
+    assert (host_module.count_threads() or 1, host_module.ONE_BLAS_THREAD._holders) == (1, holders + 1)
     two.close()
-    assert (blas.count_threads(), blas.ONE_BLAS_THREAD._holders) == (before, holders)
+    assert (host_module.count_threads(), host_module.ONE_BLAS_THREAD._holders) == (before, holders)
 
 
 # ------------------------------------------------------------------------------------------ base models
