@@ -38,7 +38,7 @@ WAITING = (*WRONG, faults.queue_paused())
 
 
 def wrong_plan(draw: random.Random) -> FaultPlan:
-    plan = FaultPlan(seed=draw.randrange(1000)).on("asample", draw.choice(WRONG), nth=1)
+    plan = FaultPlan().on("asample", draw.choice(WRONG), nth=1)
     for _ in range(draw.randint(5, 25)):
         endpoint = draw.choice((*SUBMITS, "retrieve_future", "retrieve_futures"))
         kinds = WAITING if endpoint.startswith("retrieve") else WRONG

@@ -131,7 +131,7 @@ def random_plan(seed: int) -> FaultPlan:
     """Return a plan of faults, which the client survives, for nearly half of the calls of a training."""
     chance = random.Random(seed)
     lost = faults.lost_answer()
-    plan = FaultPlan(seed).on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)
+    plan = FaultPlan().on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)
     for name in (
         "create_session",
         "create_model",

@@ -29,6 +29,7 @@ _CRASHES: Final = (
     "save and the next step"
 )
 
+_LATENCY: Final = "FaultPlan().latency(endpoint, seconds) takes a number of seconds"
 _SAMPLER: Final = (
     "tinker_sync.ray.Sampler samples a data set of Ray Data, and takes save_to; tasks and actors take a "
     "sampling client as an argument"
@@ -90,6 +91,7 @@ _INSTEAD: Final = {
     "insight.reconcile": _BILL,
     "insight.Reconciliation": _BILL,
     "insight.Difference": _BILL,
+    "testing.latency": _LATENCY,
     "ray.map": _SAMPLER,
     "ray.SamplerPool": _SAMPLER,
 }
@@ -104,6 +106,7 @@ OPTIONS_OF_TRANSFORMERS: Final = (
 
 _VERIFY: Final = "call tinker_sync.loop.verify_checkpoint after the save"
 _ARGUMENTS: Final = {
+    "FaultPlan(seed)": _LATENCY,
     "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",

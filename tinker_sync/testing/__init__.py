@@ -3,7 +3,6 @@
     LocalServer   the server; it records the calls it receives
     FaultPlan     the faults of one test, as one readable value
     faults        the kinds of faults
-    latency       the time that calls take
     record        keep the answers of any server in a file, for `replay`
     fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
@@ -16,7 +15,7 @@ from __future__ import annotations
 from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
-    "tinker_sync.testing": "faults latency",
+    "tinker_sync.testing": "faults",
     "tinker_sync.testing.calls": "RecordedCall",
     "tinker_sync.testing.faults": "Fault",
     "tinker_sync.testing.plan": "FaultPlan",

@@ -1,5 +1,4 @@
 from tinker_sync.testing import faults as faults
-from tinker_sync.testing import latency as latency
 from tinker_sync.testing.calls import RecordedCall as RecordedCall
 from tinker_sync.testing.faults import Fault as Fault
 from tinker_sync.testing.plan import FaultPlan as FaultPlan

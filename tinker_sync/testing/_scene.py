@@ -56,7 +56,6 @@ class Scene:
 
     def _begin_plan(self, plan: FaultPlan) -> None:
         self._plan = plan  # guarded by _changed
-        self._planned: Counter[str] = Counter()  # guarded by _changed; calls of each endpoint under this plan
         self._counts = [0] * len(plan.rules)  # guarded by _changed; calls that match each rule
         self._used = [0] * len(plan.rules)  # guarded by _changed; calls that each rule has decided on
 
@@ -115,8 +114,7 @@ class Scene:
         name, ids = (found[0].name, found[1]) if found else ("", {})
         with self._changed:
             self._numbers[name] += 1
-            self._planned[name] += 1
-            order, number, planned = len(self._calls) + 1, self._numbers[name], self._planned[name]
+            order, number = len(self._calls) + 1, self._numbers[name]
             call = RecordedCall(
                 order=order,
                 number=number,
@@ -133,7 +131,7 @@ class Scene:
             self._changed.notify_all()
             plan = self._plan
         call.fault = self._refuse_expired(call) or self._choose_fault(call, plan)
-        return Decision(call, plan.latency_of(name, planned), call.fault)
+        return Decision(call, plan.latency_of(name), call.fault)
 
     def _choose_fault(self, call: RecordedCall, plan: FaultPlan) -> Fault | None:
         # Predicates of the test run here, so without the lock. Only the thread of the event loop calls this.

@@ -7,15 +7,14 @@ use one plan.
 from __future__ import annotations
 
 import difflib
-import random
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, field, frozen
 
+from tinker_sync._base.left_out import refuse_arguments
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.testing.faults import Fault
-from tinker_sync.testing.latency import Latency, draw_latency
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class EndpointLatency:
     """A part of a `FaultPlan`: the delay before the server begins with a call of one endpoint, or of all."""
 
     endpoint: str
-    seconds: Latency
+    seconds: float
 
 
 @frozen
@@ -71,15 +70,12 @@ class FaultPlan:
     Endpoints have the names of `tinker_sync.wire.endpoints`; "*" is every call. If several rules apply to a
     call, the first one decides.
 
-    Args:
-        seed: seeds the latencies that are drawn from a distribution.
-
-    >>> from tinker_sync.testing import FaultPlan, faults, latency
+    >>> from tinker_sync.testing import FaultPlan, faults
     >>> plan = (
-    ...     FaultPlan(seed=1)
+    ...     FaultPlan()
     ...     .on("asample", faults.too_many_requests(retry_after=3), nth=2)
     ...     .on("forward_backward", faults.lost_answer(), nth=range(1, 4))
-    ...     .latency("*", latency.exponential(0.05))
+    ...     .latency("*", 0.05)
     ... )
     >>> [rule.endpoint for rule in plan.rules]
     ['asample', 'forward_backward']
@@ -88,9 +84,18 @@ class FaultPlan:
     tinker_sync.errors.InvalidInputError: no call is named 'assample'; did you mean 'asample'?
     """
 
-    seed: int = 0
     rules: tuple[FaultRule, ...] = field(default=(), kw_only=True)
     paces: tuple[EndpointLatency, ...] = field(default=(), kw_only=True)
+
+    def __init__(
+        self,
+        *,
+        rules: tuple[FaultRule, ...] = (),
+        paces: tuple[EndpointLatency, ...] = (),
+        **unknown: object,
+    ) -> None:
+        refuse_arguments("FaultPlan", unknown, unknown=True)
+        self.__attrs_init__(rules=rules, paces=paces)  # type: ignore[attr-defined]  # attrs makes it
 
     def on(self, endpoint: str, fault: Fault, *, nth: Nth = None, when: When | None = None) -> FaultPlan:
         """Return this plan with one more fault.
@@ -112,34 +117,29 @@ class FaultPlan:
         rule = FaultRule(check_endpoint(endpoint), fault, _check_nth(nth), when)
         return evolve(self, rules=(*self.rules, rule))
 
-    def latency(self, endpoint: str, seconds: Latency) -> FaultPlan:
+    def latency(self, endpoint: str, seconds: float) -> FaultPlan:
         """Return this plan with one more delay, before the server begins with a call of an endpoint.
 
         If several delays match a call, the first one counts.
 
         Args:
             endpoint: the endpoint.
-            seconds: the delay as a number, or a distribution of `tinker_sync.testing.latency`.
+            seconds: the delay.
 
         Raises:
             InvalidInputError: the endpoint does not exist, or the number is negative.
         """
-        if not callable(seconds) and not seconds >= 0:
+        if callable(seconds) or not seconds >= 0:
             raise InvalidInputError(f"a latency must be a number of seconds from 0, not {seconds!r}")
         return evolve(self, paces=(*self.paces, EndpointLatency(check_endpoint(endpoint), seconds)))
 
-    def latency_of(self, endpoint: str, number: int) -> float:
-        """Return the latency of the n-th call of an endpoint in seconds. Equal seeds give equal latencies.
+    def latency_of(self, endpoint: str) -> float:
+        """Return the latency of the calls of an endpoint in seconds.
 
-        >>> FaultPlan().latency("asample", 0.25).latency_of("asample", 1)
+        >>> FaultPlan().latency("asample", 0.25).latency_of("asample")
         0.25
         """
-        for pace in self.paces:
-            if pace.endpoint in (EVERY, endpoint):
-                # Test data, not a secret.
-                generator = random.Random(f"{self.seed} {endpoint} {number}")  # noqa: S311
-                return draw_latency(pace.seconds, generator)
-        return 0.0
+        return next((pace.seconds for pace in self.paces if pace.endpoint in (EVERY, endpoint)), 0.0)
 
 
 def check_endpoint(name: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import click
 
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.framework import Cli, Group, command
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tinker_sync.auth import KeyDetails
     from tinker_sync.config.credentials_file import StoredKey
 
-_CTRL_C, _CTRL_D, _ESCAPE = "\x03", "\x04", "\x1b"
-_BACKSPACES = ("\b", "\x7f")
 _HERE: Final = "tinker_sync.cli.commands.auth:"
 auth = Group(
     "auth",
@@ -57,7 +55,7 @@ def login(cli: Cli) -> None:
         cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
     else:
         cli.sink.say(f"The operator of {settings.base_url} gives out its API keys.\n")
-    key = Secret(_ask_for_key("Paste it: ").strip())
+    key = Secret(_ask_for_key().strip())
     if not key.reveal():
         raise CliError("the key is empty")
     known: KeyDetails = describe_key(key.reveal(), base_url=cli.base_url)
@@ -158,66 +156,11 @@ def whoami(cli: Cli) -> None:
     cli.sink.show(you.model_dump(), record("", pairs))
 
 
-# ------------------------------------------------------------------------------------------ the prompt
-
-
-def _ask_for_key(question: str) -> str:
-    """Read a key from the terminal, shown as stars (on Windows: not shown), or a line from a pipe."""
+def _ask_for_key() -> str:
+    """Read a key from the terminal, which does not show it, or a line from a pipe."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
-    try:
-        import termios
-        import tty
-    except ImportError:  # Windows
-        import getpass
-
-        return getpass.getpass(question)
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    try:
-        # Set before the question, and without dropping early input: a pasted key is neither shown nor lost.
-        tty.setcbreak(descriptor, termios.TCSADRAIN)
-        attributes = termios.tcgetattr(descriptor)
-        attributes[3] &= ~termios.ISIG  # so that Ctrl-C first restores the terminal
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
-        sys.stderr.write(question)
-        sys.stderr.flush()
-        return read_masked(lambda: os.read(descriptor, 4096).decode("utf-8", "replace"), sys.stderr.write)
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-        sys.stderr.write("\n")
-        sys.stderr.flush()
-
-
-def read_masked(read: Callable[[], str], write: Callable[[str], object]) -> str:
-    """Read keystrokes to the end of the line, write a star for each character, and return the line.
-
-    Raises:
-        KeyboardInterrupt: the user pressed Ctrl-C.
-        EOFError: the user pressed Ctrl-D, or the input ended.
-
-    >>> typed = iter(["tml-ab", "x", "\\x7f", "c\\r"])
-    >>> shown = []
-    >>> read_masked(lambda: next(typed), shown.append), "".join(shown).count("*")
-    ('tml-abc', 8)
-    """
-    typed: list[str] = []
-    while True:
-        entered = read()
-        if entered.startswith(_ESCAPE):
-            continue  # an arrow key or another control sequence
-        for character in entered or _CTRL_D:
-            if character in "\r\n":
-                return "".join(typed)
-            if character == _CTRL_C:
-                raise KeyboardInterrupt
-            if character == _CTRL_D:
-                raise EOFError
-            if character in _BACKSPACES:
-                if typed:
-                    typed.pop()
-                    write("\b \b")
-            elif character.isprintable():
-                typed.append(character)
-                write("*")
-        sys.stderr.flush()
+    key: str = click.prompt(
+        "Paste it (it is not shown)", default="", hide_input=True, show_default=False, err=True
+    )
+    return key
