@@ -17,7 +17,7 @@ import tinker_sync
 import tinker_sync.lib
 import tinker_sync.lib.public_interfaces
 import tinker_sync.types
-from tinker_sync.lib.wrapped_future import AwaitableConcurrentFuture
+from tinker_sync.lib.names import AwaitableConcurrentFuture
 from tinker_sync.runtime.answers import merge_outputs
 
 PACKAGES = [tinker_sync, tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]

@@ -31,7 +31,7 @@ _HOMES = {
         UnsafeArchiveError UnsupportedByServerError VerificationError WireError
     """,
     "tinker_sync.lib": "",
-    "tinker_sync.lib.other_names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
+    "tinker_sync.lib.names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
     "tinker_sync.runtime.futures": "APIFuture",
     "tinker_sync.runtime.polls": "QueueReport",

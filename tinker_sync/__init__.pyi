@@ -55,8 +55,8 @@ from tinker_sync.errors import UnsafeArchiveError as UnsafeArchiveError
 from tinker_sync.errors import UnsupportedByServerError as UnsupportedByServerError
 from tinker_sync.errors import VerificationError as VerificationError
 from tinker_sync.errors import WireError as WireError
-from tinker_sync.lib.other_names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
-from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
+from tinker_sync.lib.names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
+from tinker_sync.lib.names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
 from tinker_sync.losses.handle import LossHandle as LossHandle
 from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
 from tinker_sync.runtime.futures import APIFuture as APIFuture

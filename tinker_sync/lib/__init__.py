@@ -11,13 +11,12 @@ from tinker_sync._base.lazy import lazy_names
 _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
     "tinker_sync.clients.retry_config": "is_retryable_status_code",
-    "tinker_sync.lib.other_names": """
-        _APIFuture _TransportError api_key_console_url checkpoint_console_url checkpoint_playground_url
-        combine_fwd_bwd_output_results new_api_key_console_url session_console_url sessions_console_url
-        training_run_console_url
+    "tinker_sync.lib.names": """
+        AwaitableConcurrentFuture _APIFuture _TransportError api_key_console_url checkpoint_console_url
+        checkpoint_playground_url combine_fwd_bwd_output_results new_api_key_console_url session_console_url
+        sessions_console_url training_run_console_url
     """,
     "tinker_sync.lib.public_interfaces": "",
-    "tinker_sync.lib.wrapped_future": "AwaitableConcurrentFuture",
 }
 
 _OTHER_PATHS = "api_future_impl chunked_fwdbwd_helpers console_urls experimental retry_handler"

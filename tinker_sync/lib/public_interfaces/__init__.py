@@ -9,10 +9,9 @@ _HOMES = {
         APIFuture AdminClient LossHandle PerDatumLossFn QueueState RestClient RetryConfig SamplingClient
         ServiceClient TrainingClient
     """,
-    "tinker_sync.lib.other_names": """
-        BackcompatSamplingClientFuture BackcompatTrainingClientFuture
+    "tinker_sync.lib.names": """
+        AwaitableConcurrentFuture BackcompatSamplingClientFuture BackcompatTrainingClientFuture
     """,
-    "tinker_sync.lib.wrapped_future": "AwaitableConcurrentFuture",
 }
 
 _OTHER_PATHS = """

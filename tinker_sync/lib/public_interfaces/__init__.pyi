@@ -8,6 +8,6 @@ from tinker_sync import RetryConfig as RetryConfig
 from tinker_sync import SamplingClient as SamplingClient
 from tinker_sync import ServiceClient as ServiceClient
 from tinker_sync import TrainingClient as TrainingClient
-from tinker_sync.lib.other_names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
-from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
-from tinker_sync.lib.wrapped_future import AwaitableConcurrentFuture as AwaitableConcurrentFuture
+from tinker_sync.lib.names import AwaitableConcurrentFuture as AwaitableConcurrentFuture
+from tinker_sync.lib.names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
+from tinker_sync.lib.names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
