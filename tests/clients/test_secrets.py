@@ -1,9 +1,9 @@
-"""No secret in reprs, errors, logs, pickles, handles and reports of whole clients.
+"""No secret in reprs, errors, logs, pickles, handles and warnings of clients, wherever the secret came from.
 
-The server is a parrot: it keeps every secret that it receives and repeats all of them in refusals, failures,
-notices and good answers. `tests/test_secrets.py` covers settings, keys and the transport; these tests cover
-the whole client. When a client ends, they search the failure reports that the server received. When a test
-ends, they search the log (at DEBUG, with curl lines) and the console.
+Each place that can hold a secret has a different one (`support/planted.py`), so that a failure names the
+place. The server is a parrot: it keeps every secret that it receives and repeats all of them in refusals,
+failures, notices and good answers. When a test ends, the log (at DEBUG, with curl lines) and the console are
+searched. New code through which secrets pass needs a case here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import requests
@@ -39,14 +40,15 @@ from support.planted import (
     provoke,
     records_of,
 )
-from support.servers import Peer, ScriptedServer, unused_port
+from support.servers import Peer, ProxyServer, ScriptedServer, answer, resets, silent, unused_port
 from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
-from tinker_sync import errors, types
+from tinker_sync import auth, errors, types
 from tinker_sync.clients.rest import AdminClient, RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
+from tinker_sync.config import CredentialsFile
 from tinker_sync.errors import EarlierCallFailedError
 
 PATIENCE_S = 120.0
@@ -230,6 +232,19 @@ def copied(service: ServiceClient) -> Any:
     return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
 
 
+# ---- the search
+
+
+def test_the_search_finds_what_is_planted() -> None:
+    """The search finds every secret in every form. Without this, the other tests would prove nothing."""
+    for place, text in PLANTED.items():
+        for shown in (f"x{text}x", quote(text, safe=""), basic(text), repr({"k": text})):
+            assert found_in(shown) == [place]
+    with pytest.raises(AssertionError, match=r"shows \['token'\]"):
+        assert_exception_hidden(ValueError(PLANTED["token"]))
+    assert found_in(pickle.dumps(PLANTED["stored key"]).decode("latin-1")) == ["stored key"]
+
+
 # ---- reprs and logs of clients
 
 
@@ -317,6 +332,107 @@ def test_the_password_of_a_netrc_file(tmp_path: Path, monkeypatch: pytest.Monkey
         stub.refuses("/checkpoints", 422)
         check_future(RestClient(service.holder).list_user_checkpoints())
         assert "netrc" in found_in(stub.words)
+
+
+def use_source(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the options of a client whose key comes from this place."""
+    if source == "api_key":
+        return {"api_key": PLANTED["api_key"]}
+    if source != "TINKER_API_KEY":
+        monkeypatch.delenv("TINKER_API_KEY")
+    if source == "command output":
+        line = f": {PLANTED['command line']}; printf %s {PLANTED['command output']}"
+        monkeypatch.setenv("TINKER_CREDENTIAL_CMD", line)
+    return {"api_key": None}
+
+
+@pytest.mark.parametrize("source", ["api_key", "TINKER_API_KEY", "stored key", "command output"])
+def test_keys_from_every_place(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world(**use_source(source, monkeypatch)) as (stub, service):
+        sampler = sampler_of(service)
+        stub.refuses("/asample", 401, "text")
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        assert source in found_in(stub.words)
+        for client in (service, sampler, service.holder, service.holder.connection):
+            assert_object_hidden(client)
+
+
+def test_a_secret_that_is_cut_short() -> None:
+    """If the client cuts a long text within a secret, no part of the secret stays."""
+    key = PLANTED["default header"]
+    with world() as (stub, service):
+        service.get_server_capabilities()  # the client has the secret to compare with
+        for cut in range(1, len(key)):
+            text = "x" * (64 * 1024 - cut) + key + " and more"
+            stub.always["/get_server_capabilities"] = lambda _, text=text: Answer(500, text.encode())  # type: ignore[misc]
+            check(service.get_server_capabilities)
+
+
+# ---- keys that are not to be had
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo {out}; echo 'it was {out}' >&2; exit 3",
+        "echo {out}; echo {out}",
+        "printf '{out}\\303\\274'",
+        "echo {out}; echo {line} >&2; kill -9 $$",
+        "true {line}",
+        "no-such-command-{line}",
+    ],
+)
+def test_credential_commands_that_fail(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    command = line.format(out=PLANTED["command output"], line=PLANTED["command line"])
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
+    with world(api_key=None, hasty=False) as (_, service):
+        assert isinstance(check(service.get_server_capabilities), errors.CredentialError)
+        assert_object_hidden(service)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{{"keys": {{"k": {{"type": "manual", "key": "{}", ',
+        '{{"keys": {{"k": {{"type": "manual", "key": "{}"}}}}}}',
+        '{{"keys": {{"k": "{}"}}}}',
+        '["{}"]',
+        "{}",
+    ],
+)
+def test_credentials_files_that_cannot_be_read(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    file = CredentialsFile()
+    file.path.write_text(content.format(PLANTED["stored key"]))
+    for use in (file.keys, file.default_key, ServiceClient, auth.raise_if_tinker_not_accessible):
+        check(use)
+
+
+def test_a_credentials_file_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = CredentialsFile()
+    stored = file.default_key()
+    assert stored is not None
+    assert_object_hidden(file)
+    assert_object_hidden(stored)
+    check(lambda: file.delete("missing"))
+    for name in ("replace", "fsync", "chmod"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "disk full")))
+            check(lambda: file.add("k2", stored))
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_asking_whether_the_service_is_accessible(
+    status: int, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
+) -> None:
+    with StubServer(Parrot()) as stub:
+        assert isinstance(stub, Parrot)
+        stub.refuses("/get_server_capabilities", status)
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)
+        check(auth.raise_if_tinker_not_accessible)
+        assert "TINKER_API_KEY" in found_in(stub.words)
+    assert "$TINKER_API_KEY" in logged()
 
 
 # ---- pickles and handles
@@ -418,6 +534,7 @@ def test_invalid_handles(handle: str) -> None:
         {"default_headers": {"X-My-Token": [PLANTED["default header"]]}},
         {"default_headers": {1: PLANTED["default header"]}},
         {"default_headers_overrides": {"X-My-Token": f"{PLANTED['default header']}\n"}},
+        {"max_retries": -1},
     ],
     ids=lambda wrong: "-".join(wrong),
 )
@@ -428,6 +545,23 @@ def test_clients_that_cannot_be_made(wrong: dict[str, Any]) -> None:
     if given:
         check(lambda: RestClient(**given))
         check(lambda: AdminClient(**given))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"TINKER_BASE_URL": f"https://me:{PLANTED['userinfo']}@host"},
+        {"TINKER_API_KEY": f"{PLANTED['TINKER_API_KEY']} x"},
+        {"CLOUDFLARE_ACCESS_CLIENT_SECRET": f"{PLANTED['CF secret']}\u00fc"},
+    ],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_environments_in_which_no_client_can_be_made(
+    wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(check(ServiceClient), errors.ConfigurationError)
 
 
 def test_arguments_that_make_no_sense() -> None:
@@ -587,6 +721,81 @@ def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None
                 check(service.get_server_capabilities)
                 check(lambda service=service: service.create_sampling_client(base_model="m").result())  # type: ignore[misc]
                 check_future(copied(service))
+
+
+def talk_nonsense(peer: Peer) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 200 OK\r\nX-Bad " + str(seen.pairs).encode() + b"\r\n\r\n")
+    peer.close()
+
+
+def break_off(peer: Peer) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + str(seen.pairs).encode())
+    peer.close()
+
+
+def say_it_for_a_version(peer: Peer) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 " + str(seen.header("x-my-token")).encode() + b"\r\n\r\n")
+    peer.close()
+
+
+def say_it_for_a_size(peer: Peer) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    peer.send(str(seen.header("x-my-token")).encode() + b"\r\n")
+    peer.close()
+
+
+def redirect_away(peer: Peer) -> None:
+    peer.read_request()
+    target = f"http://me:{PLANTED['userinfo']}@localhost:1/x?sig={PLANTED['signature']}"
+    peer.send(answer(b"", status=307, headers={"Location": target}))
+    peer.wait_gone()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [silent, resets, talk_nonsense, break_off, say_it_for_a_version, say_it_for_a_size, redirect_away],
+    ids=lambda script: script.__name__,
+)
+def test_servers_that_break_the_rules(script: Callable[[Peer], None]) -> None:
+    with (
+        ScriptedServer(script) as server,
+        ServiceClient(base_url=server.url, **options(max_retries=0, timeout=0.1)) as service,
+    ):
+        check(service.get_server_capabilities)
+        check_future(copied(service))
+        assert_object_hidden(service)
+
+
+@pytest.mark.parametrize("refuse", [0, 403, 502])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("place", ["session", "environment"])
+def test_proxies_that_refuse(place: str, scheme: str, refuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProxyServer(user="me", password="another", refuse=refuse) as proxy:
+        session = None
+        if place == "session":
+            session = planted_session(f"127.0.0.1:{proxy.port}")
+            session.proxies["https"] = session.proxies["http"]
+        else:
+            monkeypatch.setenv(f"{scheme}_proxy", f"me:{PLANTED['proxy password']}@127.0.0.1:{proxy.port}")
+        given = options(max_retries=0, session=session)
+        with ServiceClient(base_url=f"{scheme}://server.invalid", **given) as service:
+            check(service.get_server_capabilities)
+            check_future(copied(service))
+        assert proxy.seen
+
+
+@pytest.mark.parametrize("proxy", ["127.0.0.1:1", "127.0.0.1:port", "[::1", "server.invalid:3128"])
+def test_proxies_that_are_not_there(proxy: str) -> None:
+    def use() -> None:
+        given = options(max_retries=0, session=planted_session(proxy))
+        with ServiceClient(base_url="http://server.invalid", **given) as service:
+            service.get_server_capabilities()
+
+    check(use)
 
 
 # ---- queues and deadlines
@@ -772,6 +981,16 @@ def test_exchanges_that_are_refused(status: int) -> None:
     with world({"pjwt_auth_enabled": True}, hasty=False, max_retries=0) as (stub, service):
         stub.refuses("/auth/token", status, "text")
         check(lambda: sampler_of(service))
+        check(service.get_server_capabilities)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [f'{{"jwt": "{JWT}"', f'{{"jwt": ["{JWT}"]}}', f'{{"jwt": "{JWT} x"}}', f'{{"token": "{JWT}"}}', JWT],
+)
+def test_exchanges_that_cannot_be_read(body: str) -> None:
+    tokens = {"/auth/token": lambda _: Answer(body=body.encode(), headers={"Set-Cookie": JWT})}
+    with world({"pjwt_auth_enabled": True}, always=tokens, hasty=False, max_retries=0) as (_, service):
         check(service.get_server_capabilities)
 
 

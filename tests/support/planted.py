@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -23,7 +22,7 @@ import pytest
 import requests
 
 from tinker_sync._base.secret import Secret
-from tinker_sync.config import CredentialsFile, Settings, StoredKey
+from tinker_sync.config import CredentialsFile, StoredKey
 
 TESTS = Path(__file__).parents[1]
 JWT = "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.PLANTED7jwt"
@@ -192,21 +191,6 @@ def planted_session(proxy: str = "") -> requests.Session:
     if proxy:
         session.proxies = {"http": f"http://me:{PLANTED['proxy password']}@{proxy}"}
     return session
-
-
-def planted(base_url: str = "http://localhost:1", **more: Any) -> Settings:
-    """Return settings with a secret in every place that may hold one."""
-    given: dict[str, Any] = {
-        "base_url": base_url,
-        "api_key": PLANTED["api_key"],
-        "credential_cmd": f": {PLANTED['command line']}; printf %s {PLANTED['command output']}",
-        "cf_access_id": PLANTED["CF id"],
-        "cf_access_secret": PLANTED["CF secret"],
-        "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
-        "session": planted_session(),
-        "log": "curl",
-    }
-    return Settings.resolve(**{**given, **more})
 
 
 def plant_environment(monkeypatch: pytest.MonkeyPatch) -> None:
