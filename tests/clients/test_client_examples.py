@@ -33,7 +33,8 @@ def public_names(client: type) -> Iterator[tuple[str, type]]:
     for name in dir(client):
         owner = next(base for base in client.__mro__ if name in vars(base))
         ours = owner.__module__.startswith("tinker_sync")
-        if ours and not name.startswith("_") and name not in _NOT_FOR_USERS:
+        # A removed name is listed too, but cannot be read.
+        if ours and not name.startswith("_") and name not in _NOT_FOR_USERS and hasattr(client, name):
             yield name, owner
 
 
