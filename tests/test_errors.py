@@ -348,6 +348,11 @@ def test_leaves_know_their_status_without_an_answer() -> None:
     assert str(errors.ConflictError("taken")).startswith("409 Conflict: taken.")
 
 
+def test_a_message_shows_no_password() -> None:
+    error = errors.APIConnectionError("bad proxy http://u:p@ss@p:1/")
+    assert error.message == "bad proxy http://***@p:1/"
+
+
 def test_objects_of_http_libraries_are_taken_over_without_their_secrets() -> None:
     sent = requests.Request(
         "POST", "https://me:hidden@h/api/v1/x?sig=abc", headers={"X-API-Key": KEY, "Accept": "*/*"}

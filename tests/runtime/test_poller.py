@@ -6,6 +6,7 @@ import gc
 import os
 import queue
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -549,3 +550,24 @@ def test_a_forked_child_begins_anew() -> None:
         release.set()
         assert held.reply().body == b"parent"
         assert server.connections == 2
+
+
+# ------------------------------------------------------------------------------------------- jobs
+def test_a_step_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    with AnsweringServer() as server, closing(Held(server.url)) as held:
+        held.poller.reserve()
+        assert held.poller.run_soon(lambda: sys.exit("a job"))
+        held.start()
+        assert held.reply().status == 200
+    assert "a job" in caplog.text
+
+
+def test_a_job_runs_soon_only_where_there_is_a_thread() -> None:
+    with AnsweringServer() as server, closing(Held(server.url)) as held:
+        assert not held.poller.run_soon(lambda: pytest.fail("there is no thread"))
+        held.poller.reserve()
+        done = threading.Event()
+        assert held.poller.run_soon(done.set)
+        assert done.wait(PATIENCE_S)
+        held.poller.close()
+        assert not held.poller.run_soon(lambda: pytest.fail("it is closed"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
-from support.raising import raising
+from support.clock import PATIENCE_S, FakeClock
 from support.sends import HandWorkers, NoWorkers
 from support.wires import post
 
@@ -233,27 +233,6 @@ def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock
     assert not bench.poller._has_more()
 
 
-def test_finished_requests_do_not_keep_the_thread(bench: Bench) -> None:
-    bench.send(answered(expires_at_s=1050.0))
-    bench.poller.step(0.0)
-    assert len(bench.outcomes) == 1
-    assert bench.poller._time_to_wait(7.0) == 7.0
-
-
-def test_entries_of_finished_requests_do_not_hide_a_silent_one(
-    bench: Bench, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller.STALE_EXPIRIES", 0)
-    bench.send(Request(expires_at_s=1060.0))
-    for _ in range(5):
-        bench.send(answered(expires_at_s=1050.0))
-        bench.poller.step(0.0)
-    assert len(bench.poller._expiries) <= 4
-    clock.advance(60.0)
-    bench.poller.step(0.0)
-    assert bench.outcomes[5:] == [SILENT]
-
-
 # ------------------------------------------------------------------------------------------- the end
 def test_after_the_close_requests_that_wait_for_their_turn_are_not_sent(narrow: Bench) -> None:
     narrow.send(Request(), Request())
@@ -285,26 +264,6 @@ def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
     assert done == ["later"]
 
 
-def test_a_thread_that_was_replaced_takes_no_further_step(bench: Bench) -> None:
-    done: list[str] = []
-    other = threading.Thread()
-    bench.poller.run_soon(lambda: setattr(bench.poller, "_thread", other))
-    bench.poller.run_soon(lambda: done.append("by the first thread"))
-    assert not bench.poller.step(0.0)
-    assert (done, len(bench.poller._due)) == ([], 1)
-
-
-@pytest.mark.parametrize(("taken", "in_step"), [(4, True), (5, False)], ids=["went on", "between turns"])
-def test_a_thread_that_goes_on_is_not_replaced(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, taken: int, in_step: bool
-) -> None:
-    monkeypatch.setattr(bench.poller, "_loop", raising(AssertionError("it has gone on")))
-    leader = bench.poller._thread
-    bench.poller._taken, bench.poller._in_step = 5, in_step
-    bench.poller._take_over(leader, taken)
-    assert bench.poller._thread is leader
-
-
 # ------------------------------------------------------------------------------------------- no thread
 def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
     poller, done = Poller(Line(), NoWorkers()), []
@@ -318,19 +277,55 @@ def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
     assert done == ["follows"]
 
 
-def test_steps_that_follow_are_not_lost_with_the_thread() -> None:
-    poller, done = Poller(Line(), NoWorkers()), []
-    poller._following.append((done.append, "follows"))
-    poller._due.append((done.append, "due"))
-    poller._lose_thread()
-    assert done == ["follows", "due"]
+# ------------------------------------------------------------------------------------------- races
+@pytest.mark.parametrize("workers", [HandWorkers(), NoWorkers()], ids=["worker", "no worker"])
+def test_a_job_added_while_the_thread_ends_is_done(workers: HandWorkers | NoWorkers) -> None:
+    poller, done = Poller(Line(), workers), []
+
+    class Due(deque[Any]):
+        def append(self, step: Any) -> None:
+            assert not poller.step(0.0)  # the thread ends between the two steps of `run_soon`
+            super().append(step)
+
+    poller._thread, poller._due = threading.current_thread(), Due()
+    assert poller.run_soon(lambda: done.append("job"))
+    if isinstance(workers, HandWorkers):
+        workers.do()
+    assert done == ["job"]
+    assert not poller.run_soon(done.clear)
 
 
-def test_guards_and_helpers_that_get_no_thread_are_not_counted() -> None:
-    poller = Poller(Line(), NoWorkers())
-    poller._guard_rest()
-    poller._call_helpers(taken=1, elapsed_s=1.0, due=6)
-    assert (poller._guarded, poller._helping) == (False, 0)
+def test_a_job_added_while_the_thread_falls_asleep_wakes_it() -> None:
+    poller, done = Poller(Line(), HandWorkers()), []
+
+    class Due(deque[Any]):
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            if not done:  # after this look, the thread goes to sleep
+                done.append(poller.run_soon(lambda: done.append("job")))
+            return found
+
+    poller._thread, poller._due = threading.current_thread(), Due()
+    poller.step(PATIENCE_S)  # without a wake, it would sleep
+    poller.step(0.0)
+    assert done == [True, "job"]
+    poller._thread = None
+    poller.close()
+
+
+def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_socket(
+    bench: Bench, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a socket is closed, its number may belong to a new socket, whose watch would end in its place."""
+    due: list[int] = []
+    forget = bench.readiness.forget
+    monkeypatch.setattr(
+        bench.readiness, "forget", lambda number: (due.append(len(bench.poller._due)), forget(number))
+    )
+    bench.send(Request(expires_at_s=1005.0))
+    clock.advance(5.0)
+    bench.poller.step(0.0)
+    assert (due[0], bench.outcomes) == (0, [SILENT])
 
 
 # ------------------------------------------------------------------------------------------- forks
