@@ -106,7 +106,7 @@ def test_a_pass_that_no_thread_can_queue_leaves_nothing_behind(monkeypatch: pyte
     with world({"fwdbwd_max_chunk_len": 1}) as (_, service):
         trainer = service.create_lora_training_client("stub/model").result()
         with monkeypatch.context() as patch:
-            patch.setattr(service.holder, "run_soon", raising(TinkerError("no thread")))
+            patch.setattr(service.holder.server.flows, "soon", raising(RuntimeError("none")))
             with pytest.raises(TinkerError, match="no thread"):
                 trainer.forward_backward(data(3), "cross_entropy")
         assert service.holder.lifecycle.unfinished == 0

@@ -4,17 +4,26 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.raising import raising
-from support.sends import FakePart, HandWorkers, at_once, enqueue, operation
+from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoPoller, entry
 
-from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
-from tinker_sync.runtime.futures import APIFuture, Job
-from tinker_sync.runtime.operation import NotTaken, Operation, Unanswered, stages
+from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError
+from tinker_sync.runtime.flows import Flow, Flows, Moment
+from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
-from tinker_sync.runtime.send_queue import SendQueue, SendQueueState
+from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered, stages
+
+
+def queue_of(send: Callable[[FakeRequest, int], object], workers: Any = None) -> SendQueue[FakeRequest]:
+    """Return a queue whose sends are calls of `send` on `workers`; None: at once."""
+    flows: Any = Flows(NoPoller(), workers)  # type: ignore[arg-type]
+    sender = BlockingSender(flows, workers or Inline(), send)
+    return SendQueue(flows, sender.send, sender.send_nothing)
 
 
 class Bench:
@@ -28,15 +37,14 @@ class Bench:
         self.workers = HandWorkers()
         self.wire: list[tuple[int, str]] = []
         self.failures: dict[str, BaseException] = {}
-        self.queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda *given: self.send(*given)), self.workers.run, at_once(self._send_nothing)
-        )
+        flows: Any = Flows(NoPoller(), self.workers)  # type: ignore[arg-type]
+        sender = BlockingSender(flows, self.workers, lambda *given: self.send(*given), self._send_nothing)
+        self.queue: SendQueue[FakeRequest] = SendQueue(flows, sender.send, sender.send_nothing)
 
-    def send(self, part: FakePart, number: int) -> None:
-        assert part.bytes_for(number) == f"{part.name} as {number}".encode()
-        self.wire.append((number, part.name))
-        if part.name in self.failures:
-            raise self.failures[part.name]
+    def send(self, request: FakeRequest, number: int) -> None:
+        self.wire.append((number, request.name))
+        if request.name in self.failures:
+            raise self.failures[request.name]
 
     def _send_nothing(self, number: int) -> None:
         self.wire.append((number, "nothing"))
@@ -45,20 +53,19 @@ class Bench:
 
     def append(
         self, name: str, count: int = 1, *, parallel: bool = False, alone: bool = False
-    ) -> Operation[FakePart]:
-        made = operation(name, count, parallel=parallel)
-        made.alone = alone
-        enqueue(self.queue, made)
+    ) -> Entry[FakeRequest]:
+        made = entry(name, count, parallel=parallel, alone=alone)
+        self.queue.put(made)
         return made
 
     def while_sending(self, name: str | None, do: Callable[[], object]) -> None:
-        """Call `do` while the part with this name is sent, or while any part is sent if it is None."""
+        """Call `do` while the request with this name is sent, or while any request is sent if it is None."""
         real_send = self.send
 
-        def send(part: FakePart, number: int) -> None:
-            if name in (None, part.name):
+        def send(request: FakeRequest, number: int) -> None:
+            if name in (None, request.name):
                 do()
-            real_send(part, number)
+            real_send(request, number)
 
         self.send = send  # type: ignore[method-assign]
 
@@ -155,27 +162,32 @@ class TestOrder:
 
     def test_sends_may_run_inline(self) -> None:
         wire: list[tuple[int, str]] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append((number, part.name))), lambda job: job()
-        )
+        queue = queue_of(lambda request, number: wire.append((number, request.name)))
         for name in "ab":
-            enqueue(queue, operation(name, 3, parallel=True))
+            queue.put(entry(name, 3, parallel=True))
         assert wire == [(2, "a.2"), (3, "a.3"), (1, "a.1"), (5, "b.2"), (6, "b.3"), (4, "b.1")]
 
 
 class TestSendsThatEndLater:
-    def late(self, count: int) -> tuple[list[Any], list[Operation[FakePart]]]:
-        """Append an operation of `count` parts, and another operation, to a queue whose sends do not end.
+    def late(self, count: int) -> tuple[list[Any], list[Entry[FakeRequest]]]:
+        """Put an entry of `count` requests, and another entry, into a queue whose sends do not end.
 
-        Return two lists: the number of each begun send with the callback that ends it, and the operations.
+        Return two lists: the number of each begun send with the function that ends it, and the entries.
         """
         ends: list[Any] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            lambda part, number, ended: ends.append((number, ended)), lambda job: job()
-        )
-        made = [operation("a", count, parallel=True), operation("b")]
+        flows: Any = Flows(NoPoller(), None)  # type: ignore[arg-type]
+
+        def send(_: FakeRequest, number: int, _may_send: Callable[[], bool]) -> Flow[None]:
+            end = Moment()
+            ends.append((number, partial(flows.soon, end.tell)))
+            failure = yield end
+            if failure is not None:
+                raise failure
+
+        queue: SendQueue[FakeRequest] = SendQueue(flows, send, lambda _: iter(()))  # type: ignore[arg-type,return-value]
+        made = [entry("a", count, parallel=True), entry("b")]
         for each in made:
-            enqueue(queue, each)
+            queue.put(each)
         return ends, made
 
     def test_the_next_one_waits_for_the_end(self) -> None:
@@ -210,7 +222,7 @@ class TestW02Cancel:
         assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
         bench.workers.do_all()
         assert bench.sent == "1:a 2:c 3:d"
-        assert all(part.future.cancelled() for part in made["b"].parts)
+        assert all(request.future.cancelled() for request in made["b"].requests)
 
     def test_w2_the_next_one_goes_on_after_a_row_of_cancelled_ones(self, bench: Bench) -> None:
         made = [bench.append(str(number)) for number in range(100)]
@@ -220,9 +232,9 @@ class TestW02Cancel:
         assert bench.sent == "1:0 2:99"
 
     def test_w2_before_it_was_appended(self, bench: Bench) -> None:
-        made = operation("a")
+        made = entry("a")
         made.future.cancel()
-        enqueue(bench.queue, made)
+        bench.queue.put(made)
         bench.append("b")
         bench.workers.do_all()
         assert bench.sent == "1:b"
@@ -233,8 +245,8 @@ class TestW02Cancel:
         assert not made.future.cancel()
         bench.workers.do_all()
         assert not made.future.cancel()
-        for part in made.parts:
-            assert part.future.resolve(part.name)
+        for request in made.requests:
+            assert request.future.resolve(request.name)
         assert made.future.result(0) == ("a" if count == 1 else ["a.1", "a.2", "a.3"])
 
 
@@ -244,17 +256,17 @@ def test_one_that_is_cancelled_before_it_begins_gets_no_number(bench: Bench) -> 
             self.cancel()
             return super()._begin()
 
-    part = FakePart("late")
-    part.future = Late()
+    request = FakeRequest("late")
+    request.future = Late()
     bench.append("first")
-    enqueue(bench.queue, Operation("late", [part], part.future))
+    bench.queue.put(Entry("late", [request], request.future))
     bench.append("last")
     bench.workers.do_all()
     assert bench.sent == "1:first 2:last"
-    assert part.future.cancelled()
+    assert request.future.cancelled()
 
 
-def refusal_of(made: Operation[FakePart]) -> EarlierCallFailedError:
+def refusal_of(made: Entry[FakeRequest]) -> EarlierCallFailedError:
     failure = made.future.exception(0)
     assert isinstance(failure, EarlierCallFailedError)
     return failure
@@ -304,7 +316,7 @@ class TestFailedSend:
         assert bench.workers.jobs == []
         assert "1:fb.1" not in bench.sent
         assert made.future.exception(0) is REFUSED
-        assert all(part.future.done() for part in made.parts)
+        assert all(request.future.done() for request in made.requests)
         assert refusal_of(queued).number == failing
         assert refusal_of(bench.append("later")).number == failing
 
@@ -320,7 +332,7 @@ class TestFailedSend:
         made = bench.append("fb", 3, parallel=True)
         bench.workers.do_all()
         assert made.future.exception(0) is REFUSED
-        assert all(part.future.done() for part in made.parts)
+        assert all(request.future.done() for request in made.requests)
 
     def test_serial_chunks_after_the_failed_one_stay_here(self, bench: Bench) -> None:
         """After a failed chunk, no other chunk or operation is sent. The reference client sends them."""
@@ -330,7 +342,7 @@ class TestFailedSend:
         bench.workers.do_all()
         assert bench.sent == "1:fb.1 2:fb.2"
         assert made.future.exception(0) is REFUSED
-        assert all(part.future.done() for part in made.parts)
+        assert all(request.future.done() for request in made.requests)
         assert refusal_of(queued).number == 2
 
     def test_two_failing_chunks_break_it_once(self, bench: Bench) -> None:
@@ -359,48 +371,6 @@ class TestFailedSend:
         assert made.future.exception(0) is failure
         assert refusal_of(queued).__cause__ is failure
 
-    def test_only_a_part_that_is_alone_follows_on_the_same_thread(self) -> None:
-        wire: list[int] = []
-        workers = HandWorkers()
-        follow: list[str] = []
-
-        def follows(part: FakePart, job: Callable[[], object]) -> bool:
-            follow.append(part.name)
-            job()
-            return True
-
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append(number)), workers.run, follow=follows
-        )
-        enqueue(queue, operation("alone"))
-        enqueue(
-            queue, operation("many", 3, parallel=True)
-        )  # the last two are sent together, the first by itself
-        assert (wire, follow) == ([1], ["alone"])
-        workers.do_all()
-        assert sorted(wire) == [1, 2, 3, 4]
-        assert follow == ["alone", operation("many", 3).parts[0].name]
-
-    def test_the_order_is_that_of_the_calls_of_put(self, bench: Bench) -> None:
-        first, second = operation("a"), operation("b")
-        bench.queue.put(first)
-        assert bench.sent == ""
-        bench.queue.put(second)
-        bench.queue.take_in()
-        bench.queue.take_in()  # there is nothing left to take in
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:b"
-
-    def test_what_was_put_before_the_queue_broke_fails(self, bench: Bench) -> None:
-        bench.failures["a"] = REFUSED
-        bench.append("a")
-        made = operation("b")
-        bench.queue.put(made)
-        bench.workers.do_all()
-        assert not made.future.done()
-        bench.queue.take_in()
-        assert refusal_of(made).call == "a"
-
     def test_a_cancelled_one_is_not_failed_again(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED
         bench.append("a")
@@ -412,81 +382,6 @@ class TestFailedSend:
 
 def not_taken() -> NotTaken:
     return NotTaken(REFUSED)
-
-
-class TestNoThread:
-    """Tests of requests that no worker takes: they fail alone, and the next one gets their number."""
-
-    def test_the_next_one_gets_its_number(self) -> None:
-        jobs: list[Job] = []
-        workers: list[Callable[[Job], object]] = [raising(TinkerError("no thread")), jobs.append]
-        wire: list[tuple[int, str]] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append((number, part.name))), lambda job: workers.pop(0)(job)
-        )
-        refused, later = operation("a"), operation("b")
-        for each in (refused, later):
-            enqueue(queue, each)
-        assert str(refused.future.exception(0)) == "no thread"
-        jobs.pop()()
-        assert wire == [(1, "b")]
-
-    def test_a_request_that_was_sent_leaves_no_hole(self) -> None:
-        workers: list[Callable[[Job], object]] = [lambda job: job(), raising(TinkerError("no thread"))]
-        wire: list[tuple[int, str]] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append((number, part.name))),
-            lambda job: workers.pop(0)(job),
-            at_once(lambda number: wire.append((number, "nothing"))),
-        )
-        made = operation("a", 3, parallel=True)
-        enqueue(queue, made)
-        assert wire == [(2, "a.2"), (1, "nothing")]
-        assert "no thread" in str(made.future.exception(0))
-        assert repr(queue) == "<SendQueue idle, 0 queued, next number 3>"
-
-    def test_the_other_requests_of_its_stage_end_too(self) -> None:
-        workers: list[Callable[[Job], object]] = [raising(TinkerError("no thread")), *[lambda job: job()] * 2]
-        wire: list[tuple[int, str]] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append((number, part.name))), lambda job: workers.pop(0)(job)
-        )
-        made = operation("a", 3, parallel=True)
-        for each in (made, operation("b")):
-            enqueue(queue, each)
-        assert str(made.future.exception(0)) == "no thread"
-        assert wire == [(1, "b")]
-
-    def test_an_interrupt_while_one_begins_holds_up_no_later_one(self) -> None:
-        """The main thread begins an operation if it cancels the one before. Ctrl-C may interrupt it."""
-        jobs: list[Job] = []
-        interrupts = [KeyboardInterrupt()]
-
-        def submit(job: Job) -> None:
-            jobs.append(job)
-            if interrupts:
-                raise interrupts.pop()
-
-        wire: list[tuple[int, str]] = []
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: wire.append((number, part.name))), submit
-        )
-        with pytest.raises(KeyboardInterrupt):
-            enqueue(queue, operation("a"))
-        enqueue(queue, operation("b"))
-        while jobs:
-            jobs.pop(0)()
-        assert wire == [(1, "a"), (2, "b")]
-
-    def test_thousands_fail_one_after_the_other(self) -> None:
-        queue: SendQueue[FakePart] = SendQueue(
-            at_once(lambda part, number: None), raising(TinkerError("no thread"))
-        )
-        made = [operation(str(number)) for number in range(3000)]
-        for each in made:
-            queue.put(each)
-        queue.take_in()
-        assert {str(each.future.exception(0)) for each in made} == {"no thread"}
 
 
 class TestRefusedSend:
@@ -541,11 +436,11 @@ class TestRefusedSend:
         failure = made.future.exception(0)
         assert isinstance(failure, APIStatusError)
         assert "2 of the 4 requests of this call were accepted" in str(failure)
-        assert [part.future.done() for part in made.parts] == [False, False, True, True]
-        assert isinstance(made.parts[3].future.exception(0), EarlierCallFailedError)
+        assert [request.future.done() for request in made.requests] == [False, False, True, True]
+        assert isinstance(made.requests[3].future.exception(0), EarlierCallFailedError)
 
     def test_holes_of_a_parallel_operation_are_filled_with_nothing(self, bench: Bench) -> None:
-        """Part 4 is accepted, part 3 is refused, and part 1 is not sent any more.
+        """Part 4 is accepted, request 3 is refused, and request 1 is not sent any more.
 
         The server would wait for numbers 1 and 3, so empty requests are sent under them.
         """
@@ -557,7 +452,7 @@ class TestRefusedSend:
         bench.workers.do_all()
         assert bench.sent == "2:fb.2 4:fb.4 3:fb.3 1:nothing 3:nothing 5:next"
         assert "2 of the 4" in str(made.future.exception(0))
-        assert [part.future.done() for part in made.parts] == [True, False, True, False]
+        assert [request.future.done() for request in made.requests] == [True, False, True, False]
 
     def test_nothing_is_filled_where_nothing_was_accepted(self, bench: Bench) -> None:
         bench.failures["fb.2"] = not_taken()
@@ -566,7 +461,7 @@ class TestRefusedSend:
         bench.workers.do_all()
         assert bench.sent == "2:fb.2 1:next"
         assert made.future.exception(0) is REFUSED
-        assert all(part.future.done() for part in made.parts)
+        assert all(request.future.done() for request in made.requests)
 
     def test_the_first_part_of_a_parallel_operation_comes_last(self, bench: Bench) -> None:
         bench.failures["fb.1"] = not_taken()
@@ -590,7 +485,7 @@ class TestRefusedSend:
         queued = bench.append("next")
         bench.workers.do_all()
         assert isinstance(made.future.exception(0), KeyError)
-        assert all(part.future.done() for part in made.parts)
+        assert all(request.future.done() for request in made.requests)
         assert refusal_of(queued).number == 3
 
     def test_an_operation_that_is_sent_alone(self, bench: Bench) -> None:
@@ -617,7 +512,7 @@ class TestInDoubt:
         assert isinstance(failure, APIConnectionError)
         assert failure.ambiguous
         assert "do not repeat it" in str(failure)
-        assert lost.parts[0].held == [1]
+        assert lost.requests[0].held == [1]
         del bench.failures["a"]
         after = bench.append("b")
         bench.workers.do_all()
@@ -638,7 +533,7 @@ class TestInDoubt:
             refusal = refusal_of(made[name])
             assert (refusal.call, refusal.number, refusal.final) == ("a", 1, False)
             assert "The next call sends that one again first" in str(refusal)
-        assert made["a"].parts[0].held == [1]
+        assert made["a"].requests[0].held == [1]
 
     def test_the_one_that_waits_can_be_cancelled(self, bench: Bench) -> None:
         bench.failures["a"] = unanswered()
@@ -656,11 +551,10 @@ class TestInDoubt:
         bench.failures["a"] = unanswered()
         bench.append("a")
         bench.workers.do_all()
-        place: Operation[FakePart] = Operation("late", (), APIFuture())
+        place: Entry[FakeRequest] = Entry("late", (), APIFuture())
         bench.queue.put(place)
-        bench.queue.take_in()
         assert bench.workers.jobs == []
-        bench.queue.fill(place, operation("late").parts)
+        bench.queue.fill(place, entry("late").requests)
         bench.workers.do_all()
         assert bench.sent == "1:a 1:a"
 
@@ -672,13 +566,13 @@ class TestInDoubt:
         made = bench.append("fb", 4, parallel=parallel)
         bench.workers.do_all()
         assert isinstance(made.future.exception(0), APIConnectionError)
-        ended = [part.future.done() for part in made.parts]
-        assert ended == [part.name not in bench.sent or part.name == name for part in made.parts]
+        ended = [request.future.done() for request in made.requests]
+        assert ended == [request.name not in bench.sent or request.name == name for request in made.requests]
         del bench.failures[name]
         bench.append("next")
         bench.workers.do_all()
         assert bench.wire[-1] == (5, "next")
-        numbers = [number for number, part in bench.wire if part.startswith("fb")]
+        numbers = [number for number, request in bench.wire if request.startswith("fb")]
         assert sorted(numbers) == sorted([1, 2, 3, 4, lost])
         if parallel:
             assert numbers[-1] == 1
@@ -691,7 +585,7 @@ class TestInDoubt:
         bench.workers.do()
         bench.workers.do_all()
         assert bench.sent == "2:fb.2"
-        assert [part.held for part in made.parts] == [[1], [2], [3], [4]]
+        assert [request.held for request in made.requests] == [[1], [2], [3], [4]]
         del bench.failures["fb.2"]
         bench.append("next")
         bench.workers.do_all()
@@ -723,7 +617,7 @@ class TestInDoubt:
     def test_one_that_cannot_be_kept_breaks_the_queue(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(FakePart, "hold", raising(MemoryError()))
+        monkeypatch.setattr(FakeRequest, "hold", raising(MemoryError()))
         bench.failures["a"] = unanswered()
         made = [bench.append(name) for name in "ab"]
         bench.workers.do_all()
@@ -768,15 +662,18 @@ class TestInDoubt:
         bench.workers.do_all()
         assert bench.sent == "1:a 1:nothing 2:b"
 
-    def test_thousands_that_wait_in_vain_fail_one_after_the_other(self) -> None:
-        def send(part: FakePart, number: int, ended: Callable[[Any], object]) -> None:
-            ended(unanswered())
-
-        queue: SendQueue[FakePart] = SendQueue(send, lambda job: job())
-        made = [operation(str(number)) for number in range(3000)]
+    def test_thousands_that_are_refused_fail_one_after_the_other(self) -> None:
+        queue = queue_of(raising(not_taken()))
+        made = [entry(str(number)) for number in range(3000)]
         for each in made:
             queue.put(each)
-        queue.take_in()
+        assert all(each.future.exception(0) is not None for each in made)
+
+    def test_thousands_that_wait_in_vain_fail_one_after_the_other(self) -> None:
+        queue = queue_of(raising(unanswered()))
+        made = [entry(str(number)) for number in range(3000)]
+        for each in made:
+            queue.put(each)
         assert all(each.future.exception(0) is not None for each in made)
 
     def test_a_forked_child_cannot_take_it_over(self, bench: Bench) -> None:
@@ -788,29 +685,12 @@ class TestInDoubt:
             bench.queue.take_over()
 
 
-class TestMoves:
-    @pytest.mark.parametrize(
-        ("state", "to"),
-        [
-            (SendQueueState.BROKEN, SendQueueState.IDLE),
-            (SendQueueState.BROKEN, SendQueueState.SENDING),
-            (SendQueueState.SENDING, SendQueueState.SENDING),
-            (SendQueueState.IDLE, SendQueueState.IDLE),
-            (SendQueueState.IN_DOUBT, SendQueueState.IDLE),
-        ],
-    )
-    def test_illegal_moves_are_refused(self, bench: Bench, state: SendQueueState, to: SendQueueState) -> None:
-        bench.queue._state = state
-        with pytest.raises(AssertionError, match=f"{state} -> {to}"):
-            bench.queue._move_locked(to)
-
-
 class TestPlaces:
     """Tests of operations whose requests are added after they were queued."""
 
-    def keep(self, bench: Bench, first: str = "first") -> Operation[FakePart]:
-        place: Operation[FakePart] = Operation("late", (), APIFuture())
-        enqueue(bench.queue, operation(first), place)
+    def keep(self, bench: Bench, first: str = "first") -> Entry[FakeRequest]:
+        place: Entry[FakeRequest] = Entry("late", (), APIFuture())
+        bench.queue.put(entry(first), place)
         return place
 
     def test_what_is_behind_waits_for_the_requests(self, bench: Bench) -> None:
@@ -819,7 +699,7 @@ class TestPlaces:
         bench.workers.do_all()
         assert bench.sent == "1:first"
         assert repr(bench.queue) == "<SendQueue idle, 2 queued, next number 2>"
-        bench.queue.fill(place, operation("late", 2).parts)
+        bench.queue.fill(place, entry("late", 2).requests)
         bench.append("c")
         bench.workers.do_all()
         assert bench.sent == "1:first 2:late.1 3:late.2 4:b 5:c"
@@ -827,28 +707,28 @@ class TestPlaces:
     def test_requests_may_come_before_the_turn(self, bench: Bench) -> None:
         bench.append("a")
         place = self.keep(bench)
-        bench.queue.fill(place, operation("late").parts)
+        bench.queue.fill(place, entry("late").requests)
         assert place.future.status().state is FutureState.QUEUED
         bench.workers.do_all()
         assert bench.sent == "1:a 2:first 3:late"
 
     def test_requests_may_come_as_soon_as_the_first_operation_is_sent(self) -> None:
         wire: list[tuple[int, str]] = []
-        place: Operation[FakePart] = Operation("late", (), APIFuture())
+        place: Entry[FakeRequest] = Entry("late", (), APIFuture())
 
-        def send(part: FakePart, number: int) -> None:
-            wire.append((number, part.name))
-            if part.name == "first":
-                queue.fill(place, operation("late").parts)
+        def send(request: FakeRequest, number: int) -> None:
+            wire.append((number, request.name))
+            if request.name == "first":
+                queue.fill(place, entry("late").requests)
 
-        queue: SendQueue[FakePart] = SendQueue(at_once(send), lambda job: job())
-        enqueue(queue, operation("first"), place)
+        queue = queue_of(send)
+        queue.put(entry("first"), place)
         assert wire == [(1, "first"), (2, "late")]
 
     def test_the_future_cannot_be_cancelled_any_more_once_they_are_sent(self, bench: Bench) -> None:
         place = self.keep(bench)
         bench.workers.do_all()
-        bench.queue.fill(place, operation("late").parts)
+        bench.queue.fill(place, entry("late").requests)
         assert (place.future.cancel(), place.future.running()) == (False, True)
 
     @pytest.mark.parametrize(
@@ -859,11 +739,11 @@ class TestPlaces:
         bench.append("b")
         bench.workers.do_all()
         end(place.future)
-        late = operation("late")
+        late = entry("late")
         bench.workers.do_all()
         assert bench.sent == "1:first 2:b"
-        bench.queue.fill(place, late.parts)
-        assert late.parts[0].future.cancelled()
+        bench.queue.fill(place, late.requests)
+        assert late.requests[0].future.cancelled()
         bench.workers.do_all()
         assert bench.sent == "1:first 2:b"
 
@@ -880,10 +760,10 @@ class TestPlaces:
         bench.failures["late"] = REFUSED
         place = self.keep(bench)
         behind = bench.append("b")
-        part = operation("late").parts[0]
-        bench.queue.fill(place, [part])
+        request = entry("late").requests[0]
+        bench.queue.fill(place, [request])
         bench.workers.do_all()
-        assert part.future.exception(timeout=0) is REFUSED
+        assert request.future.exception(timeout=0) is REFUSED
         assert isinstance(behind.future.exception(timeout=0), EarlierCallFailedError)
 
     def test_a_place_takes_at_least_one_request(self, bench: Bench) -> None:
@@ -923,17 +803,21 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
     code = (
         "import os\n"
         "from types import SimpleNamespace\n"
+        "from tinker_sync.runtime.flows import Flows, Moment\n"
         "from tinker_sync.runtime.futures import APIFuture\n"
-        "from tinker_sync.runtime.operation import Operation\n"
-        "from tinker_sync.runtime.send_queue import SendQueue\n"
+        "from tinker_sync.runtime.send_queue import Entry, SendQueue\n"
         "def call(queue):\n"
-        "    part = SimpleNamespace(future=APIFuture())\n"
-        "    queue.put(Operation('optim_step', [part], part.future))\n"
-        "    queue.take_in()\n"
-        "    return part.future\n"
+        "    request = SimpleNamespace(future=APIFuture())\n"
+        "    queue.put(Entry('optim_step', [request], request.future))\n"
+        "    return request.future\n"
+        "flows = Flows(SimpleNamespace(follow=lambda job: job() is None), None)\n"
         "wire = []\n"
-        "idle = SendQueue(lambda part, number, ended: ended(wire.append(number)), lambda job: job())\n"
-        "busy = SendQueue(lambda part, number, ended: None, lambda job: None)\n"
+        "def send(request, number, may_send):\n"
+        "    wire.append(number)\n"
+        "    yield from ()\n"
+        "def hang(request, number, may_send):\n"
+        "    yield Moment()\n"
+        "idle, busy = SendQueue(flows, send, None), SendQueue(flows, hang, None)\n"
         "call(idle), call(busy), call(busy)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
@@ -958,7 +842,8 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
 
 def test_calls_that_were_put_or_being_taken_in_at_a_fork_cannot_be_taken_over(bench: Bench) -> None:
     put, changing = bench.queue, Bench().queue
-    put.put(operation("a"))
+    put._flows = SimpleNamespace(soon=lambda *_: None)  # type: ignore[assignment]
+    put.put(entry("a"))
     put.renew_after_fork()
     with changing._lock:  # as of another thread that takes operations in
         changing.renew_after_fork()

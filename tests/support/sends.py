@@ -1,4 +1,4 @@
-"""Doubles of requests for send queues, and of workers whose jobs a test runs."""
+"""Doubles of requests for send queues, of workers whose jobs a test runs, and of senders."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.flows import Flow, Flows
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.operation import Operation
-from tinker_sync.runtime.send_queue import SendQueue
+from tinker_sync.runtime.send_queue import Entry
 
 
-class FakePart:
+class FakeRequest:
     """A request with a name instead of a body."""
 
     def __init__(self, name: str) -> None:
@@ -20,9 +20,6 @@ class FakePart:
         self.held: list[int] = []
         """The numbers under which a copy of the body was kept, for a later send."""
 
-    def bytes_for(self, number: int) -> bytes:
-        return f"{self.name} as {number}".encode()
-
     def hold(self, number: int) -> None:
         self.held.append(number)
 
@@ -30,36 +27,75 @@ class FakePart:
         return self.name
 
 
-def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
-    """Return an operation with the parts `name.1`, `name.2` and so on. A single part has the name `name`."""
+def entry(name: str, count: int = 1, *, parallel: bool = False, alone: bool = False) -> Entry[FakeRequest]:
+    """Return an entry with the requests `name.1`, `name.2` and so on. A single one has the name `name`."""
     if count == 1:
-        part = FakePart(name)
-        return Operation(name, [part], part.future)
-    parts = [FakePart(f"{name}.{number}") for number in range(1, count + 1)]
-    whole: CombinedFuture[Any, Any] = CombinedFuture([part.future for part in parts], merge=list)
-    return Operation(name, parts, whole, parallel)
+        request = FakeRequest(name)
+        return Entry(name, [request], request.future, alone=alone)
+    requests = [FakeRequest(f"{name}.{number}") for number in range(1, count + 1)]
+    whole: CombinedFuture[Any, Any] = CombinedFuture([each.future for each in requests], merge=list)
+    return Entry(name, requests, whole, parallel, alone)
 
 
-def enqueue(
-    queue: SendQueue[FakePart], made: Operation[FakePart], place: Operation[FakePart] | None = None
-) -> None:
-    """Put an operation into a queue, and send it when its turn comes."""
-    queue.put(made, place)
-    queue.take_in()
+class NoPoller:
+    """A double of a poller without a thread. The flows run on the thread that starts or wakes them."""
+
+    def follow(self, job: Callable[[], object]) -> bool:
+        job()
+        return True
+
+    def run_soon(self, job: Callable[[], object]) -> bool:
+        return False
 
 
-def at_once(send: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that calls `send`, and then reports to its last argument that the send has ended.
+class OnWorkers(NoPoller):
+    """A double of a poller that leaves the flows to workers."""
 
-    If `send` raises, the function raises too.
+    def follow(self, job: Callable[[], object]) -> bool:
+        return False
+
+
+class BlockingSender:
+    """Sends the requests of a queue on workers, by functions that return or raise when a send has ended.
+
+    Args:
+        flows: the flows of the queue.
+        workers: run the functions.
+        send: takes a request and its number.
+        send_nothing: takes a number.
     """
 
-    def sent(*arguments: Any) -> None:
-        *given, ended = arguments
-        send(*given)
-        ended(None)
+    def __init__(
+        self,
+        flows: Flows,
+        workers: Any,
+        send: Callable[[FakeRequest, int], object],
+        send_nothing: Callable[[int], object] = lambda _number: None,
+    ) -> None:
+        self._flows = flows
+        self._workers = workers
+        self._send = send
+        self._send_nothing = send_nothing
 
-    return sent
+    def send(self, request: FakeRequest, number: int, may_send: Callable[[], bool]) -> Flow[None]:
+        def job() -> None:
+            if may_send():
+                request.future._mark_sending()
+                self._send(request, number)
+
+        yield from self._flows.on_worker(self._workers, job)
+
+    def send_nothing(self, number: int) -> Flow[None]:
+        yield from self._flows.on_worker(self._workers, lambda: self._send_nothing(number))
+
+
+class Inline:
+    """A double of workers that run each job at once."""
+
+    def run(self, job: Callable[[], object]) -> None:
+        job()
+
+    run_call = run
 
 
 class NoWorkers:
@@ -77,6 +113,8 @@ class HandWorkers:
 
     def run(self, job: Callable[[], object]) -> None:
         self.jobs.append(job)
+
+    run_call = run
 
     def do(self, index: int = 0) -> None:
         self.jobs.pop(index)()

@@ -4,7 +4,7 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S
 from support.crowd import together, until
-from support.sends import FakePart, at_once, enqueue, operation
+from support.sends import BlockingSender, FakeRequest, OnWorkers, entry
 from support.steps import Steps
 
 from tinker_sync.errors import EarlierCallFailedError
+from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.operation import Operation
-from tinker_sync.runtime.send_queue import SendQueue
+from tinker_sync.runtime.send_queue import Entry, SendQueue
 from tinker_sync.runtime.workers import Workers
 
 THREADS = 64
@@ -28,12 +28,16 @@ REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "2"))
 
 
 @contextmanager
-def workers(max_threads: int = 4) -> Iterator[Workers]:
-    pool = Workers("send", max_threads)
-    try:
-        yield pool
-    finally:
+def queue_of(
+    send: Callable[[FakeRequest, int], object], max_threads: int = 4
+) -> Iterator[SendQueue[FakeRequest]]:
+    """Yield a queue whose flow runs on one thread, and whose sends are calls of `send` on other threads."""
+    with Workers("fetch", 1) as reactor, Workers("send", max_threads) as pool:
+        flows = Flows(OnWorkers(), reactor)  # type: ignore[arg-type]
+        sender = BlockingSender(flows, pool, send)
+        yield SendQueue(flows, sender.send, sender.send_nothing)
         assert pool.close(PATIENCE_S)
+        assert reactor.close(PATIENCE_S)
 
 
 class SteppedFuture(APIFuture[Any]):
@@ -48,15 +52,15 @@ class SteppedFuture(APIFuture[Any]):
             return super()._begin()
 
 
-class SteppedPart(FakePart):
+class SteppedPart(FakeRequest):
     def __init__(self, name: str, steps: Steps) -> None:
         super().__init__(name)
         self.future = SteppedFuture(steps)
 
 
-def stepped(name: str, steps: Steps) -> Operation[FakePart]:
+def stepped(name: str, steps: Steps) -> Entry[FakeRequest]:
     part = SteppedPart(name, steps)
-    return Operation(name, [part], part.future)
+    return Entry(name, [part], part.future)
 
 
 class TestForcedInterleavings:
@@ -64,14 +68,13 @@ class TestForcedInterleavings:
         steps = Steps("begin", "cancel", "send")
         wire: list[tuple[int, str]] = []
 
-        def send(part: FakePart, number: int) -> None:
+        def send(part: FakeRequest, number: int) -> None:
             with steps("send"):
                 wire.append((number, part.name))
 
-        with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
+        with queue_of(send) as queue:
             made = stepped("a", steps)
-            enqueue(queue, made)
+            queue.put(made)
             with steps("cancel"):
                 assert not made.future.cancel()
         assert wire == [(1, "a")]
@@ -80,9 +83,8 @@ class TestForcedInterleavings:
         """An operation that is appended when a send has failed, before the queue is broken, is not sent."""
         steps = Steps("fail", "append", "break")
         wire: list[int] = []
-        queue: SendQueue[FakePart]
 
-        def send(part: FakePart, number: int) -> None:
+        def send(part: FakeRequest, number: int) -> None:
             wire.append(number)
             with steps("fail"):
                 pass
@@ -93,13 +95,12 @@ class TestForcedInterleavings:
             with steps("break"):
                 pass
 
-        with workers() as pool:
-            queue = SendQueue(at_once(send), pool.run)
-            first, second = operation("a"), operation("b")
+        with queue_of(send) as queue:
+            first, second = entry("a"), entry("b")
             first.future._when_done(hold)
-            enqueue(queue, first)
+            queue.put(first)
             with steps("append"):
-                enqueue(queue, second)
+                queue.put(second)
             assert isinstance(second.future.exception(PATIENCE_S), EarlierCallFailedError)
             assert isinstance(first.future.exception(PATIENCE_S), KeyError)
         assert wire == [1]
@@ -108,7 +109,7 @@ class TestForcedInterleavings:
         steps = Steps("fb.3 leaves", "fb.2 leaves", "fb.2 fails", "fb.3 arrives")
         wire: list[str] = []
 
-        def send(part: FakePart, number: int) -> None:
+        def send(part: FakeRequest, number: int) -> None:
             with steps(f"{part.name} leaves"):
                 wire.append(part.name)
             if part.name == "fb.2":
@@ -118,13 +119,12 @@ class TestForcedInterleavings:
             with steps("fb.3 arrives"):
                 pass
 
-        with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
-            made = operation("fb", 3, parallel=True)
-            enqueue(queue, made)
+        with queue_of(send) as queue:
+            made = entry("fb", 3, parallel=True)
+            queue.put(made)
             assert isinstance(made.future.exception(PATIENCE_S), KeyError)
         assert wire == ["fb.3", "fb.2"]
-        assert all(part.future.done() for part in made.parts)
+        assert all(part.future.done() for part in made.requests)
 
     def test_calls_made_at_once_are_sent_one_after_the_other(self) -> None:
         for _ in range(100):
@@ -132,17 +132,16 @@ class TestForcedInterleavings:
             most: list[int] = []
 
             def send(
-                part: FakePart, number: int, sending: list[str] = sending, most: list[int] = most
+                part: FakeRequest, number: int, sending: list[str] = sending, most: list[int] = most
             ) -> None:
                 sending.append(part.name)
                 most.append(len(sending))
                 sending.remove(part.name)
                 part.future.resolve(number)
 
-            with workers() as pool:
-                queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
-                made = [operation(name) for name in "abcdefgh"]
-                together(*[partial(enqueue, queue, each) for each in made])
+            with queue_of(send) as queue:
+                made = [entry(name) for name in "abcdefgh"]
+                together(*[partial(queue.put, each) for each in made])
                 assert sorted(each.future.result(PATIENCE_S) for each in made) == list(range(1, 9))
             assert most == [1] * 8
             assert repr(queue) == "<SendQueue idle, 0 queued, next number 9>"
@@ -163,10 +162,10 @@ class Server:
         self.attempts: Counter[int] = Counter()  # guarded by _lock
         self.problems: list[str] = []  # guarded by _lock
         self._sending: Counter[str] = Counter()  # guarded by _lock; operations in their send phase
-        self._parked: list[tuple[FakePart, int, threading.Event]] = []  # guarded by _lock
+        self._parked: list[tuple[FakeRequest, int, threading.Event]] = []  # guarded by _lock
         self._work = threading.Condition(self._lock)
         self._stop = False
-        self._results: list[tuple[FakePart, int]] = []  # touched by the server's thread only
+        self._results: list[tuple[FakeRequest, int]] = []  # touched by the server's thread only
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
 
     def __enter__(self) -> Server:
@@ -180,7 +179,7 @@ class Server:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
-    def send(self, part: FakePart, number: int) -> None:
+    def send(self, part: FakeRequest, number: int) -> None:
         """Send as a worker does: repeat the request under the same number until the server accepts it."""
         name = part.name.partition(".")[0]
         with self._lock:
@@ -195,7 +194,7 @@ class Server:
                 self._sending[name] -= 1
                 self._sending += Counter()  # drops zeros
 
-    def _attempt(self, part: FakePart, number: int) -> bool:
+    def _attempt(self, part: FakeRequest, number: int) -> bool:
         arrived = threading.Event()
         with self._work:
             self.attempts[number] += 1
@@ -237,30 +236,31 @@ class Server:
 class Caller:
     """The operations that one thread appends to a queue. They have one or more parts; some are cancelled."""
 
-    def __init__(self, thread: int, repetition: int, queue: SendQueue[FakePart]) -> None:
+    def __init__(self, thread: int, repetition: int, queue: SendQueue[FakeRequest]) -> None:
         self._draw = random.Random(repetition * THREADS + thread)
         self._thread = thread
         self._queue = queue
-        self.made: list[Operation[FakePart]] = []
-        self.cancelled: list[Operation[FakePart]] = []
+        self.made: list[Entry[FakeRequest]] = []
+        self.cancelled: list[Entry[FakeRequest]] = []
 
     def __call__(self) -> None:
         for call in range(CALLS):
             kind = self._draw.random()
             count = 1 if kind < 0.8 else self._draw.randint(2, 4)
-            made = operation(f"{self._thread}-{call}", count, parallel=kind > 0.9)
+            made = entry(f"{self._thread}-{call}", count, parallel=kind > 0.9)
             self.made.append(made)
-            enqueue(self._queue, made)
+            self._queue.put(made)
             if self._draw.random() < 0.05:
                 chosen = self._draw.choice(self.made)
                 if chosen.future.cancel() and chosen not in self.cancelled:
                     self.cancelled.append(chosen)
 
 
-def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQueue[FakePart], list[Caller]]:
+def crowd(
+    repetition: int, *, refuses: str | None = None
+) -> tuple[Server, SendQueue[FakeRequest], list[Caller]]:
     """Let 64 threads make 50 calls each, and wait until every send has ended."""
-    with Server(repetition, refuses=refuses) as server, workers(6) as pool:
-        queue: SendQueue[FakePart] = SendQueue(at_once(server.send), pool.run)
+    with Server(repetition, refuses=refuses) as server, queue_of(server.send, 6) as queue:
         callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
         together(*callers, patience_s=60)
         # A queue with waiting calls may be idle for a moment, so wait until it is empty.
@@ -268,7 +268,7 @@ def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQ
     return server, queue, callers
 
 
-def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]) -> dict[str, int]:
+def check_wire(server: Server, queue: SendQueue[FakeRequest], callers: list[Caller]) -> dict[str, int]:
     """Check that the numbers on the wire are consecutive and unique, and follow the calls of each thread.
 
     Return the number of each part, by the part's name.
@@ -279,7 +279,7 @@ def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]
     number_of = {name: number for number, name in server.wire}
     assert len(number_of) == len(numbers)
     for caller in callers:
-        own = [[number_of.get(part.name) for part in made.parts] for made in caller.made]
+        own = [[number_of.get(part.name) for part in made.requests] for made in caller.made]
         sent = [numbers for numbers in own if None not in numbers]
         flat = [number for numbers in sent for number in numbers]
         assert flat == sorted(flat)  # a thread's calls in the order it made them
@@ -288,8 +288,8 @@ def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]
     return number_of
 
 
-def answer_to(made: Operation[FakePart], number_of: dict[str, int]) -> Any:
-    answers = [(part.name, number_of[part.name]) for part in made.parts]
+def answer_to(made: Entry[FakeRequest], number_of: dict[str, int]) -> Any:
+    answers = [(part.name, number_of[part.name]) for part in made.requests]
     return answers if len(answers) > 1 else answers[0]
 
 
@@ -304,19 +304,19 @@ def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
             for made in caller.made:
                 if made in caller.cancelled:
                     assert made.future.cancelled()
-                    assert not any(part.name in number_of for part in made.parts)
+                    assert not any(part.name in number_of for part in made.requests)
                 else:
                     assert made.future.result(PATIENCE_S) == answer_to(made, number_of)
-                    total += len(made.parts)
+                    total += len(made.requests)
         assert len(server.wire) == total
         assert sum(server.attempts.values()) > total  # some were sent again, under the same number
         assert repr(queue) == f"<SendQueue idle, 0 queued, next number {total + 1}>"
 
 
-def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int]) -> str:
+def outcome_of(made: Entry[FakeRequest], refuses: str, number_of: dict[str, int]) -> str:
     """Return the outcome of an operation as a word. Check that its result or its error is a possible one."""
     if made.future.cancelled():
-        assert not any(part.name in number_of for part in made.parts)
+        assert not any(part.name in number_of for part in made.requests)
         return "cancelled"
     failure = made.future.exception(PATIENCE_S)
     if failure is None:

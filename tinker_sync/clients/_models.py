@@ -22,7 +22,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.polls import Promise
-from tinker_sync.runtime.training_calls import OrderedCall, TrainingLine
+from tinker_sync.runtime.training import OrderedCall, TrainingLine
 from tinker_sync.types import (
     AdamOptimizerConfig,
     CreateModelRequest,

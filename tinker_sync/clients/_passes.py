@@ -13,7 +13,7 @@ from tinker_sync.clients._arguments import check_loss, check_step, refuse_loss
 from tinker_sync.clients._async import async_future
 from tinker_sync.clients._creation import ClientFuture
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
+from tinker_sync.runtime.training import OrderedCall, PassCall, TrainingLine
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tinker_sync.losses import custom, handle, two_passes
     from tinker_sync.losses.custom import CustomLossFn
     from tinker_sync.losses.handle import LossHandle
-    from tinker_sync.runtime.unloading import ModelPlace
     from tinker_sync.types import LossFnType
 else:  # most training does not need these modules
     custom = LazyModule("tinker_sync.losses.custom")
@@ -47,7 +46,6 @@ class PassCalls(ClientFuture[Client]):
     """The part of a training client that makes passes and steps, and puts all its calls into the queue."""
 
     _line: TrainingLine
-    _place: ModelPlace
 
     def forward_backward(
         self,
@@ -283,8 +281,7 @@ class PassCalls(ClientFuture[Client]):
         if "tinker_sync.losses.two_passes" in sys.modules:  # without it, no loss is computed
             two_passes.refuse_inside_loss(self._line.queue)
         self._line.queue.refuse_inherited()
-        if self._place.freed:
-            self._place.refuse_freed()
+        self._line.refuse_unloaded()
         if not self._line.held.open:
             self._goes_ahead()
 

@@ -23,7 +23,7 @@ from tinker_sync.types.session import CreateSamplingSessionRequest
 if TYPE_CHECKING:
     from tinker_sync.clients._handles import HandleContent
     from tinker_sync.runtime.client_runtime import ClientRuntime
-    from tinker_sync.runtime.training_calls import TrainingLine
+    from tinker_sync.runtime.training import TrainingLine
     from tinker_sync.types import (
         SaveWeightsForSamplerResponseInternal,
     )

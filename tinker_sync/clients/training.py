@@ -13,8 +13,7 @@ from tinker_sync.clients._weights import WeightCalls
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.runtime.training_calls import TrainingLine
-from tinker_sync.runtime.unloading import ModelPlace
+from tinker_sync.runtime.training import TrainingLine
 from tinker_sync.types import (
     GetInfoRequest,
     GetInfoResponse,
@@ -96,7 +95,6 @@ class TrainingClient(WeightCalls["TrainingClient"]):
             )
         self._line = TrainingLine(holder)
         super().__init__(holder, self._line.held)
-        self._place = ModelPlace(holder, self._line)
         self._user_metadata: dict[str, Any] | None = None
         if model_id is not None:
             self._line.model_id = model_id
@@ -231,7 +229,7 @@ class TrainingClient(WeightCalls["TrainingClient"]):
         True
         """
         self._refuse()
-        return self._line.submit(self._place.call(self._until(deadline, _deadlines.SAVE_S)))
+        return self._line.unload(self._until(deadline, _deadlines.SAVE_S))
 
     # -------------------------------------------------------------------------------------- sampling
 

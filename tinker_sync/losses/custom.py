@@ -9,7 +9,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses.evaluate import NumpyLossFn, TorchLossFn
 from tinker_sync.losses.handle import LossHandle, check_data
 from tinker_sync.losses.two_passes import TwoPassCall
-from tinker_sync.runtime.training_calls import PassCall, TrainingCall, TrainingLine
+from tinker_sync.runtime.training import PassCall, TrainingCall, TrainingLine
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.training import ForwardBackwardInput, listed_data
 

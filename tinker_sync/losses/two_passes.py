@@ -3,14 +3,14 @@
 `forward_backward_custom` makes both passes; `forward_custom` makes no backward pass.
 
 Order. The call puts both passes into the send queue together: the forward pass with its requests, and the
-backward pass as an operation whose requests are added later. No other operation gets between them. A call
+backward pass as an entry whose requests are added later. No other entry gets between them. A call
 that any thread makes on the same training client during the forward pass or the loss is sent after the
 backward pass, with a higher number. So the weights cannot change between the log-probabilities and the
 gradients, and a script may call `forward_backward_custom` and `optim_step` without waiting in between.
 
 Failure. If the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
-the backward pass is left out: it uses no number, later operations go on, and the weights do not change. If
-it is unknown whether the server has accepted the forward pass, the next operation first sends it again, as it
+the backward pass is left out: it uses no number, later entries go on, and the weights do not change. If
+it is unknown whether the server has accepted the forward pass, the next call first sends it again, as it
 does with any request; the call may be repeated, because a forward pass changes nothing.
 
 Threads. A user's thread makes the call, the passes end on runtime threads, and the loss runs on a worker for
@@ -33,11 +33,9 @@ from tinker_sync.runtime.answers import add_mean_loss
 from tinker_sync.runtime.combine import ComposedFuture
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.naming import named
-from tinker_sync.runtime.operation import Operation
 from tinker_sync.runtime.progress import FutureState, Status
-from tinker_sync.runtime.send_queue import SendQueue
-from tinker_sync.runtime.training_calls import Operations, PassCall, TrainingCall, TrainingLine
-from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.runtime.send_queue import Entry, SendQueue
+from tinker_sync.runtime.training import Entries, PassCall, TrainingCall, TrainingLine, TrainingRequest
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
@@ -108,7 +106,7 @@ class TwoPassFuture(ComposedFuture[ForwardBackwardOutput, ForwardBackwardOutput]
         return True
 
 
-def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
+def refuse_inside_loss(queue: SendQueue[TrainingRequest]) -> None:
     """Raise TinkerError if a loss calls its own training client, because the call would wait for the loss."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
@@ -150,18 +148,18 @@ class TwoPassCall(TrainingCall):
         self._forward = PassCall(line, "forward", whole, deadline_at, forward_only=True)
         self._made_at = line.runtime.clock.now()
         self._both: TwoPassFuture
-        self._place: Operation[TrainingPart]
+        self._place: Entry[TrainingRequest]
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         """Return the future of a call that is made before the model is ready. No request exists yet."""
         return self._follow(self._forward.wait_for_model(limiters))
 
-    def prepare(self) -> Operations:
+    def prepare(self) -> Entries:
         """Return the forward pass and, to train, the backward pass, whose requests are added later."""
         (forward,) = self._forward.prepare()
         if self._future is None:
             self._follow(forward.future)
-        self._place = Operation("forward_backward", (), self.future, forward.parallel, forward.alone)
+        self._place = Entry("forward_backward", (), self.future, forward.parallel, forward.alone)
         forward.future._when_done(self._forward_ended)
         return [forward, self._place] if self._train else [forward]
 
@@ -212,7 +210,7 @@ class TwoPassCall(TrainingCall):
             if backward is not None:
                 self._both.follow(backward.future)
                 backward.future._when_done(partial(self._backward_ended, evaluated))
-                self.line.queue.fill(self._place, backward.parts)
+                self.line.queue.fill(self._place, backward.requests)
                 return
         assert failure is not None  # noqa: S101
         self._both.fail(failure)
@@ -225,7 +223,7 @@ class TwoPassCall(TrainingCall):
         finally:
             _computing.queue = None
 
-    def _prepare_backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
+    def _prepare_backward(self, evaluated: Evaluated) -> Entry[TrainingRequest]:
         now = self.line.runtime.clock.now()
         if now >= self.deadline_at:
             # If the pass failed while it is sent, its number would be missing, and the server would hold all

@@ -8,9 +8,9 @@ The steps of a sample and of a training call, with the modules that take them:
       poll                 polls, retrieval            asks until the promise has a result
       decode, resolve      sample, futures             on the poller's thread, or on a worker that helps it
 
-    training.optim_step()  training_calls              OrderedCall, PassCall: checked, then prepared
+    training.optim_step()  training                    OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
-      submit               training_part, poller       as for samples; `transport.caller.Tries` decides on
+      submit               training, poller            as for samples; `transport.caller.Tries` decides on
                                                        retries
       poll, decode         polls, combine, answers     chunks become one result
 
@@ -26,7 +26,7 @@ Glossary:
     to settle    to report the tokens that a result has really used to the limiters
     pass         a `forward` or `forward_backward` call of a training client
     chunk        a part of the data of a pass, sent as one request
-    operation    a training call in the send queue; its parts are its requests
+    entry        a training call in the send queue, with its requests
     number       the sequence number that the client gives to a sample or to a request of a training call
     part, whole  the future of one request of a call, and the future that combines the parts
     place        of a sample: the share of a limit that it occupies
@@ -61,7 +61,6 @@ The other modules and their contents:
                            answers, admits samples and sends small requests
     rate_limiter           the limit that the server's refusals set; samples wait there
     byte_budget            the limit on bytes under way; samples and chunks wait there; the sizes of requests
-    operation              a training call in the send queue: its parts, and its failures
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
     futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`
@@ -71,16 +70,17 @@ The other modules and their contents:
     published              the description that an open server publishes of itself
     flows                  the lives of calls as generators, and the thread that resumes them, one at a time
     billing                the wait after a 402
-    spending, unloading    limits on the tokens that calls use; the end of a model at the server
+    spending               limits on the tokens that calls use
     pending                the calls that the end of a client waits for
     lazy                   values that are made on first use
     exits, _fork           the end of the process; forked children
 
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
-training calls; `tinker-enter-N` does this while `tinker-poll` does not run. Others: `tinker-send-N`,
-`tinker-rest-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`, `tinker-await-N`,
-`tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a thread that holds a lock takes no
-second lock, does no I/O and runs no callback. The tests fail if a lock is taken under another.
+and sends training calls; a worker does this while `tinker-poll` does not run. Others: `tinker-enter-N`,
+`tinker-send-N`, `tinker-rest-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`,
+`tinker-await-N`, `tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a thread that
+holds a lock takes no second lock, does no I/O and runs no callback. The tests fail if a lock is taken under
+another.
 
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock
 from tinker_sync.config import Settings
-from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.connection import Connection
 from tinker_sync.runtime.exits import FinishStatus
@@ -35,7 +33,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.server import Server
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.spending import SpendGuard
-from tinker_sync.runtime.workers import WorkerPools, no_thread
+from tinker_sync.runtime.workers import WorkerPools
 
 CLOSE_LIMIT_S: Final = 10.0
 
@@ -92,20 +90,6 @@ class ClientRuntime:
         self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)
         self._finalizer.atexit = False
         _fork.renew_in_child(self)
-
-    def run_soon(self, step: Callable[[], object]) -> None:
-        """Do what `Lifecycle.run_soon` does, for a call of the user.
-
-        Raises:
-            ClientClosedError: the client is closed.
-            TinkerError: there is no thread for the step, and the system starts none.
-        """
-        if self.lifecycle.closed:
-            raise ClientClosedError
-        try:
-            self.lifecycle.run_soon(step)
-        except RuntimeError as error:
-            raise no_thread(error) from error
 
     def get_session_id(self) -> str:
         """Return the id of the session. The first call opens the session. Existing scripts use this name.

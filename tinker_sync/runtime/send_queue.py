@@ -1,47 +1,39 @@
 """`SendQueue`: the calls of one training client, sent one after the other under consecutive numbers.
 
-Guarantees
+The story of an `Entry`, which is one call with one or more requests:
 
-- Operations are sent in the order of the calls of `put`, from any number of threads.
-- Sequence numbers on the wire are 1, 2, 3 ... without a gap. The number of a request is the count of the
-  requests sent before it plus one. It is fixed when its operation leaves the queue, in the same step that
-  makes the operation the one being sent. Until then the operation can be cancelled, and the operations behind
-  it move up. So all of a body but the number is encoded before `put` or `fill`, and `bytes_for(number)`
-  completes the body.
-- At most one operation is in its send phase. It consists of one or more requests with consecutive numbers,
-  which are sent in one of two ways. Serial: each request is sent when the one before it is accepted.
-  Parallel: all requests but the first are sent at once, and the first when all the others are accepted. The
-  server holds back requests that it cannot run yet, so it sees the batch as a whole. An operation that begins
-  with the number of a refused request is always sent in the serial way.
-- An operation whose requests are not known yet keeps its place: the operations behind it wait until `fill`
-  brings the requests. If its future ends before that, it uses no number, and the operations behind move up.
-- A request that the server refuses uses no number: the next operation gets the number, and the queue goes on.
-  The operation fails as a whole, and no more of it is sent. Its unused numbers before an accepted request are
-  filled with requests without effect, so that no later operation runs in the middle of this one.
-- If a request stays unanswered, the server may have it or not, so no later number can be right yet. The
-  operation is in doubt: its future fails with the cause, and the queue keeps a copy of the bodies that are
-  left of it. The operation behind it, now or later, waits while the unanswered requests are sent again, with
-  the same bytes, numbers and idempotency keys, and then the requests of the operation that were not sent. So
-  the operation is done as a whole and once, though its future has failed, and the queue goes on in order.
-  If a request stays unanswered once more, only the operation that has waited for it fails, with an
-  `EarlierCallFailedError` that names the request; the next one tries again.
-- If the server denies such a request, for example because it has lost the model, the queue is broken. All
-  futures of the queue and of later calls fail at once with an `EarlierCallFailedError` that is `final`.
+1. `put` fixes its turn. Until it leaves the queue, it can be cancelled or reach its deadline; then the
+   entries behind it move up, and no number is used. An entry whose requests are not known yet keeps its
+   place: the entries behind it wait until `fill` brings the requests or its future ends.
+2. It leaves the queue and gets its numbers in one step under the lock. On the wire they are 1, 2, 3 ...
+   without a gap: that of a request is the count of the requests before it plus one. So all of a body but
+   the number is encoded before, and each try sends the same bytes.
+3. Its requests are sent, in one of two ways. Serial: each when the one before it is accepted. Parallel: all
+   but the first at once, and the first when the server has accepted the others; the server holds back
+   requests that it cannot run yet, so it sees the batch as a whole. An entry that begins with the number of
+   a refused request is always serial, because the server does not wait for such a number.
+4. When the server has accepted all of them, the next entry leaves the queue. Results are not waited for,
+   except behind an entry that is `alone`.
 
-Assumptions
+What may go wrong, with the consequence for the entries behind:
 
-- `send(part, number, ended)` calls `ended(None)` when the server has accepted the request; other code then
-  waits for the result. It calls `ended` with `NotTaken` if the server has not accepted the request and will
-  not, with `Unanswered` if that is not known, and with another failure, or raises it, if the request cannot
-  be sent again. It repeats a request itself, with the same bytes. `ended` may be called on any thread; only
-  its first call counts.
-- `submit(job)` runs a job on another thread or inline, or raises TinkerError, which counts as a refusal of
-  the request. It runs every job that it accepts.
+- The server refuses a request. The entry fails as a whole, and no more of it is sent. The next entry gets
+  the number. Unused numbers before an accepted request are filled with requests without effect, so that no
+  later entry runs in the middle of this one.
+- A request stays unanswered: the server may have it or not, so no later number can be right yet. The entry
+  is in doubt. Its future fails with the cause, and the queue keeps a copy of the bodies that are left of it.
+  The entry behind it, now or later, waits while the unanswered requests are sent again, with the same bytes,
+  numbers and idempotency keys, and then the requests that were not sent. So the call is done as a whole and
+  once, though its future has failed, and the queue goes on in order. If a request stays unanswered once
+  more, only the entry that has waited for it fails, with an `EarlierCallFailedError` that names the request;
+  the next one tries again.
+- The server denies a request that it may have, for example because it has lost the model. The queue is
+  broken: all its futures and those of later calls fail at once with an `EarlierCallFailedError` that is
+  `final`, because a gap in the numbers cannot be repaired.
 
-Threads: any thread may put and cancel. Sends run on workers, or on the poller's thread after its current step
-(`follow`). A queue has no thread of its own, and no thread waits for its turn: the end of each send starts
-the next one. Futures are ended and callbacks run with the lock free. In a forked child the copy refuses work
-until `take_over`.
+Threads: any thread may put, fill and cancel, which only append and wake. The flow that sends the entries
+(see `flows`) runs while there is something to send. Futures end, and their callbacks run, with the lock free.
+In a forked child the copy refuses work until `take_over`.
 """
 
 from __future__ import annotations
@@ -50,170 +42,173 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
+from attrs import define
+
+from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
-from tinker_sync.runtime.futures import APIFuture, Job, Submit
-from tinker_sync.runtime.operation import (
-    Ended,
-    NotTaken,
-    Operation,
-    PartT,
-    Sending,
-    Unanswered,
-)
+from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
+from tinker_sync.runtime.futures import APIFuture
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
     "under the same numbers. Call training.take_over() in this process if no other one uses it any more, or "
     "make a training client here"
 )
-
 _NO_MODEL: Final = (404, 410)
 
 _log: Final = logging.getLogger(__name__)
 
 
-class SendQueueState(Enum):
-    """The state of a send queue.
+class NotTaken(Exception):
+    """A failure of a request that the server has not accepted, and will not. `__cause__` is the reason.
 
-    IDLE -> SENDING      an operation leaves the queue
-    SENDING -> IDLE      all its requests are accepted, one is refused, or it was cancelled before; an
-                         operation that is `alone` has ended as well
-    SENDING -> IN_DOUBT  the server may or may not have one of its requests
-    IN_DOUBT -> SENDING  another operation waits, so what is left of this one is sent again
-    SENDING -> BROKEN    the server may or may not have one of its requests, and it cannot be sent again
-    any -> BROKEN        in a forked child, if calls of the parent were under way or in doubt
-
-    Illegal: BROKEN -> IDLE or SENDING, because a gap in the numbers cannot be repaired; SENDING -> SENDING,
-    because at most one operation is in its send phase; IN_DOUBT -> IDLE, because the next number is unknown.
+    With `used`, the server may count the number of the request as used. The number is then filled with a
+    request without effect, because no other call may get it.
     """
 
-    IDLE = "idle"
-    SENDING = "sending"
-    IN_DOUBT = "in doubt"
-    BROKEN = "broken"
+    def __init__(self, cause: BaseException | None = None, *, used: bool = False) -> None:
+        """Store the reason."""
+        super().__init__()
+        self.__cause__ = cause
+        self.used = used
 
 
-# By value, because an enum hashes slowly.
-_MOVES = {
-    "idle": (SendQueueState.SENDING,),
-    "sending": (SendQueueState.IDLE, SendQueueState.IN_DOUBT, SendQueueState.BROKEN),
-    "in doubt": (SendQueueState.SENDING,),
-    "broken": (),
-}
+class Unanswered(Exception):
+    """A failure of a request that the server may have or not. `__cause__` is the reason.
+
+    The same bytes may be sent again under the same number.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
+        """Store the reason."""
+        super().__init__()
+        self.__cause__ = cause
 
 
-class SendQueue(Generic[PartT]):
-    """A queue that sends the operations of one training client in order. Thread-safe.
+class QueuedRequest(Protocol):
+    """One request of an entry, encoded except for its number."""
 
-    >>> from types import SimpleNamespace
-    >>> queue = SendQueue(lambda part, number, ended: ended(print("sent", number)), submit=lambda job: job())
-    >>> part = SimpleNamespace(future=APIFuture())
-    >>> queue.put(Operation("optim_step", [part], part.future))
-    >>> queue.take_in()
-    sent 1
-    >>> queue
-    <SendQueue idle, 0 queued, next number 2>
+    @property
+    def future(self) -> APIFuture[Any]:
+        """The future that ends with the answer to this request."""
+
+    def hold(self, number: int) -> object:
+        """Keep a copy of the body, to send it once more after the future has failed.
+
+        Raises:
+            TinkerError: the same bytes cannot be sent again.
+            MemoryError: there is no memory for the copy.
+        """
+
+
+RequestT = TypeVar("RequestT", bound=QueuedRequest)
+
+
+@define(eq=False)
+class Entry(Generic[RequestT]):
+    """One training call in the send queue: a name for errors, its requests, and the future of the user.
+
+    `future` combines the futures of the requests, or is that of the only one. `parallel` and `alone` are
+    described above; servers that do not keep the order of the calls that they have accepted get each entry
+    `alone`.
+    """
+
+    name: str
+    requests: Sequence[RequestT]
+    future: APIFuture[Any]
+    parallel: bool = False
+    alone: bool = False
+
+    def fail(self, failure: Exception) -> None:
+        """Fail the futures of the requests and the future of the call."""
+        for request in self.requests:
+            request.future.fail(copy_exception(failure))
+        self.future.fail(copy_exception(failure))
+
+
+def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
+    """Return the indices of an entry's requests in stages. The requests of a stage are sent together.
+
+    >>> [list(stage) for stage in stages(4, parallel=True)]
+    [[1, 2, 3], [0]]
+    >>> [list(stage) for stage in stages(3, parallel=False)]
+    [[0], [1], [2]]
+    """
+    if parallel and count > 1:
+        return [range(1, count), range(1)]
+    return [range(index, index + 1) for index in range(count)]
+
+
+class SendQueue(Generic[RequestT]):
+    """A queue that sends the entries of one training client in order. Thread-safe.
+
+    Args:
+        flows: runs the flow of the queue.
+        send: a flow that sends a request under a number, again and again if need be, with the same bytes. It
+            returns when the server has accepted the request; other code then waits for the result. When its
+            turn to send comes, it asks the function that it gets, and returns without sending if that returns
+            False. It raises `NotTaken` if the server has not accepted the request and will not, `Unanswered`
+            if that is not known, and another exception if the request cannot be sent again.
+        send_nothing: a flow that sends a request without effect under a number, with the same exceptions.
+        waits: takes an entry that waits for its turn, to end it at its deadline.
+        lease: returns a future that fails when the client is closed, which ends the flow of the queue.
     """
 
     def __init__(
         self,
-        send: Callable[[PartT, int, Ended], object],
-        submit: Submit,
-        send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
-        follow: Callable[[PartT, Job], bool] = lambda _part, _job: False,
-        waits: Callable[[Operation[PartT]], object] = lambda _operation: None,
+        flows: Flows,
+        send: Callable[[RequestT, int, Callable[[], bool]], Flow[None]],
+        send_nothing: Callable[[int], Flow[None]],
+        *,
+        waits: Callable[[Entry[RequestT]], object] = lambda _entry: None,
+        lease: Callable[[], APIFuture[None]] = APIFuture,
     ) -> None:
-        """Make an empty queue.
-
-        Args:
-            send: sends a part under a number.
-            submit: runs a job on a worker.
-            send_nothing: sends a request without effect under a number, in the same way.
-            follow: takes a part and a job that sends it, to run the job soon on this thread; returns False if
-                it does not take the job.
-            waits: takes an operation that waits behind others, to end it at its deadline.
-        """
+        self._flows = flows
         self._send = send
-        self._submit = submit
         self._send_nothing = send_nothing
-        self._follow = follow
         self._waits = waits
+        self._lease = lease
         self._lock = threading.Lock()
-        self._state = SendQueueState.IDLE  # guarded by _lock
-        # Any thread appends without a lock; _lock guards the rest.
-        self._put: deque[tuple[Operation[PartT], ...]] = deque()
-        self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
-        # Guarded by _lock; with its numbers settled. It stays here while it is in doubt.
-        self._sending: Sending[PartT] | None = None
-        self._next_number = 1  # guarded by _lock
-        self._unused_number = 1  # guarded by _lock; the smallest number that was never used
-        self._refusal: Exception | None = None  # guarded by _lock; the failure of new calls
-        self._inherited = False  # guarded by _lock; in a forked child that has not taken over
+        # Any thread appends without a lock; _lock guards the rest, which the flow and its steps change.
+        self._put: deque[tuple[Entry[RequestT], ...]] = deque()
+        self._queue: deque[Entry[RequestT]] = deque()
+        self._next_number = 1
+        self._unused_number = 1  # the smallest number that was never used
+        self._sending: _Sending[RequestT] | None = None  # the entry that has left the queue; also in doubt
+        self._flowing = False
+        self._refusal: Exception | None = None  # the failure of new calls
+        self._broken = False
+        self._inherited = False  # in a forked child that has not taken over
         _fork.renew_in_child(self)
 
-    def put(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
-        """Fix the turn of an operation, in one step that Ctrl-C cannot split. `take_in` then queues it.
+    # ---------------------------------------------------- on any thread
+
+    def put(self, *entries: Entry[RequestT]) -> None:
+        """Fix the turn of entries, in one step that Ctrl-C cannot split, and send them when it comes.
+
+        Once the queue is broken, the futures of the entries fail, and this raises nothing. So a script that
+        makes several calls and then asks for their results gets the first failure first.
 
         Args:
-            operation: the operation, with its requests.
-            place: a second operation, queued right behind the first; its requests are not known yet. Later
-                operations wait until `fill` brings its requests, or its future ends.
+            entries: one entry; or two, of which the second gets its requests by `fill`. Both in one step,
+                because the first may end before the next step of this thread.
+
+        Raises:
+            RuntimeError: the client is closed, or there is no thread. The entries are to be failed; a later
+                call then passes over them.
         """
-        # Both in one step, because the first may end before the next step of this thread.
-        self._put.append((operation,) if place is None else (operation, place))
+        self._put.append(entries)
+        self._flows.soon(self._take_in)
 
-    def take_in(self) -> None:
-        """Queue the operations that `put` has received, and begin to send if no operation is being sent.
-
-        This never raises: once the queue is broken, the futures of the operations fail. So a script that
-        makes several calls and then asks for their results gets the first failure first.
-        """
-        with self._lock:
-            refusal = self._refusal
-            added = [each for _ in range(len(self._put)) for each in self._put.popleft()]
-            if refusal is None:
-                self._queue.extend(added)
-        for each in added:
-            if refusal is None:
-                # A function, because a bound method would be one object more for each queued call.
-                each.future._when_done(partial(SendQueue._forget_ended, self, each))
-            else:
-                each.fail(refusal)
-        if added and refusal is None:
-            self._advance()
-            for each in added:
-                if each.parts and not each.future.running():
-                    self._waits(each)
-
-    def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
-        """Add the requests of a queued operation, or cancel them if the operation has left the queue."""
-        assert parts, "an operation without requests"  # noqa: S101
-        with self._lock:
-            kept = operation in self._queue
-            if kept:
-                operation.parts = parts
-        if kept:
-            self._advance()
-        else:
-            for part in parts:
-                part.future.cancel()
-
-    def renew_after_fork(self) -> None:
-        """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
-        changing, self._lock = self._lock.locked(), threading.Lock()
-        if self._refusal is None:
-            # A request in doubt stays with the parent, which may send it again. While another thread changes
-            # the queue, an operation may be in none of the attributes.
-            if changing or self._state is not SendQueueState.IDLE or self._put or self._queue:
-                self._state = SendQueueState.BROKEN
-            self._refusal, self._inherited = TinkerError(_INHERITED), True
-        self._put, self._queue, self._sending = deque(), deque(), None
+    def fill(self, entry: Entry[RequestT], requests: Sequence[RequestT]) -> None:
+        """Add the requests of a queued entry, or cancel them if the entry has left the queue."""
+        assert requests, "an entry without requests"  # noqa: S101
+        self._flows.soon(self._fill, (entry, requests))
 
     def refuse_inherited(self) -> None:
         """Raise an error in a forked child that has not called `take_over`.
@@ -234,315 +229,355 @@ class SendQueue(Generic[PartT]):
             if not self._inherited:
                 return
             self._inherited, refusal = False, None
-            if self._state is SendQueueState.BROKEN:
+            if self._broken:
                 cause = "the process was forked while calls were under way"
                 refusal = EarlierCallFailedError("a call of the parent process", None, cause)
             self._refusal = refusal
         if refusal is not None:
             raise copy_exception(refusal)
 
+    def renew_after_fork(self) -> None:
+        """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
+        changing, self._lock = self._lock.locked(), threading.Lock()
+        if self._refusal is None:
+            # A request in doubt stays with the parent, which may send it again. While another thread changes
+            # the queue, an entry may be in none of the attributes.
+            self._broken = bool(changing or self._flowing or self._sending or self._put or self._queue)
+            self._refusal, self._inherited = TinkerError(_INHERITED), True
+        self._put, self._queue, self._sending, self._flowing = deque(), deque(), None, False
+
     def __repr__(self) -> str:
         with self._lock:
-            return (
-                f"<SendQueue {self._state.value}, {len(self._queue)} queued, next number {self._next_number}>"
-            )
+            state = "broken" if self._broken else "idle"
+            if self._sending is not None:
+                state = "in doubt" if self._sending.failed else "sending"
+            return f"<SendQueue {state}, {len(self._queue)} queued, next number {self._next_number}>"
 
-    # ---------------------------------------------------- one after the other
+    # ---------------------------------------------------- on the thread of the flows
+
+    def _take_in(self, _: object = None) -> None:
+        """Queue the entries that `put` has received."""
+        with self._lock:
+            refusal = self._refusal
+            added = [each for _ in range(len(self._put)) for each in self._put.popleft()]
+            if refusal is None:
+                self._queue.extend(added)
+        for each in added:
+            if refusal is not None:
+                each.fail(refusal)
+                continue
+            # A function, because a bound method would be one object more for each queued call.
+            each.future._when_done(partial(SendQueue._note_end, self, each))
+            if each.requests:
+                self._waits(each)
+        self._advance()
+
+    def _fill(self, filled: tuple[Entry[RequestT], Sequence[RequestT]]) -> None:
+        entry, requests = filled
+        if entry in self._queue:
+            entry.requests = requests
+            self._advance()
+        else:
+            for request in requests:
+                request.future.cancel()
+
+    def _note_end(self, entry: Entry[RequestT], future: APIFuture[Any]) -> None:
+        """Let go of an entry that was cancelled, has expired, or has no requests. On any thread."""
+        if future.cancelled() or future._expired or not entry.requests:
+            with suppress(RuntimeError):  # the client is closed
+                self._flows.soon(self._forget, entry)
+
+    def _forget(self, entry: Entry[RequestT]) -> None:
+        with self._lock:
+            if entry in self._queue:
+                self._queue.remove(entry)
+        self._advance()  # the other entries may have waited for this one
 
     def _advance(self) -> None:
-        """Begin the next operation, unless one is being sent or the next one has no requests yet.
+        """Start the flow, unless it runs or the first entry has no requests yet."""
+        if not self._flowing and self._find_next() is not None:
+            with self._lock:
+                self._flowing = True
+            self._flows.start(self._send_all(), self._lease())
 
-        Go on with the one after it if that operation has ended meanwhile. If an operation is in doubt, first
-        send again what is left of it; the next one stays in the queue, so that it can be cancelled.
-        """
-        while (found := self._take_next()) is not None:
-            if isinstance(found, Sending):
-                self._resume(found)
-            # `_begin` may cancel a timer, which takes a lock, so `_lock` is free here. The state keeps other
-            # threads out.
-            elif found.future._begin():
-                self._begin(found)
-            else:
-                with self._lock:  # it was cancelled, so it gets no number
-                    self._move_locked(SendQueueState.IDLE)
-
-    def _take_next(self) -> Operation[PartT] | Sending[PartT] | None:
-        """Return the next operation, or the one in doubt if another one waits for it; else None."""
+    def _find_next(self) -> Entry[RequestT] | None:
+        """Return the first entry if its requests are known. Drop those that have ended."""
         with self._lock:
-            doubt = self._sending if self._state is SendQueueState.IN_DOUBT else None
-            while doubt and self._queue and self._queue[0].future.done():
+            while self._queue and self._queue[0].requests and self._queue[0].future.done():
                 self._queue.popleft()  # failed by the end of the client, for example
-            ready = self._state is SendQueueState.IDLE or doubt is not None
-            if not ready or not self._queue or not self._queue[0].parts:
-                return None
-            self._move_locked(SendQueueState.SENDING)
-            if doubt is None:
-                return self._queue.popleft()
-            doubt.blocked, doubt.beginning = self._queue[0], True
-            return doubt
+            return self._queue[0] if self._queue and self._queue[0].requests else None
 
-    def _resume(self, sending: Sending[PartT]) -> None:
-        """Send the unanswered requests of an operation again, and then what is left of it."""
-        with self._lock:
-            stage = sending.next_stage() if sending.doubtful else ()
+    # ---------------------------------------------------- the flow
+
+    def _send_all(self) -> Flow[None]:
+        """Send the entries in order, until none is left whose requests are known."""
         try:
-            if stage:
-                self._launch(sending, stage)
-            else:  # only numbers are to be filled
-                self._end_stage(sending)
+            while (entry := self._find_next()) is not None:
+                if (doubt := self._sending) is not None:
+                    yield from self._deliver(doubt)
+                    # Unless it was cancelled meanwhile: the one behind it has not waited as long.
+                    if self._sending is doubt and self._find_next() is entry:
+                        entry.fail(doubt.consequence)
+                # `_begin` may cancel a timer, which takes a lock, so `_lock` is free here.
+                elif entry.future._begin():
+                    yield from self._deliver(self._take(entry))
         finally:
             with self._lock:
-                sending.beginning = False
+                self._flowing = False
 
-    def _begin(self, operation: Operation[PartT]) -> None:
-        # Only this thread changes the number now: the state keeps others out.
+    def _take(self, entry: Entry[RequestT]) -> _Sending[RequestT]:
+        """Take an entry out of the queue and give it its numbers, in one step."""
         with self._lock:
+            self._queue.popleft()
             reused = self._next_number < self._unused_number
-            self._sending = sending = Sending(operation, self._next_number, reused=reused)
-            stage = sending.next_stage()
-            self._next_number += len(operation.parts)
+            self._sending = sending = _Sending(entry, self._next_number, parallel=not reused)
+            self._next_number += len(entry.requests)
             self._unused_number = max(self._unused_number, self._next_number)
-        try:
-            self._launch(sending, stage)
-        finally:  # Ctrl-C in a cancel may interrupt this thread
-            with self._lock:
-                sending.beginning = False
+        return sending
 
-    def _launch(self, sending: Sending[PartT], stage: Sequence[int]) -> None:
-        for index in stage:
-            try:
-                job = partial(self._send_one, sending, index)
-                # Of several parts on one thread, one that waits for room would hold up the others, which
-                # have taken the room.
-                if len(stage) > 1 or not self._follow(sending.operation.parts[index], job):
-                    self._submit(job)
-            except TinkerError as failure:  # no worker takes the job, so nothing was sent
-                self._end_send(sending, index, NotTaken(failure))
-
-    def _send_one(self, sending: Sending[PartT], index: int) -> None:
-        """Send one part, unless another part of its operation has failed or was refused."""
-        with self._lock:
-            # Another part failed before this part was sent.
-            refusal = None if self._sending is sending else self._refusal
-            stays = sending.stays(index)
-        if refusal is not None:
-            sending.operation.fail(refusal)
-            return
-        if stays:
-            self._end_send(sending, index, None, stays=True)
-            return
-        part = sending.operation.parts[index]
-        part.future._mark_sending()
-        ended = partial(self._end_send, sending, index)
-        _run(partial(self._send, part, sending.first_number + index), ended)
-
-    def _end_send(
-        self, sending: Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
-    ) -> None:
-        """Record the end of one send. With `stays`, the part was not sent. After the last one, end the stage.
-
-        Break the queue if the server may have the part, and it cannot be sent again.
-        """
-        if failure is not None and not isinstance(failure, (NotTaken, Unanswered)):
-            self._break(sending, index, failure)
-            return
-        with self._lock:
-            if index not in sending.under_way:
+    def _deliver(self, sending: _Sending[RequestT]) -> Flow[None]:
+        """Send what is left of an entry, until the server has all of it or a request has failed."""
+        while not sending.refused and (stage := sending.next_stage()):
+            yield from self._send_together(sending, stage)
+            if sending.denied is not None:
+                self._break(sending, *sending.denied)
                 return
-            sending.under_way.discard(index)
-            cause = None if failure is None else failure.__cause__ or failure
-            if cause is None:
-                sending.doubtful.pop(index, None)
-                (sending.left if stays else sending.taken).add(index)
-            elif isinstance(failure, NotTaken) and (failure.used or index not in sending.doubtful):
-                sending.doubtful.pop(index, None)
-                sending.refused[index] = cause
-                if failure.used:
-                    sending.used.add(index)
-            else:  # a request that was unanswered before stays so unless the server itself settles it
-                sending.doubtful[index] = cause
-            over = self._sending is not sending
-            last = not sending.under_way
-            was_refused = index in sending.refused
-        if was_refused and sending.failed:  # its future has promised that it would be done
-            _log.warning(
-                "%s (sequence number %d) was sent again, and the server has refused it: %s",
-                sending.operation.name,
-                sending.first_number + index,
-                cause,
-            )
-        if over and cause is not None:
-            sending.operation.parts[index].future.fail(cause)
-        elif last and not over:
-            self._end_stage(sending)
-
-    def _end_stage(self, sending: Sending[PartT]) -> None:
-        with self._lock:
-            stage = () if sending.refused or sending.doubtful else sending.next_stage()
-        if sending.doubtful:
-            index, cause = next(iter(sending.doubtful.items()))
-            self._doubt(sending, index, cause)
-        elif sending.refused:
-            self._take_back(sending)
-        elif stage:
-            self._launch(sending, stage)
-        elif sending.operation.alone:
-            sending.operation.future._when_done(lambda _: self._conclude(sending))
-        else:
-            self._conclude(sending)
-
-    def _conclude(self, sending: Sending[PartT]) -> None:
-        """End the send phase of an operation, and begin the next one."""
-        with self._lock:
-            if self._sending is not sending:
+            if sending.doubtful:
+                self._keep_in_doubt(sending, *next(iter(sending.doubtful.items())))
                 return
+        if sending.refused:
+            sending.fail_refused()
+            if not (yield from self._fill_numbers(sending)):
+                return
+        elif sending.entry.alone:
+            ended = Moment()
+            sending.entry.future._when_done(lambda _: self._flows.soon(ended.tell))
+            yield ended
+        with self._lock:
             self._sending = None
             if sending.refused:
                 self._next_number = sending.first_number + sending.numbers_used
-            self._move_locked(SendQueueState.IDLE)
-            beginning = sending.beginning
         if sending.failed and not sending.refused:
             _log.warning(
                 "%s (sequence number %d) was sent again, and the server has it: it counts as done once, "
                 "though its future has failed",
-                sending.operation.name,
+                sending.entry.name,
                 sending.first_number,
             )
-        if not beginning:
-            self._advance()
 
-    def _doubt(self, sending: Sending[PartT], index: int, cause: BaseException) -> None:
-        """Keep an operation whose part `index` the server may have, until another operation waits for it.
-
-        The first time, its futures fail. Later, the operation fails that has waited for it meanwhile.
-        """
-        consequence = sending.operation.consequence_of(sending.first_number + index, cause, final=False)
-        if not sending.failed:
-            try:
-                self._hold(sending)
-            except (TinkerError, MemoryError) as unkept:
-                _log.debug("an unanswered request cannot be kept", exc_info=unkept)
-                self._break(sending, index, cause)
-                return
-            self._fail_in_doubt(sending, consequence)
-        with self._lock:
-            blocked, sending.blocked = sending.blocked, None
-            if blocked is not None and self._queue and blocked is self._queue[0]:
-                self._queue.popleft()
-            else:  # it was cancelled, or its deadline came; the next one has not waited as long
-                blocked = None
-        if blocked is not None:
-            blocked.fail(consequence)
-        with self._lock:
-            if self._sending is not sending:
-                return
-            self._move_locked(SendQueueState.IN_DOUBT)
-            beginning = sending.beginning
-        if not beginning:
-            self._advance()
-
-    def _hold(self, sending: Sending[PartT]) -> None:
-        """Keep copies of the bodies that are still to be sent.
-
-        Raises:
-            TinkerError: an unanswered request cannot be sent again as it was.
-            MemoryError: there is no memory for the copies.
-        """
-        for index in sending.unsent():
-            sending.operation.parts[index].hold(sending.first_number + index)
-
-    def _fail_in_doubt(self, sending: Sending[PartT], consequence: EarlierCallFailedError) -> None:
-        operation = sending.operation
-        # The cause comes first, because a combined future keeps the first failure that it gets.
-        for index, cause in {**sending.doubtful, **sending.refused}.items():
-            doubtful = index in sending.doubtful
-            operation.parts[index].future.fail(operation.failure_in_doubt(cause) if doubtful else cause)
-        for index, part in enumerate(operation.parts):
-            if index not in sending.taken:
-                part.future.fail(copy_exception(consequence))
-        sending.failed = True
-
-    def _take_back(self, sending: Sending[PartT]) -> None:
-        """Fail an operation of which a part was refused, and fill its unused numbers."""
-        operation, failed = sending.operation, sending.failed
+    def _fill_numbers(self, sending: _Sending[RequestT]) -> Flow[bool]:
+        """Send requests without effect under the unused numbers of an entry. Return False if one failed."""
         index, failure = next(iter(sending.refused.items()))
-        if not failed:
-            failure = operation.failure_after(failure, len(sending.taken))
-            operation.parts[index].future.fail(failure)
-            for other, cause in sending.refused.items():
-                operation.parts[other].future.fail(copy_exception(cause))
-            consequence = operation.consequence_of(sending.first_number + index, failure)
-            for other, part in enumerate(operation.parts):
-                if other not in sending.taken:
-                    part.future.fail(copy_exception(consequence))
-            sending.failed = True
-        self._fill(sending, index, failure)
-
-    def _fill(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
-        """Fill the unused numbers before the last used one, one by one. Then begin the next operation.
-
-        Args:
-            index: the index of the part that was refused first.
-            failure: the failure of that part.
-        """
-        holes = sending.holes()
-        if not holes:
-            self._conclude(sending)
-            return
-        with self._lock:
-            sending.under_way = set(holes[:1])
-
-        def end(unfilled: BaseException | None) -> None:
-            cause = unfilled.__cause__ if isinstance(unfilled, NotTaken) else None
-            status = cause.status_code if isinstance(cause, APIStatusError) else None
-            filled = unfilled is None or status == 409  # after a 409, another request has the number
-            with self._lock:
-                if not sending.under_way:
-                    return
-                sending.under_way = set()
-                sending.taken.update(holes[:1] if filled else ())
-            if filled:
-                self._fill(sending, index, failure)
-            elif isinstance(unfilled, (NotTaken, Unanswered)) and status not in _NO_MODEL:
-                self._doubt(sending, index, unfilled.__cause__ or unfilled)
+        for hole in sending.holes():
+            unfilled = yield from _failure_of(self._send_nothing(sending.first_number + hole))
+            status = getattr(unfilled.__cause__, "status_code", None) if unfilled else None
+            refused = isinstance(unfilled, NotTaken)
+            if unfilled is None or (refused and status == 409):  # another request has the number
+                sending.taken.add(hole)
+            elif isinstance(unfilled, Unanswered) or (refused and status not in _NO_MODEL):
+                self._keep_in_doubt(sending, index, unfilled.__cause__ or unfilled)
+                return False
             else:
                 _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
                 self._break(sending, index, failure)
+                return False
+        return True
 
-        _run(partial(self._send_nothing, sending.first_number + holes[0]), end)
+    def _send_together(self, sending: _Sending[RequestT], stage: Sequence[int]) -> Flow[None]:
+        if len(stage) == 1:
+            yield from self._send_one(sending, stage[0])
+            return
+        tasks = [self._flows.start(self._send_one(sending, index)) for index in stage]
+        try:
+            for task in tasks:
+                yield task
+        finally:  # the client may have been closed
+            for task in tasks:
+                task.call_off()
 
-    def _break(self, sending: Sending[PartT], index: int, failure: BaseException) -> None:
-        operation, number = sending.operation, sending.first_number + index
-        # Fail this part with the cause first. A combined future keeps the first failure that it gets, and
-        # after the next lines any other part may fail with the consequence.
-        operation.parts[index].future.fail(failure)
-        refusal = operation.consequence_of(number, failure)
-        doomed: list[Operation[PartT]] = []
+    def _send_one(self, sending: _Sending[RequestT], index: int) -> Flow[None]:
+        request, number = sending.entry.requests[index], sending.first_number + index
+        failure = yield from _failure_of(self._send(request, number, partial(sending.may_send, index)))
+        sending.note_end(index, failure)
+
+    def _keep_in_doubt(self, sending: _Sending[RequestT], index: int, cause: BaseException) -> None:
+        """Keep an entry of which the server may have a request, to send it again when another one waits.
+
+        Its futures fail the first time.
+        """
+        sending.consequence = sending.consequence_of(index, cause, final=False)
+        if sending.failed:
+            return
+        try:
+            for each in sending.unsent():
+                sending.entry.requests[each].hold(sending.first_number + each)
+        except (TinkerError, MemoryError) as unkept:
+            _log.debug("an unanswered request cannot be kept", exc_info=unkept)
+            self._break(sending, index, cause)
+        else:
+            sending.fail_in_doubt()
+
+    def _break(self, sending: _Sending[RequestT], index: int, failure: BaseException) -> None:
+        # The cause first, because a combined future keeps the first failure that it gets.
+        sending.entry.requests[index].future.fail(failure)
+        refusal = sending.consequence_of(index, failure)
         with self._lock:
-            if self._sending is sending:
-                self._sending = None
-                self._move_locked(SendQueueState.BROKEN)
-                self._refusal = refusal
-                doomed, self._queue = [operation, *self._queue], deque()
+            self._sending, self._broken, self._refusal = None, True, refusal
+            doomed, self._queue = [sending.entry, *self._queue], deque()
         for each in doomed:
             each.fail(refusal)
 
-    def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
-        """Drop a queued operation and its bodies at once if it was cancelled, expired or has no requests."""
-        left = future.cancelled() or future._expired
-        with self._lock:
-            if not (left or not operation.parts) or operation not in self._queue:
-                return
-            self._queue.remove(operation)
-        self._advance()  # the other operations may have waited for this one
 
-    def _move_locked(self, state: SendQueueState) -> None:
-        assert state in _MOVES[self._state.value], f"{self._state} -> {state}"  # noqa: S101
-        self._state = state
+class _Sending(Generic[RequestT]):
+    """An entry that has left the queue, and what is known of its requests, by their indices."""
+
+    def __init__(self, entry: Entry[RequestT], first_number: int, *, parallel: bool) -> None:
+        self.entry = entry
+        self.first_number = first_number
+        self.stages = deque(stages(len(entry.requests), parallel=entry.parallel and parallel))
+        self.taken: set[int] = set()
+        """Those that the server has accepted, and those whose numbers were filled."""
+        self.refused: dict[int, BaseException] = {}  # in the order of the refusals
+        self.used: set[int] = set()
+        """The refused ones whose numbers the server may count as used; no other call may get them."""
+        self.doubtful: dict[int, BaseException] = {}
+        """Those that the server may have or not, with the reasons."""
+        self.denied: tuple[int, BaseException] | None = None
+        """The first one that cannot be sent again, with the reason."""
+        self.left: set[int] = set()
+        """Those that were not sent in their stage, because another one had failed."""
+        self.failed = False
+        """True once the futures have failed; what is left of the entry is sent all the same."""
+        self.consequence: EarlierCallFailedError
+        """The failure of the requests that were not sent, and of an entry that has waited in vain."""
+
+    def next_stage(self) -> Sequence[int]:
+        """Return the requests to send now, together; an empty sequence if all have been sent."""
+        if self.doubtful:
+            return sorted(self.doubtful)
+        left, self.left = sorted(self.left), set()
+        return left or (self.stages.popleft() if self.stages else ())
+
+    def may_send(self, index: int) -> bool:
+        """Return False if a request whose turn has come is to stay here, because another one has failed."""
+        if index in self.doubtful or not (self.refused or self.doubtful or self.denied):
+            return True
+        self.left.add(index)
+        return False
+
+    def note_end(self, index: int, failure: BaseException | None) -> None:
+        """Take note of the end of a send."""
+        cause = failure if failure is None else failure.__cause__ or failure
+        if cause is None:
+            self.doubtful.pop(index, None)
+            if index not in self.left:
+                self.taken.add(index)
+        elif isinstance(failure, NotTaken) and (failure.used or index not in self.doubtful):
+            self.doubtful.pop(index, None)
+            self.refused[index] = cause
+            if failure.used:
+                self.used.add(index)
+            if self.failed:  # its future has promised that it would be done
+                _log.warning(
+                    "%s (sequence number %d) was sent again, and the server has refused it: %s",
+                    self.entry.name,
+                    self.first_number + index,
+                    cause,
+                )
+        elif isinstance(failure, (NotTaken, Unanswered)):
+            # One that was unanswered before stays so unless the server itself settles it.
+            self.doubtful[index] = cause
+        elif self.denied is None:
+            self.denied = index, cause
+
+    def unsent(self) -> list[int]:
+        """Return those that are still to be sent, again or for the first time."""
+        rest = () if self.refused else (*self.left, *(index for stage in self.stages for index in stage))
+        return sorted({*self.doubtful, *rest})
+
+    def holes(self) -> list[int]:
+        """Return those whose numbers are to be filled: up to the last used one, without the accepted ones."""
+        return [index for index in range(self.numbers_used) if index not in self.taken]
+
+    @property
+    def numbers_used(self) -> int:
+        """How many numbers the entry has used."""
+        return max(self.taken | self.used, default=-1) + 1
+
+    # ---------------------------------------------------- its failures
+
+    def consequence_of(
+        self, index: int, failure: BaseException, *, final: bool = True
+    ) -> EarlierCallFailedError:
+        """Return the error for other requests that fail because this one has failed.
+
+        With `final`, no later call sends this one again.
+        """
+        words = str(failure).rstrip(".") or type(failure).__name__
+        refusal = EarlierCallFailedError(self.entry.name, self.first_number + index, words, final=final)
+        refusal.__cause__ = failure
+        return refusal
+
+    def fail_in_doubt(self) -> None:
+        """Fail the futures of an entry of which the server may have a request."""
+        for index, cause in self.doubtful.items():
+            self.entry.requests[index].future.fail(self._in_doubt(cause))
+        self._fail_others()
+
+    def _in_doubt(self, failure: BaseException) -> BaseException:
+        """Return the failure of a request that the server may have, with words on what follows."""
+        if not isinstance(failure, TinkerError):
+            return failure
+        name, failure = self.entry.name, copy_exception(failure)
+        # The first pass of a loss of the user's has this name too. The call as a whole is then not done.
+        failure.ambiguous = name != "forward"
+        advice = "so do not repeat it"
+        if not failure.ambiguous:
+            advice = "a forward pass changes nothing, so you may repeat your call"
+        with_words(
+            failure,
+            f"the server may have this {name} or not: the next call of this training client sends the "
+            f"same request again first and then counts it as done once; {advice}",
+        )
+        return failure
+
+    def fail_refused(self) -> None:
+        """Fail the futures of an entry of which a request was refused, unless they have failed."""
+        if self.failed:
+            return
+        index, failure = next(iter(self.refused.items()))
+        if self.taken and isinstance(failure, TinkerError):
+            failure = self.refused[index] = copy_exception(failure)
+            with_words(
+                failure,
+                f"{len(self.taken)} of the {len(self.entry.requests)} requests of this call were accepted; "
+                "where they are backward passes, their gradients stay accumulated",
+            )
+        self.entry.requests[index].future.fail(failure)
+        self.consequence = self.consequence_of(index, failure)
+        self._fail_others()
+
+    def _fail_others(self) -> None:
+        # The causes come first, because a combined future keeps the first failure that it gets.
+        for index, cause in self.refused.items():
+            self.entry.requests[index].future.fail(copy_exception(cause))
+        for index, request in enumerate(self.entry.requests):
+            if index not in self.taken:
+                request.future.fail(copy_exception(self.consequence))
+        self.failed = True
 
 
-def _run(send: Callable[[Ended], object], ended: Ended) -> None:
+def _failure_of(send: Flow[None]) -> Flow[BaseException | None]:
+    """Return how a flow that sends has failed, or None."""
     try:
-        send(ended)
+        yield from send
+    except (CalledOff, GeneratorExit):
+        raise
     except BaseException as failure:  # noqa: BLE001  # any failure must end the futures
-        ended(failure)
+        for each in (failure, failure.__cause__):
+            if isinstance(each, TinkerError):
+                each.__traceback__ = (
+                    None  # it holds the frames of the flow, and those all that the flow knows
+                )
+        return failure
+    return None

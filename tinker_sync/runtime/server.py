@@ -55,7 +55,7 @@ class Machinery(NamedTuple):
     billing: BillingPause
     polls: Polls
     scheduler: SampleScheduler
-    train_bytes: ByteBudget
+    train_bytes: Quota
 
 
 class Server:
@@ -218,8 +218,8 @@ class Server:
             has_idle_connection=self.connection.http.has_idle_connection,
             clock=clock,
         )
-        train_bytes = ByteBudget(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=clock)
-        self.lifecycle.queues = (scheduler, train_bytes)
+        train_bytes = Quota(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES))
+        self.lifecycle.queues = (scheduler,)
         return Machinery(facts, billing, polls, scheduler, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:

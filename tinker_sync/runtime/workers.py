@@ -51,9 +51,8 @@ _log = logging.getLogger(__name__)
 # These threads send samples and read results. Sixteen suffice for thousands of requests, because none of them
 # waits for an answer.
 _FETCH_THREADS: Final = 16
-# These threads send the chunks of training passes: they wait for room among the bytes under way, connect and
-# write. About eight small chunks are under way at once (`training_part`), so more threads would send no
-# faster.
+# These threads complete the bodies of chunks, and compress them. About eight small chunks are under way at
+# once (`training`), so more threads would send no faster.
 _SEND_THREADS: Final = 8
 # Each REST call holds one of these threads until its answer.
 _REST_THREADS: Final = 8

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.custom_losses import arrived, world
@@ -14,9 +12,7 @@ from support.tinker_stub import Answer
 
 from tinker_sync import types
 from tinker_sync.errors import ConfigurationError, TinkerError
-from tinker_sync.runtime.byte_budget import ByteBudget
-from tinker_sync.runtime.poller import QUICK_BYTES
-from tinker_sync.runtime.training_part import PartSender, TrainingPart
+from tinker_sync.runtime.training import TrainingRequest
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 from tinker_sync.transport.http import Http
 
@@ -64,22 +60,19 @@ def test_a_request_that_was_refused_leaves_its_number(ledger: Ledger) -> None:
 DATUM = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
 
 
-def train_bytes(trainer: Any) -> str:
-    return repr(trainer.service.holder.server.machinery.value.train_bytes)
-
-
 def test_a_refused_pass_gives_its_bytes_back() -> None:
     with world() as (stub, trainer):
         stub.script("/forward_backward", Answer(422, {"detail": "no"}))
         with pytest.raises(TinkerError, match="422"):
             trainer.forward_backward([DATUM], "cross_entropy").result(PATIENCE_S)
-        assert train_bytes(trainer) == "<ByteBudget 15000000 of 15000000 bytes free, 0 in line>"
+        room = trainer.service.holder.server.machinery.value.train_bytes  # type: ignore[attr-defined]
+        assert room.free == room.limit == 15_000_000
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (TrainingPart, "bytes_for", MemoryError("no memory")),  # while the body is made
+        (TrainingRequest, "bytes_for", MemoryError("no memory")),  # while the body is made
         (Http, "open", ConfigurationError("a certificate cannot be used")),
     ],
 )
@@ -93,22 +86,3 @@ def test_a_request_that_could_not_be_made_fails_alone_and_as_it_is(
             assert failed.exception(PATIENCE_S) is error
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert arrived(stub) == ["1 step"]
-
-
-@pytest.mark.parametrize(
-    ("size", "room", "follows"),
-    [(1000, True, True), (1000, False, False), (QUICK_BYTES + 1, True, False)],
-    ids=["small", "no room", "large"],
-)
-def test_a_part_follows_on_the_thread_of_the_poller_only_if_it_need_not_wait(
-    size: int, room: bool, follows: bool
-) -> None:
-    budget = ByteBudget(10)
-    assert room or budget.try_acquire(11)
-    server = SimpleNamespace(
-        machinery=SimpleNamespace(value=SimpleNamespace(train_bytes=budget)),
-        poller=SimpleNamespace(follow=lambda job: True),
-    )
-    runtime: Any = SimpleNamespace(server=server, clock=None)
-    part: Any = SimpleNamespace(size=size)
-    assert PartSender(runtime).follow(part, lambda: None) is follows

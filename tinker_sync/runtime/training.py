@@ -1,0 +1,894 @@
+"""The calls of a training client: checked, split, encoded, queued, and sent.
+
+The life of a call, in the order in which it happens:
+
+- Its constructor checks it, on the user's thread, and refuses a request that no server accepts.
+- `prepare` splits the data and encodes the requests, as `TrainingRequest`s. It raises the errors that depend
+  on the server's settings. It runs in the call itself if the model exists; otherwise the call is held, and
+  one worker prepares all held calls in order when the model exists.
+- The send queue gives each request its number when the turn of its entry comes, and runs the flow `submit`.
+- `submit` waits until the limit of bytes allows the request, and sends it until the server has accepted it.
+  Then the flow `polls.poll` waits for the result.
+
+A large protobuf body that is not compressed consists of views of the user's arrays, also while it is sent; no
+copy is made.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from attrs import define, field
+
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.policy import proves_refusal
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    BillingError,
+    ClientClosedError,
+    DeadlineError,
+    InvalidInputError,
+    TinkerError,
+    UnsupportedByServerError,
+)
+from tinker_sync.runtime.answers import (
+    ExpectedOutputs,
+    decode_pass,
+    merge_pass,
+    read_pass,
+    read_result,
+    read_settled,
+    read_with_loss,
+    weights_of,
+)
+from tinker_sync.runtime.billing import PAUSE_S
+from tinker_sync.runtime.byte_budget import DataChunk, most_pass_bytes, split
+from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
+from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.flows import Flow
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
+from tinker_sync.runtime.poller import QUICK_BYTES
+from tinker_sync.runtime.polls import Decode, Promise
+from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
+from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
+from tinker_sync.runtime.tickets import own_failure
+from tinker_sync.runtime.workers import no_thread
+from tinker_sync.transport.body import PiecedBody
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.types.datum import Datum, count_trained
+from tinker_sync.types.model import UnloadModelRequest, UnloadModelResponse
+from tinker_sync.types.model_input import ModelInput
+from tinker_sync.types.training import (
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+)
+from tinker_sync.types.weights import LoadWeightsRequest
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire import zstd
+from tinker_sync.wire.adapt import (
+    check_checkpoint_name,
+    json_body,
+    normalise_forward_backward,
+    refuse_missing_call,
+    refuse_unsupported,
+)
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto._fields import varint
+from tinker_sync.wire.proto._writer import Buffers
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.types.weights import SaveWeightsResponse
+    from tinker_sync.wire.dialect import Dialect
+    from tinker_sync.wire.proto import requests
+else:  # it needs numpy
+    requests = LazyModule("tinker_sync.wire.proto.requests")
+
+_NOTHING_S: Final = 60.0
+_CURVE_POINTS: Final = 10_000
+# About eight small chunks are under way at once: each uses a connection, so it counts more than its size.
+_LEAST_TRAIN_BYTES: Final = 2_000_000
+_SMALL_BYTES: Final = 64 * 1024
+_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
+_UNLOAD: Final = "unload_model"
+
+Entries = Sequence["Entry[TrainingRequest]"]
+
+
+class TrainingLine:
+    """The calls of one training client: held until its model exists, then queued. Thread-safe."""
+
+    def __init__(self, runtime: ClientRuntime) -> None:
+        self.runtime = runtime
+        # Weak: the line holds the queue, and a cycle would keep a dropped client until a garbage collection.
+        # A call under way keeps the runtime.
+        self.queue: SendQueue[TrainingRequest] = SendQueue(
+            runtime.server.flows,
+            partial(submit, runtime),
+            partial(_send_nothing, weakref.ref(self)),
+            waits=partial(_end_in_turn, runtime),
+            lease=partial(_lease, runtime),
+        )
+        self.held = HeldCalls()
+        self.model_id = ""
+        """The id of the model; empty until the model exists. Set once."""
+        self.fillers: dict[int, TrainingRequest] = {}
+        """The requests without effect that the server may have, by their numbers; see `_send_nothing`."""
+        self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
+        """The moment and the loss of the last passes that accumulate gradients and have succeeded."""
+        self._steps = 0
+        self._failed_passes: deque[Unread] = deque()
+        self.last_state: LoadWeightsRequest | None = None
+        """The request that loads the last saved state, else the state the model was made from, else None."""
+        self.unloaded = False
+        """True once the client has made the call that unloads the model; False again if the server has no
+        such call."""
+        runtime.lifecycle.register_last_call(self)
+
+    def note_saved(self, read: Callable[..., SaveWeightsResponse], *answer: Any) -> SaveWeightsResponse:
+        """Read the result of a save, store its path for `TrainingClient.recover`, then return the result."""
+        saved = read(*answer)
+        self.last_state = LoadWeightsRequest(path=saved.path, optimizer=True)
+        return saved
+
+    def submit(self, call: TrainingCall) -> APIFuture[Any]:
+        """Put a call into the send queue, or hold it until the model exists. Return its future at once.
+
+        Raises:
+            TinkerError: the client is closed; or, if the model exists, the server does not support the call
+                or a budget refuses it. Nothing was sent.
+        """
+        if self.runtime.lifecycle.leaving:
+            raise ClientClosedError
+        if call.name == "optim_step":
+            self._report_passes()
+        if self.held.open:
+            future = self.submit_first(call)
+        else:
+            future = call.wait_for_model(self.runtime.spending.limiters)
+            self.runtime.lifecycle.end_in_turn(future, call.deadline_at, call.name)
+            if not self.held.hold(call):
+                try:
+                    self.runtime.pools.enter.run_call(self.held.release)
+                except TinkerError as failure:
+                    call.fail(failure)  # so that no later call starts it
+                    raise
+        # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
+        if call.lasting:
+            self.runtime.lifecycle.note_change(future)
+        log_if_unread(future, find_call_site())
+        if call.name.startswith("forward_backward"):
+            future._when_done(partial(TrainingLine._note_pass, self, self._steps))
+        return future
+
+    def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
+        """Store the loss of a pass that has ended, or keep its unread failure.
+
+        The next optimizer step logs the failure. If that step has been called already, log the failure now.
+
+        Args:
+            steps: the number of optimizer steps that were called before the pass.
+        """
+        if not passed.cancelled() and passed.failure is None:
+            metrics = passed.result(timeout=0).metrics
+            loss = metrics.get("loss:mean", metrics.get("loss:sum"))
+            if loss is not None:
+                self.curve.append((self.runtime.clock.now(), loss))
+        unread = passed._overlooked
+        if unread is None:
+            return
+        if self._steps > steps:
+            unread.log()
+        else:
+            self._failed_passes.append(unread)
+
+    def _report_passes(self) -> None:
+        """Count an optimizer step. Log the unread failures of passes: the step lacks their gradients."""
+        self._steps += 1
+        while self._failed_passes:
+            self._failed_passes.popleft().log()
+
+    def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
+        """Put a call into the send queue now, ahead of the calls that are held. Return its future.
+
+        Raises:
+            TinkerError: the server does not support the call, a budget refuses it, the client is closed, or
+                the system starts no thread for it; nothing was sent.
+        """
+        self.enter(call.prepare())
+        return call.future
+
+    def enter(self, entries: Entries) -> None:
+        """Put the prepared entries of a call into the queue.
+
+        Raises:
+            TinkerError: the client is closed, or no thread can queue them. The future of the call fails too.
+        """
+        try:
+            # The future refers to the queue until the call ends, and so keeps the client alive.
+            self.queue.put(*entries)
+        except RuntimeError as error:
+            failure = ClientClosedError() if self.runtime.lifecycle.closed else no_thread(error)
+            for entry in entries:
+                entry.fail(failure)  # so the queue passes over it
+            raise failure from error
+
+    # ---------------------------------------------------- the place of the model in the server's memory
+
+    def unload(self, deadline_at: float) -> APIFuture[UnloadModelResponse]:
+        """Unload the model, after all calls made before, and refuse later calls of the client."""
+        call = UnloadCall(
+            self, _UNLOAD, UnloadModelRequest(model_id=self.model_id), UnloadModelResponse, deadline_at
+        )
+        self.unloaded = True
+        return self.submit(call)
+
+    def refuse_unloaded(self) -> None:
+        """Raise if the client has begun to unload the model.
+
+        Raises:
+            ClientClosedError: the model is unloaded, or its unloading has begun.
+        """
+        if self.unloaded:
+            raise ClientClosedError("the model of this training client was unloaded; make a new one")
+
+    def last_call(self) -> Call | None:
+        """Return the call that unloads the model when the client closes, or None if no call is needed.
+
+        Servers that finish sessions free the memory themselves. Open servers have few places, and free them
+        minutes after the last heartbeat.
+        """
+        made = self.runtime.server.machinery.value
+        if not self.model_id or self.unloaded or made is None:
+            return None
+        dialect = made.facts.dialect
+        if dialect.offers("finish_session"):
+            return None
+        request = UnloadModelRequest(model_id=self.model_id)
+        call = make_call(_UNLOAD, self.runtime.settings, request, dialect=dialect)
+        return call.but(max_retries=0, patient=False)
+
+
+def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> Flow[None]:
+    """Send a forward pass over one token, which has no effect, under the unused number of a refused request.
+
+    Servers that process requests in the order of their numbers hold back the requests after a missing number;
+    other servers get nothing.
+
+    Raises:
+        NotTaken, Unanswered: as `submit`.
+        TinkerError: the server has no forward passes.
+    """
+    line = line_ref()
+    # Without a client, no call follows.
+    if line is None or not line.runtime.server.ready().facts.dialect.keeps_numbers:
+        return
+    deadline_at = line.runtime.clock.now() + _NOTHING_S
+    request = line.fillers.get(number)
+    if request is None:
+        token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
+        whole = ForwardBackwardInput([token], "cross_entropy")
+        call = PassCall(line, "forward", whole, deadline_at, forward_only=True)
+        call.wait_for_model(())  # no budget may refuse it
+        (forward,) = call.prepare()
+        request = line.fillers[number] = forward.requests[0]
+        request.future.cancel()  # nobody needs the result
+    request.deadline_at = deadline_at
+    try:
+        yield from submit(line.runtime, request, number)
+    except Unanswered:
+        raise  # the same bytes are sent the next time
+    except BaseException:
+        line.fillers.pop(number, None)
+        raise
+    line.fillers.pop(number, None)
+
+
+def _end_in_turn(runtime: ClientRuntime, entry: Entry[TrainingRequest]) -> None:
+    """Let an entry fail at its deadline while it waits behind others."""
+    runtime.lifecycle.end_in_turn(entry.future, entry.requests[0].deadline_at, entry.name)
+
+
+def _lease(runtime: ClientRuntime) -> APIFuture[None]:
+    """Return a future that fails when the client is closed."""
+    lease: APIFuture[None] = APIFuture(clock=runtime.clock)
+    runtime.lifecycle.end_with_client(lease)
+    return lease
+
+
+class TrainingCall(ABC):
+    """One call of a training client. For one thread at a time.
+
+    Args:
+        line: the `TrainingLine` of the client.
+        name: the name of the call, for errors.
+        deadline_at: the time of the clock at which to give up.
+    """
+
+    def __init__(self, line: TrainingLine, name: str, deadline_at: float) -> None:
+        self.line = line
+        self.name = name
+        self.deadline_at = deadline_at
+        self.sdk_method = current()
+        self._limiters: tuple[Limiter, ...] | None = None
+        self._future: APIFuture[Any] | None = None
+
+    @property
+    def future(self) -> APIFuture[Any]:
+        """The user's future, which exists once the call is prepared or waits for its model."""
+        assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
+        return self._future
+
+    @property
+    def lasting(self) -> bool:
+        """True if the call has a lasting effect, so that the end of the client waits for it."""
+        return False
+
+    @abstractmethod
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        """Make and return the future of a call that waits for its model.
+
+        Args:
+            limiters: the limits in force now; `prepare` asks them later.
+        """
+
+    @abstractmethod
+    def prepare(self) -> Entries:
+        """Return the entries for the queue: one and, for some calls, a second one behind it, whose
+        requests are not known yet.
+
+        Raises:
+            TinkerError: the server does not support the call, or a budget refuses it.
+        """
+
+    def start(self) -> None:
+        """Prepare and queue a call that was held. If that fails, fail its future; the call uses no number."""
+        future = self.future
+        if future.done():
+            return
+        try:
+            with named(self.sdk_method):
+                entries = self.prepare()
+        except Exception as failure:  # noqa: BLE001  # the future raises it
+            future.fail(failure)
+            return
+        try:
+            self.line.enter(entries)
+        except Exception as failure:  # noqa: BLE001  # closed meanwhile
+            future.fail(failure)
+
+    def fail(self, failure: Exception) -> None:
+        """Fail the future of a call that was held."""
+        self.future.fail(failure)
+
+
+class OrderedCall(TrainingCall):
+    """A call of one request with a JSON body and a JSON result, such as `optim_step` or `save_weights`.
+
+    Args:
+        line, deadline_at: as in `TrainingCall`.
+        endpoint: the name of the endpoint.
+        request: the request without its number, and without the model's id if that is not known yet.
+        kind: the type of the result.
+    """
+
+    numbered = True
+    """False for the last call of a model, whose body takes no number."""
+
+    def __init__(
+        self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
+    ) -> None:
+        super().__init__(line, endpoint, deadline_at)
+        self._request = request
+        self._kind = kind
+
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        del limiters  # it uses no tokens
+        return self._make_future()
+
+    def _make_future(self) -> APIFuture[Any]:
+        self._future = future = self.line.runtime.lifecycle.make_future()
+        return future
+
+    @property
+    def lasting(self) -> bool:
+        # Weights without a name last only as long as the session.
+        named = self.name.startswith("save_") and self._request.path is not None
+        return named or self.name == "optim_step"
+
+    def prepare(self) -> Entries:
+        runtime, request, kind, name = self.line.runtime, self._request, self._kind, self.name
+        dialect = runtime.server.ready().facts.dialect
+        if request.model_id != self.line.model_id:
+            request = request.model_copy(update={"model_id": self.line.model_id})
+        refuse_missing_call(self.name, dialect)
+        refuse_unsupported(request, dialect)
+        runtime.server.published.check_fields(self.name, request, dialect)
+        if self.name in ("save_weights", "save_weights_for_sampler") and request.path is not None:
+            check_checkpoint_name(request.path, dialect)
+        body = json_body(request, dialect)
+        future = self._future or self._make_future()
+        read = partial(read_result, name, request.model_id, kind)
+        sent = TrainingRequest(
+            future,
+            self.name,
+            ENDPOINTS[self.name].promises or self.name,
+            partial(number_json if self.numbered else leave_unnumbered, body),
+            partial(self.line.note_saved, read) if name == "save_weights" else read,
+            size=0,
+            content_type=JSON,
+            deadline_at=self.deadline_at,
+            made_at=runtime.clock.now(),
+        )
+        return [Entry(self.name, [sent], future, alone=dialect.one_by_one)]
+
+
+class PassCall(TrainingCall):
+    """One forward or forward-backward pass over data, in as many requests as the server's limits require.
+
+    Args:
+        line, name, deadline_at: as in `TrainingCall`.
+        whole: the data and the loss.
+        forward_only: compute no gradients.
+
+    Raises:
+        InvalidInputError: the data cannot be sent.
+    """
+
+    def __init__(
+        self,
+        line: TrainingLine,
+        name: str,
+        whole: ForwardBackwardInput,
+        deadline_at: float,
+        *,
+        forward_only: bool = False,
+    ) -> None:
+        super().__init__(line, name, deadline_at)
+        whole.validate()
+        self._whole = whole
+        self._forward_only = forward_only
+        self._trained = count_trained(whole.data)
+
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        self._limiters = limiters
+        return self._combine([])
+
+    def prepare(self) -> Entries:
+        runtime = self.line.runtime
+        facts = runtime.server.ready().facts
+        limits = facts.config
+        if self._forward_only and not facts.dialect.forward_only:
+            runtime.server.refuse_without_forward()
+        with runtime.spending.reserve(self._estimate_cost, self._limiters) as reservation:
+            chunks = split(
+                self._whole.data,
+                max_bytes=limits.fwdbwd_max_chunk_bytes_count,
+                max_count=limits.fwdbwd_max_chunk_len,
+            )
+            reservation.parts = len(chunks)
+            # The metrics of several chunks are reduced once, together.
+            combined = len(chunks) > 1 or self._future is not None
+            decode = read_pass if combined else partial(decode_pass, self._trained)
+            began_s = runtime.clock.now()
+            # All chunks before the first future, because a chunk that cannot be encoded refuses the call.
+            encoded = [self._encode(chunk, facts.dialect) for chunk in chunks]
+            requests = [
+                self._make_request(chunk, *made, facts.dialect, reservation, decode)
+                for chunk, made in zip(chunks, encoded, strict=True)
+            ]
+            if runtime.lifecycle.stopwatches:
+                runtime.lifecycle.note_encoded(self.sdk_method, began_s)
+            future = self._follow([each.future for each in requests])
+            reservation.follow(future)
+        alone = facts.dialect.one_by_one
+        return [Entry(self.name, requests, future, limits.parallel_fwdbwd_chunks, alone)]
+
+    def _estimate_cost(self) -> CostEstimate:
+        return CostEstimate(model=self.line.model_id, trained=_tokens(self._whole.data))
+
+    def _follow(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+        if isinstance(self._future, CombinedFuture):
+            self._future.follow(futures)
+        elif len(futures) == 1:
+            self._future = futures[0]
+        else:
+            self._combine(futures)
+        return self.future
+
+    def _combine(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+        runtime = self.line.runtime
+        self._future = future = CombinedFuture(
+            futures,
+            partial(merge_pass, self._trained),
+            submit=runtime.pools.callback.run,
+            soon=runtime.lifecycle.run_soon,
+            clock=runtime.clock,
+        )
+        return future
+
+    def _encode(self, chunk: DataChunk, dialect: Dialect) -> tuple[ForwardBackwardInput, EncodedPass]:
+        chunk_input = self._whole
+        if len(chunk.data) != len(chunk_input.data):
+            chunk_input = chunk_input._with(data=list(chunk.data))
+        if not dialect.knows_all:
+            refuse_unsupported(chunk_input, dialect)
+            chunk_input = normalise_forward_backward(chunk_input, dialect)
+        return chunk_input, encode_pass(
+            chunk_input, self.line.model_id, dialect, forward_only=self._forward_only
+        )
+
+    def _make_request(
+        self,
+        chunk: DataChunk,
+        chunk_input: ForwardBackwardInput,
+        encoded: EncodedPass,
+        dialect: Dialect,
+        reservation: Reservation,
+        decode: Any,
+    ) -> TrainingRequest:
+        runtime = self.line.runtime
+        used = TokensUsed(model=self.line.model_id, trained=_tokens(chunk.data))
+        settle = partial(reservation.settle, used, id(chunk))
+        if dialect.reads_data_only:
+            decode = partial(read_with_loss, decode, weights_of(chunk_input))
+        return TrainingRequest(
+            runtime.lifecycle.make_future(),
+            encoded.endpoint,
+            "Forward" if self._forward_only else "ForwardBackward",
+            encoded.with_number,
+            partial(
+                read_settled,
+                decode,
+                ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
+                settle,
+            ),
+            settle=settle,
+            size=chunk.size_bytes,
+            content_type=encoded.content_type,
+            headers=encoded.headers,
+            deadline_at=self.deadline_at,
+            made_at=runtime.clock.now(),
+        )
+
+
+def _tokens(data: Sequence[Datum]) -> int:
+    lengths = ((datum.model_input, datum.model_input.known_length()) for datum in data)
+    return sum(length_of(tokens) if length is None else length for tokens, length in lengths)
+
+
+class UnloadCall(OrderedCall):
+    """The call that unloads a model. It is the last call on the model, so it has no number."""
+
+    numbered = False
+
+    def prepare(self) -> Entries:
+        """Return the entry for the queue.
+
+        Raises:
+            UnsupportedByServerError: the server has no such call; nothing was sent.
+            TinkerError: as for `TrainingCall.prepare`.
+        """
+        server, dialect = self.line.runtime.server, self.line.runtime.server.ready().facts.dialect
+        api = None if dialect.knows_all else server.published.api()
+        if api is not None and not api.offers(ENDPOINTS[_UNLOAD]):
+            self.line.unloaded = False  # the model is still there
+            raise UnsupportedByServerError(
+                "this server has no call unload_model; it frees the place some time after the session's end",
+                feature=_UNLOAD,
+            )
+        return super().prepare()
+
+
+# ------------------------------------------------------------------------------------------ requests
+
+
+@define(eq=False)
+class TrainingRequest:
+    """One request of a training call, encoded except for its number, which the send queue gives it.
+
+    Attributes:
+        future: ends with the result of the request.
+        endpoint: the name of the endpoint.
+        request_type: the server's name of the request, such as "ForwardBackward".
+        decode: reads the result.
+        settle: counts the tokens of the request, once. Called when the server accepts it after its future
+            has failed, because its result is not read then. None: it uses no tokens.
+        size: the size of a chunk in bytes; 0 for other requests, to which the limit on bytes does not apply.
+        content_type: the type of the body.
+        headers: further headers.
+        deadline_at: the time of the clock at which to give up.
+        made_at: the time of the clock at which the request is made.
+        key: the idempotency key; None before the first send.
+        unanswered: True if the server may have the request since an earlier send, which failed.
+    """
+
+    future: APIFuture[Any]
+    endpoint: str
+    request_type: str
+    _encoded: Callable[[int], bytes | PiecedBody] | None
+    decode: Decode[Any]
+    settle: Callable[[], object] | None = field(default=None, kw_only=True)
+    size: int = field(kw_only=True)
+    content_type: str = field(kw_only=True)
+    headers: Mapping[str, str] = field(factory=dict, kw_only=True)
+    deadline_at: float = field(kw_only=True)
+    made_at: float = field(kw_only=True)
+    sdk_method: str = field(factory=current, init=False)
+    key: str | None = field(default=None, init=False)
+    unanswered: bool = field(default=False, init=False)
+
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
+        """Return the body with its number. May be called once, because it drops the parts of the body."""
+        encoded, self._encoded = self._encoded, None
+        assert encoded is not None  # noqa: S101  # the queue asks once
+        return encoded(number)
+
+    def keep(self, body: bytes | PiecedBody) -> None:
+        """Store a body, so that `bytes_for` can be called once more."""
+        self._encoded = lambda _number: body
+
+    def hold(self, number: int) -> None:
+        """Keep a copy of the body until the request is sent again, at any later time.
+
+        The arrays of the body belong to the user, who may change them once the future has failed.
+
+        Raises:
+            InvalidInputError: an array has changed since the first send.
+            MemoryError: there is no memory for the copy.
+        """
+        body = self.bytes_for(number)
+        self.keep(body if isinstance(body, bytes) else b"".join(body.to_send()))
+        self.deadline_at = math.inf
+
+    def forget_body(self) -> None:
+        """Drop the body, because the server has it. The request itself may live until its result is there."""
+        self._encoded = None
+
+
+def submit(
+    runtime: ClientRuntime, request: TrainingRequest, number: int, may_send: Callable[[], bool] = lambda: True
+) -> Flow[None]:
+    """Send a request until the server has accepted it; the poll for its result then goes on by itself.
+
+    Args:
+        runtime: the runtime of the client, which lives until its calls have ended.
+        request: the request.
+        number: its number.
+        may_send: asked when the request is about to be sent; if it returns False, nothing is sent.
+
+    Raises:
+        NotTaken: the server does not have the request.
+        Unanswered: the server may have it, and it can be sent again.
+        BaseException: the server may have it, and will not take it again.
+    """
+    server, clock = runtime.server, runtime.clock
+    room, taken = None, 0
+    call, keeps_numbers = None, True
+    try:
+        machinery = server.ready()
+        keeps_numbers = machinery.facts.dialect.keeps_numbers
+        left_s = request.deadline_at - clock.now()
+        if left_s <= 0:
+            raise _too_late(request, clock)
+        if request.size:  # other requests do not wait for chunks
+            room, size = machinery.train_bytes, max(request.size, _LEAST_TRAIN_BYTES)
+            if not (yield from room.take(size, left_s)):
+                raise _too_late(request, clock)
+            taken = size
+        if not may_send():
+            return
+        request.future._mark_sending()
+        make = partial(_make_call, runtime, request, number, machinery.facts.dialect)
+        if request.size > QUICK_BYTES:  # it may be compressed now
+            call = yield from server.flows.on_worker(runtime.pools.send, make)
+        else:
+            call = make()
+        request_id = yield from _until_accepted(runtime, request, call)
+    except TinkerError as error:
+        known = server.closed_or(error) if isinstance(error, APIConnectionError) else error
+        raise _fate(request, known, call, keeps_numbers=keeps_numbers)  # noqa: B904  # it has a cause
+    finally:
+        if room is not None and taken:
+            room.give_back(taken)
+    request.forget_body()
+    if request.settle is not None and request.future.failure is not None:
+        request.settle()
+    promise = Promise(
+        request_id,
+        request.request_type,
+        wants_proto=ENDPOINTS[request.endpoint].result_as_protobuf,
+        roundtrip_s=clock.now() - request.made_at,
+        sdk_method=request.sdk_method,
+        result_bytes=most_pass_bytes(request.size),
+    )
+    machinery.polls.fetch(promise, request.future, request.decode, deadline_at=request.deadline_at)
+
+
+def _too_late(request: TrainingRequest, clock: Clock) -> DeadlineError:
+    return DeadlineError(
+        f"{request.endpoint} was not sent within the deadline",
+        method="POST",
+        path=ENDPOINTS[request.endpoint].path.text,
+        waited_s=clock.now() - request.made_at,
+        last_words="it waited for its turn",
+    )
+
+
+def _make_call(runtime: ClientRuntime, request: TrainingRequest, number: int, dialect: Dialect) -> Call:
+    """Return the call that sends a request under its number.
+
+    Raises:
+        NotTaken: there is no memory for the body.
+    """
+    try:
+        body = request.bytes_for(number)
+    except MemoryError as error:
+        raise NotTaken(error) from error
+    if request.unanswered:
+        request.keep(body)  # whatever becomes of this send, the next one needs it
+    request.key = request.key or runtime.connection.caller.next_key()
+    left_s = request.deadline_at - runtime.clock.now()
+    return make_call(
+        request.endpoint,
+        runtime.settings,
+        body=body,
+        headers=request.headers,
+        content_type=request.content_type,
+        deadline_s=None if math.isinf(left_s) else left_s,
+        dialect=dialect,
+        idempotency_key=request.key,
+        sdk_method=request.sdk_method,
+    )
+
+
+def _until_accepted(runtime: ClientRuntime, request: TrainingRequest, call: Call) -> Flow[str]:
+    """Send a call, again and again if need be, and return the id that the server has given to the request."""
+    server, clock, caller = runtime.server, runtime.clock, runtime.connection.caller
+    limit_s = runtime.settings.deadline_s
+    give_up_at = request.deadline_at
+    if math.isinf(give_up_at) and limit_s is not None:
+        give_up_at = clock.now() + limit_s
+    tries = caller.tries(call)
+    while True:
+        outcome = yield tries.next_try()
+        if (cause := own_failure(outcome)) is not None:
+            raise tries.explained(cause)
+        try:
+            found = tries.after(outcome)
+            if isinstance(found, Reply):
+                request_id, _ = read_promise(request.endpoint, found, runtime.connection.secrets)
+                if runtime.lifecycle.accept(request.future, request_id):
+                    return request_id
+                raise foreign_promise(request.endpoint, found, request_id)
+        except APIResponseValidationError as error:
+            found = tries.after_unreadable(error)
+        except BillingError as error:
+            if not server.may_wait_out_billing(give_up_at):
+                raise
+            if error.ambiguous:  # the new tries know nothing of the old ones
+                request.unanswered = True
+                assert call.body is not None  # noqa: S101
+                request.keep(call.body)
+            # The pause counts as time of the call.
+            left_s = give_up_at - clock.now() - clock.shorten(PAUSE_S)
+            call = call.but(deadline_s=None if math.isinf(left_s) else left_s)
+            tries = caller.tries(call)
+            found = PAUSE_S
+        yield found
+
+
+# The same bytes get the same answer. A server that had taken them before would know their number.
+_REFUSES_THE_BYTES: Final = (400, 405, 413, 415, 422)
+# The server has another request under the number, or no model.
+_DENIALS: Final = (404, 409, 410)
+_HARMLESS: Final = ("Forward", "SaveWeights", "SaveWeightsForSampler", "SaveWeightsExternal")
+"""The server's names of requests that leave the model as it is."""
+
+
+def _fate(
+    request: TrainingRequest, error: TinkerError, call: Call | None, *, keeps_numbers: bool
+) -> BaseException:
+    """Return what a failure says about the request: `NotTaken`, `Unanswered`, or the failure itself if
+    the server may have the request, but will not take it again.
+
+    Args:
+        request: the request.
+        error: the failure.
+        call: the call that was sent; None if none was.
+        keeps_numbers: the server processes requests in the order of their numbers.
+    """
+    status = error.status_code if isinstance(error, APIStatusError) else None
+    refused = isinstance(error, APIStatusError) and proves_refusal(error.status_code, error.body)
+    lost = request.unanswered or error.ambiguous
+    if not lost and (refused or _was_not_sent(error)):
+        return NotTaken(error)
+    if isinstance(error, ClientClosedError):
+        return error
+    error.ambiguous = True
+    if not keeps_numbers:
+        return NotTaken(error)  # no number depends on it
+    # The server has answered, so only the number is left to settle: a request without effect gets it.
+    harmless = request.request_type in _HARMLESS and status in (409, 500)
+    if harmless or (refused and status in _REFUSES_THE_BYTES):
+        return NotTaken(error, used=True)
+    if (refused and status in _DENIALS) or isinstance(error, InvalidInputError):
+        return error
+    if not request.unanswered:
+        request.unanswered = True
+        assert call is not None and call.body is not None  # noqa: S101, PT018  # `lost`, so it was sent
+        request.keep(call.body)
+    return Unanswered(error)
+
+
+def _was_not_sent(error: TinkerError) -> bool:
+    if isinstance(error, (APIStatusError, ClientClosedError)):
+        return False
+    # Of the other errors, only an APIError with a cause other than a failed send leaves this open.
+    return not isinstance(error, APIError) or isinstance(error.__cause__, (SendFailed, type(None)))
+
+
+# ------------------------------------------------------------------------------------------ bodies
+
+
+class EncodedPass(NamedTuple):
+    """A request of a pass, encoded except for its number."""
+
+    endpoint: str
+    content_type: str
+    headers: Mapping[str, str]
+    with_number: Callable[[int], bytes | PiecedBody]
+
+
+def encode_pass(
+    given: ForwardBackwardInput, model_id: str, dialect: Dialect, *, forward_only: bool
+) -> EncodedPass:
+    """Encode a request of a pass: as protobuf if the server takes it for this kind of pass, else as JSON."""
+    if dialect.protobuf and (dialect.forward_only or not forward_only):
+        buffers = requests.encode_forward_backward_request(
+            ForwardBackwardRequest(given, model_id), forward_only=forward_only
+        )
+        compressed = dialect.zstd and zstd.is_available()
+        headers = {"Content-Encoding": "zstd"} if compressed else {}
+        return EncodedPass("forward_backward", PROTOBUF, headers, partial(number_proto, buffers, compressed))
+    kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
+    body = wire_json.encode(kind(given, model_id))
+    return EncodedPass(
+        "forward" if forward_only else "forward_backward", JSON, {}, partial(number_json, body)
+    )
+
+
+number_json: Final = wire_json.with_number
+"""Return a JSON body with its number."""
+
+
+def leave_unnumbered(body: bytes, _number: int) -> bytes:
+    """Return the body of a request that takes no number."""
+    return body
+
+
+def number_proto(buffers: Buffers, compressed: bool, number: int) -> bytes | PiecedBody:
+    """Return a protobuf body with its number.
+
+    A small body becomes one piece, so that it is sent in one packet with the HTTP head.
+    """
+    pieces = [*buffers.pieces, _SEQ_ID_TAG, varint(number)]
+    if compressed:
+        body = PiecedBody(pieces)
+        return zstd.compress(body, len(body))
+    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
