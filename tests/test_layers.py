@@ -38,6 +38,35 @@ CLOSED = {
 }
 # Modules that may import from a lower package, on first use.
 SEAMS = {"_embedded.py": {"local"}, "_base/displays.py": {"insight"}}
+# Rooms that are built on the public names of the package and on the events of `_base`, and the rooms of the
+# core, of which they use no other name.
+OUTER = {"batch", "loop", "insight", "losses", "data", "ray", "testing", "cli", "examples"}
+CORE = {"config", "wire", "transport", "runtime", "clients", "transfer"}
+# The modules of outer rooms that still use another name of the core, with its room. Only shorten this table.
+LEAKS = {
+    "batch/results.py": {"wire"},
+    "batch/samples.py": {"runtime"},
+    "cli/commands/auth.py": {"config"},
+    "cli/commands/checkpoint.py": {"clients", "config"},
+    "cli/commands/session.py": {"config", "transfer"},
+    "cli/commands/transfer.py": {"clients", "transfer"},
+    "cli/main.py": {"config"},
+    "insight/budget.py": {"runtime"},
+    "insight/displays.py": {"runtime"},
+    "insight/meter.py": {"runtime"},
+    "insight/recording.py": {"runtime"},
+    "losses/create.py": {"runtime", "wire"},
+    "losses/custom.py": {"runtime"},
+    "losses/two_passes.py": {"runtime"},
+    "ray.py": {"runtime"},
+    "testing/_backends.py": {"wire"},
+    "testing/_middleware.py": {"wire"},
+    "testing/_scene.py": {"wire"},
+    "testing/calls.py": {"transport", "wire"},
+    "testing/plan.py": {"wire"},
+    "testing/server.py": {"config"},
+    "testing/tapes.py": {"config"},
+}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # The modules that run on an event loop: that of the embedded server, or that of a task that awaits a call.
@@ -93,6 +122,41 @@ def violations(package: Path) -> Iterator[str]:
                     continue
                 if target not in ROOMS[: ROOMS.index(room)] or target in CLOSED.get(room, ()):
                     yield f"{place}:{node.lineno}: {room} imports from {target or package.name}"
+
+
+def leaks(package: Path) -> Iterator[tuple[str, str]]:
+    """Yield the modules of outer rooms that use a name of the core that is not public, with its room."""
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        if place.parts[0].removesuffix(".py") not in OUTER:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in imported(node):
+                top, _, inside = name.partition(".")
+                room, _, rest = inside.partition(".")
+                if (
+                    top == package.name
+                    and room in CORE
+                    and rest.rpartition(".")[2] not in tinker_sync.__all__
+                ):
+                    yield place.as_posix(), room
+
+
+def test_outer_rooms_use_public_names_of_the_core() -> None:
+    found: dict[str, set[str]] = {}
+    for place, room in leaks(Path(tinker_sync.__file__).parent):
+        found.setdefault(place, set()).add(room)
+    assert found == LEAKS
+
+
+def test_a_leak_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "tinker_sync" / "batch" / "samples.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "from tinker_sync.runtime.futures import APIFuture\n"
+        "if TYPE_CHECKING:\n    from tinker_sync.runtime.send_queue import SendQueue\n"
+    )
+    assert list(leaks(tmp_path / "tinker_sync")) == [("batch/samples.py", "runtime")]
 
 
 def test_imports_point_up() -> None:

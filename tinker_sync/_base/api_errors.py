@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.error_details import (
@@ -429,3 +430,29 @@ def _complete(
         return None, request, request_id
     known = record.request if request is None else request
     return record, known, request_id or record.headers.get("x-request-id")
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def copy_exception(failure: ErrorT) -> ErrorT:
+    """Return a copy of an exception for another future or thread, or the exception itself if copying fails.
+
+    Each raise adds frames to the traceback of an exception. If several threads raised the same exception, its
+    traceback would grow, and would keep the local variables of all of them alive.
+
+    >>> first = KeyError("a")
+    >>> second = copy_exception(first)
+    >>> second is first, repr(second)
+    (False, "KeyError('a')")
+    """
+    try:
+        made = copy.copy(failure)
+    except Exception:  # noqa: BLE001  # constructors of foreign exceptions may do anything
+        return failure
+    if type(made) is not type(failure):
+        return failure
+    made.__cause__ = failure.__cause__
+    made.__context__ = failure.__context__
+    made.__suppress_context__ = failure.__suppress_context__
+    return made.with_traceback(None)

@@ -6,6 +6,7 @@ A prompt is in the window from the moment it is pulled until its item is yielded
 
 from __future__ import annotations
 
+import os
 import queue
 import warnings
 import weakref
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from attrs import define, field, frozen
 
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import slice_of
 from tinker_sync.batch.item import BatchItem, decode_all
 from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
@@ -30,15 +32,12 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
     with_words,
 )
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.naming import find_call_site
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 from tinker_sync.types._checks import as_whole
 from tinker_sync.types._structured import is_foreign, model_from
 
 if TYPE_CHECKING:
-    import os
     from typing import TypeAlias
 
 
@@ -268,7 +267,7 @@ class _Batch:
     _pulled: int = field(default=0, init=False)
     _yielded: int = field(default=0, init=False)
     _exhausted: bool = field(default=False, init=False)
-    _generation: int = field(factory=_fork.generation, init=False)
+    _process: int = field(factory=os.getpid, init=False)
 
     def next_item(self) -> BatchItem | None:
         """Wait for the next item and return it, or None after the last.
@@ -326,7 +325,7 @@ class _Batch:
 
     @property
     def _inherited(self) -> bool:
-        return self._generation != _fork.generation()
+        return self._process != os.getpid()
 
     def _stop(self, reason: Exception) -> None:
         self._exhausted = True

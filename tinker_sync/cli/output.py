@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tinker_sync.cli.table import Table
-    from tinker_sync.clients.rest.listing import Listing
 
 Format = Literal["table", "json", "jsonl"]
 FORMATS: Final = ("table", "json", "jsonl")
@@ -109,7 +108,7 @@ class Sink:
 
     def show_list(
         self,
-        entries: Listing[T] | Iterable[T],
+        entries: Iterable[T],
         name: str,
         table: Callable[[list[T], str], Table],
         *,

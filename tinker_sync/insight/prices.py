@@ -191,7 +191,7 @@ def estimate(
     >>> print(estimate([datum] * 1000, "org/base", epochs=2, prices=table))
     6,000 tokens (6,000 trained), $0.0120
     """
-    from tinker_sync.runtime.spending import length_of  # a table of prices alone needs no inputs of models
+    from tinker_sync.types.model_input import length_of  # a table of prices alone needs no inputs of models
 
     trained = sum(length_of(datum.model_input) for datum in data) * epochs
     return price_tokens(TokenCounts(trained=trained), base_model, prices)
@@ -219,7 +219,7 @@ def estimate_samples(
     >>> estimate_samples(prompts, SamplingParams(max_tokens=5), num_samples=4, prices=PriceTable()).tokens
     TokenCounts(trained=0, prompt=20, cached=0, sampled=200)
     """
-    from tinker_sync.runtime.spending import length_of
+    from tinker_sync.types.model_input import length_of
 
     lengths = [length_of(prompt) for prompt in prompts]
     sampled = len(lengths) * num_samples * (sampling_params.max_tokens or 0)

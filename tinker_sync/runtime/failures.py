@@ -1,39 +1,13 @@
-"""Copies of failures for other threads, and errors without secrets. Any thread may call the functions."""
+"""Errors without secrets. Any thread may call the functions."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final
 
+from tinker_sync._base.api_errors import copy_exception as copy_exception
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError, WireError
-
-ErrorT = TypeVar("ErrorT", bound=BaseException)
-
-
-def copy_exception(failure: ErrorT) -> ErrorT:
-    """Return a copy of an exception for another future or thread, or the exception itself if copying fails.
-
-    Each raise adds frames to the traceback of an exception. If several threads raised the same exception, its
-    traceback would grow, and would keep the local variables of all of them alive.
-
-    >>> first = KeyError("a")
-    >>> second = copy_exception(first)
-    >>> second is first, repr(second)
-    (False, "KeyError('a')")
-    """
-    try:
-        made = copy.copy(failure)
-    except Exception:  # noqa: BLE001  # constructors of foreign exceptions may do anything
-        return failure
-    if type(made) is not type(failure):
-        return failure
-    made.__cause__ = failure.__cause__
-    made.__context__ = failure.__context__
-    made.__suppress_context__ = failure.__suppress_context__
-    return made.with_traceback(None)
-
 
 _UNQUOTED: Final = "it does not have the expected form; it is not quoted, because it repeats a secret"
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tinker_sync._base.events import TokensUsed
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.types.model_input import ModelInput, ModelInputChunk
+from tinker_sync.types.model_input import length_of as length_of
 
 T = TypeVar("T")
 
@@ -191,23 +191,3 @@ class SpendGuard:
         if end.setdefault("by", reservation) is not reservation:
             reservation.release()
         return reservation
-
-
-def length_of(model_input: ModelInput) -> int:
-    """Return the number of tokens of an input.
-
-    An image counts as the tokens it is expected to take. An image without that number counts as 0, because
-    only the server can compute it.
-
-    >>> length_of(ModelInput.from_ints([1, 2, 3]))
-    3
-    """
-    length = model_input.known_length()
-    return sum(map(_length, model_input.chunks)) if length is None else length
-
-
-def _length(chunk: ModelInputChunk) -> int:
-    try:
-        return chunk.length
-    except ValueError:
-        return 0

@@ -635,3 +635,23 @@ def _advice(message: Mapping[str, Any]) -> str:
         renames.append(f"{given!r} to {roles[given]!r}")
     listed = ", ".join(renames[:-1]) + f", and {renames[-1]}" if len(renames) > 2 else " and ".join(renames)
     return f"; rename {listed}"
+
+
+def length_of(model_input: ModelInput) -> int:
+    """Return the number of tokens of an input.
+
+    An image counts as the tokens it is expected to take. An image without that number counts as 0, because
+    only the server can compute it.
+
+    >>> length_of(ModelInput.from_ints([1, 2, 3]))
+    3
+    """
+    length = model_input.known_length()
+    return sum(map(_length, model_input.chunks)) if length is None else length
+
+
+def _length(chunk: ModelInputChunk) -> int:
+    try:
+        return chunk.length
+    except ValueError:
+        return 0
