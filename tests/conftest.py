@@ -58,6 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A process that a shell starts in the background ignores Ctrl-C, so tests that send it would hang.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A hang ends the process of pytest-xdist that has it. Then the whole run ends and names the test, because
+    # pytest-xdist 3.8 would start another process and might wait for it without end.
+    if getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = "0"
     # Registered as a plugin, because fixtures of this file would not apply to the doctests in the package.
     config.pluginmanager.register(isolation, "tinker_sync-isolation")
 
