@@ -21,7 +21,7 @@ from tinker_sync import (
     VerificationError,
 )
 from tinker_sync.local.engine.training import AdapterTrainer
-from tinker_sync.local.server import weights
+from tinker_sync.local.store import Store
 from tinker_sync.loop import verify_checkpoint
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 from tinker_sync.types import ForwardBackwardOutput, TensorData
@@ -93,13 +93,13 @@ def test_other_weights_are_found(
     server: LocalServer, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, path, before = saved(service)
-    read = weights.read_checkpoint
+    load = Store.load_checkpoint
 
-    async def damaged(*args: Any) -> Any:
-        info, arrays = await read(*args)
+    def damaged(*args: Any) -> Any:
+        info, arrays = load(*args)
         return info, {name: array * 3 if "lora_B" in name else array for name, array in arrays.items()}
 
-    monkeypatch.setattr(weights, "read_checkpoint", damaged)
+    monkeypatch.setattr(Store, "load_checkpoint", damaged)
     with pytest.raises(VerificationError, match="does not restore the weights that were saved"):
         verify_checkpoint(service, path, PROBE, before, tolerance=1e-9)
     assert len(server.calls_to("unload_model")) == 1

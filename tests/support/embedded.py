@@ -20,8 +20,8 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.host import BaseModel, Host
 from tinker_sync.local.server.app import App, build
-from tinker_sync.local.server.flags import Flags
-from tinker_sync.local.server.serving import ServerThread, serve
+from tinker_sync.local.server.http import ServerThread, serve_app
+from tinker_sync.local.server.state import Flags
 from tinker_sync.local.store import Store
 from tinker_sync.types import (
     Datum,
@@ -215,7 +215,7 @@ def main() -> None:
         loop.add_reader(sys.stdin.fileno(), stopped.set)
         with Store(directory) as store:
             app = build(store, Host([base_model()]), key=KEY, flags=Flags.of(**flags))
-            await serve(app, stopped=stopped, ready=lambda port: print(port, flush=True))  # noqa: T201
+            await serve_app(app, stopped=stopped, ready=lambda port: print(port, flush=True))  # noqa: T201
 
     asyncio.run(run())
 

@@ -158,7 +158,7 @@ def main() -> None:
     import tinker_sync.local.engine.host
     import tinker_sync.local.running
     import tinker_sync.local.server.app
-    import tinker_sync.local.server.serving
+    import tinker_sync.local.server.http
     import tinker_sync.local.store  # noqa: F401  # all of these once, for all children
 
     pid = 0

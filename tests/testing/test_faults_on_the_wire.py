@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinker_sync.local.server.serving import ServerThread
+from tinker_sync.local.server.http import ServerThread
 from tinker_sync.testing import FaultPlan, faults
 from tinker_sync.testing._middleware import FaultMiddleware
 from tinker_sync.testing._scene import Scene

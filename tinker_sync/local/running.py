@@ -35,7 +35,7 @@ from tinker_sync.local import launch
 from tinker_sync.local.launch import BUILT_IN_MODEL, HOST, ServerRecord
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http1 import Asgi
+    from tinker_sync.local.server.http import Asgi
 
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
@@ -167,7 +167,7 @@ def assemble(
         data_dir: the directory for the state of the server.
         key: the key that clients send.
         models: the base models to offer, see `load_base_model`.
-        flags: settings of the server, by name, see `tinker_sync.local.server.flags`.
+        flags: settings of the server, by name, see `tinker_sync.local.server.state`.
         most_bytes: delete the oldest checkpoints beyond this size; None: delete none.
         note: called with a sentence for the user if some were deleted.
 
@@ -178,7 +178,7 @@ def assemble(
     # Imported here because they take most of the time that a server needs to start.
     from tinker_sync.local.engine.host import Host, load_base_model
     from tinker_sync.local.server.app import build
-    from tinker_sync.local.server.flags import Flags
+    from tinker_sync.local.server.state import Flags
     from tinker_sync.local.store import Store, StoreError
 
     try:
@@ -229,7 +229,7 @@ def run(
     Raises:
         OSError: the address cannot be used.
     """
-    from tinker_sync.local.server.serving import serve
+    from tinker_sync.local.server.http import serve_app
 
     async def main() -> None:
         stopped = asyncio.Event()
@@ -238,7 +238,7 @@ def run(
             _stop_on_signals(loop, stopped)
         if begun is not None:
             begun(lambda: _stop_from_thread(loop, stopped))
-        await serve(app, stopped=stopped, host=host, port=port, ready=ready, listening=listening)
+        await serve_app(app, stopped=stopped, host=host, port=port, ready=ready, listening=listening)
 
     asyncio.run(main())
 

@@ -11,13 +11,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.serving import BODY_LIMIT, complete_lifespan
+from tinker_sync.local.server.http import ABORT, BODY_LIMIT, complete_lifespan
 from tinker_sync.wire.http1.client import ReplyParser, request_head
 from tinker_sync.wire.http1.framing import MalformedMessage
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
+    from tinker_sync.local.server.http import Asgi, Message, Receive, Send
 
 
 class ThreadBackend:
@@ -27,7 +26,7 @@ class ThreadBackend:
         model: the base model, see `tinker_sync.local.engine.host`.
         key: the key that clients send.
         data_dir: the directory for the state.
-        settings: settings of the server, by name, see `tinker_sync.local.server.flags`.
+        settings: settings of the server, by name, see `tinker_sync.local.server.state`.
 
     Raises:
         InvalidInputError: there is no such model.

@@ -17,12 +17,12 @@ from attrs import define, field
 
 from tinker_sync._base.policy import Stage, rule_for
 from tinker_sync.errors import WireError
-from tinker_sync.local.server.http1 import ABORT
+from tinker_sync.local.server.http import ABORT
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
 from tinker_sync.wire.endpoints import row_of
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
+    from tinker_sync.local.server.http import Asgi, Message, Receive, Send
     from tinker_sync.testing._scene import Decision, Scene
     from tinker_sync.testing.calls import RecordedCall
     from tinker_sync.testing.faults import Fault

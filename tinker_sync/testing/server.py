@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.local.server.serving import ServerThread
+    from tinker_sync.local.server.http import ServerThread
     from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
     from tinker_sync.testing.calls import RecordedCall
 
@@ -140,7 +140,7 @@ class LocalServer:
             raise failure
 
     def _begin(self) -> None:
-        from tinker_sync.local.server.serving import ServerThread
+        from tinker_sync.local.server.http import ServerThread
         from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
         from tinker_sync.testing._middleware import FaultMiddleware
 

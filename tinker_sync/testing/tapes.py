@@ -22,8 +22,7 @@ import requests
 
 from tinker_sync import _embedded
 from tinker_sync.errors import ConfigurationError, InvalidInputError
-from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.serving import ServerThread, complete_lifespan
+from tinker_sync.local.server.http import ABORT, ServerThread, complete_lifespan
 from tinker_sync.testing.cassette import (
     PLAIN_SETTINGS,
     Cassette,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.local.server.http1 import Message, Receive, Send
+    from tinker_sync.local.server.http import Message, Receive, Send
 
 _REPLAY_KEY: Final = "tml-replayed"
 _UPSTREAM_S: Final = 600.0

@@ -12,7 +12,7 @@ from support.engine_models import busy_params, tiny_weights
 from support.loops import in_a_loop
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
-from tinker_sync.local.server.adapters import Adapters
+from tinker_sync.local.server.state import Adapters
 
 WEIGHTS = tiny_weights()
 

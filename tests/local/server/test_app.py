@@ -19,8 +19,8 @@ from support.embedded import API, KEY, PROTO, Running, pass_body, running
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.engine.host import Host
 from tinker_sync.local.server.app import HANDLERS, build
-from tinker_sync.local.server.flags import Flags
-from tinker_sync.local.server.serving import ServerThread
+from tinker_sync.local.server.http import ServerThread
+from tinker_sync.local.server.state import Flags
 from tinker_sync.local.store import Store
 from tinker_sync.testing._backends import Forward
 from tinker_sync.wire import zstd

@@ -22,7 +22,7 @@ from support.raising import raising
 
 from tinker_sync.local.engine import model as engine_model
 from tinker_sync.local.engine import safetensors
-from tinker_sync.local.server import uploads
+from tinker_sync.local.server import checkpoints
 from tinker_sync.local.store import StoreError
 
 
@@ -585,7 +585,7 @@ def test_uploads_that_are_no_such_adapter(server: Running, rank: int, damage: st
 
 
 def test_finished_uploads_make_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "MOST_UNDER_WAY", 1)
+    monkeypatch.setattr(checkpoints, "MOST_UNDER_WAY", 1)
     start = {"base_model": BASE, "lora_config": {"rank": 2}}
     with running(tmp_path) as server:
         model = server.model(server.session())

@@ -10,7 +10,7 @@ import pytest
 from support.embedded import running
 
 from tinker_sync.local.engine.training import AdapterTrainer
-from tinker_sync.local.server import custom_losses
+from tinker_sync.local.server import training
 
 
 def ref(name: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def compile_none(*_: object) -> Any:
 
 
 def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom_losses, "compile_custom_loss", compile_none)
+    monkeypatch.setattr(training, "compile_custom_loss", compile_none)
     with running(tmp_path) as server:
         session = server.session()
         one, two = (server.ok("/create_custom_loss", request(session_id=session)) for _ in range(2))
@@ -80,7 +80,7 @@ def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_losses_of_a_released_session_leave_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custom_losses, "compile_custom_loss", compile_none)
+    monkeypatch.setattr(training, "compile_custom_loss", compile_none)
     with running(tmp_path) as server:
         service, sessions = server.app.service, [server.session() for _ in range(2)]
         ids = [

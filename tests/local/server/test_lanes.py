@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.loops import in_a_loop
 
+from tinker_sync.local.server.calls import Refused
 from tinker_sync.local.server.lanes import Lane, Seen, Step
-from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.promises import Promise
 
 

@@ -21,7 +21,7 @@ from tinker_sync import (
     TrainingClient,
 )
 from tinker_sync import data as make
-from tinker_sync.local.server.recorded import RecordedSamples
+from tinker_sync.local.server.state import RecordedSamples
 from tinker_sync.testing import LocalServer
 
 PROMPT = [5, 6, 7]

@@ -14,8 +14,8 @@ from support.clock import PATIENCE_S, FakeClock
 from support.embedded import BASE, Running, running
 from support.raising import raising
 
-from tinker_sync.local.server import custom_losses
-from tinker_sync.local.server.service import Service
+from tinker_sync.local.server import training
+from tinker_sync.local.server.state import Service
 from tinker_sync.types import ForwardBackwardOutput, SampleResponse
 
 
@@ -155,7 +155,7 @@ def in_memory(service: Service) -> dict[str, object]:
 def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custom_losses, "compile_custom_loss", lambda *_: None)
+    monkeypatch.setattr(training, "compile_custom_loss", lambda *_: None)
     clock = FakeClock()
     with running(tmp_path, clock=clock, url_life_s=50.0, abandoned_after_s=100.0, release_s=0.01) as server:
         service = server.app.service
@@ -278,7 +278,7 @@ def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
         begun.set()
         assert go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(custom_losses, "compile_custom_loss", compiled_late)
+    monkeypatch.setattr(training, "compile_custom_loss", compiled_late)
     with running(tmp_path, release_s=0.01) as server:
         service, session = server.app.service, server.session()
         promise = server.ok("/create_custom_loss", loss_of(session))["request_id"]

@@ -8,7 +8,7 @@ import json
 import pytest
 from support.clock import FakeClock
 
-from tinker_sync.local.server.signing import Signer
+from tinker_sync.local.server.state import Signer
 
 KEY = "tml-a-key"
 

@@ -1,6 +1,6 @@
 """The application: finds the call of a request, checks the key, runs the handler, and answers.
 
-It is an ASGI application: `tinker_sync.local.server.serving` or any other ASGI server can run it, and another
+It is an ASGI application: `tinker_sync.local.server.http` or any other ASGI server can run it, and another
 application can wrap it.
 """
 
@@ -17,25 +17,10 @@ from urllib.parse import parse_qsl
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.local.server import (
-    account,
-    custom_losses,
-    files,
-    models,
-    rest,
-    retrieval,
-    sampler_weights,
-    sampling,
-    sessions,
-    training,
-    uploads,
-    weights,
-)
-from tinker_sync.local.server.calls import Answer, Ask, Handler
-from tinker_sync.local.server.flags import Flags
-from tinker_sync.local.server.problems import Refused, refusal_of
-from tinker_sync.local.server.service import SHUTTING_DOWN, Service
-from tinker_sync.local.server.serving import BODY_LIMIT, KEEPS_BODY
+from tinker_sync.local.server import account, checkpoints, promises, sampling, training
+from tinker_sync.local.server.calls import Answer, Ask, Handler, Refused, refusal_of
+from tinker_sync.local.server.http import BODY_LIMIT, KEEPS_BODY
+from tinker_sync.local.server.state import SHUTTING_DOWN, Flags, Service
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire import zstd
 from tinker_sync.wire.dialect import Dialect
@@ -44,15 +29,12 @@ from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 if TYPE_CHECKING:
     from tinker_sync.local.engine.host import Host
-    from tinker_sync.local.server.http1 import Message, Receive, Send
+    from tinker_sync.local.server.http import Message, Receive, Send
     from tinker_sync.local.store import Store
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     name: handler
-    for module in (
-        account, custom_losses, files, models, rest, retrieval, sampler_weights, sampling, sessions, training,
-        uploads, weights,
-    )
+    for module in (account, checkpoints, promises, sampling, training)
     for name, handler in module.calls.items()
 }  # fmt: skip
 
@@ -133,10 +115,14 @@ class App:
 
     async def _handled(self, scope: Message, receive: Receive) -> Answer:
         headers, path = _headers_of(scope), _path_of(scope)
-        if path.startswith(files.PREFIX) and scope["method"] == "PUT":
-            return await uploads.put(self.service, path, scope["query_string"], await _Watch(receive).body())
-        if path.startswith(files.PREFIX):
-            return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
+        if path.startswith(checkpoints.PREFIX) and scope["method"] == "PUT":
+            return await checkpoints.put_file(
+                self.service, path, scope["query_string"], await _Watch(receive).body()
+            )
+        if path.startswith(checkpoints.PREFIX):
+            return await checkpoints.fetch_file(
+                self.service, scope["method"], path, scope["query_string"], headers
+            )
         found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
         if found is None or found[0].name != "healthz":
             self._check_key(headers)
@@ -181,8 +167,8 @@ class App:
     def _keeps_body(self, scope: Message) -> bool:
         """Return False if the sender of a request has neither a key nor a signed address."""
         try:
-            if _path_of(scope).startswith(files.PREFIX):
-                files.check_address(self.service, _path_of(scope), scope["query_string"])
+            if _path_of(scope).startswith(checkpoints.PREFIX):
+                checkpoints.check_address(self.service, _path_of(scope), scope["query_string"])
             else:
                 self._check_key(_headers_of(scope))
         except Refused:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.calls import Refused
 from tinker_sync.local.server.promises import Promise
 
 if TYPE_CHECKING:

@@ -1,43 +1,179 @@
-"""Calls that make samplers and take samples."""
+"""Calls that make samplers, save their weights and take samples.
+
+A sampler in memory keeps the weights that it was opened with, also if its checkpoint is replaced. A sample
+request that names a checkpoint instead of a sampler gets the newest weights. An *inflight save* is a request
+with `kind` "inflight": it makes a sampler, and sets the same weights in all samplers that earlier inflight
+saves of the model have made.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tinker_sync.local.server import convert
-from tinker_sync.local.server.calls import Calls
-from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.promises import Result
-from tinker_sync.local.server.retrieval import CLONE, note_finished
-from tinker_sync.local.server.sampler_weights import load_params
-from tinker_sync.local.server.service import UNSAVED, LiveSampler, path_of
-from tinker_sync.local.server.weights import parse_sampler
+import numpy as np
+
+from tinker_sync.local.engine.sampling import SampleSpec
+from tinker_sync.local.server.calls import Calls, Refused, UserFault
+from tinker_sync.local.server.checkpoints import (
+    checked_ttl,
+    name_of,
+    params_of,
+    parse,
+    parse_sampler,
+    read_checkpoint,
+    save,
+)
+from tinker_sync.local.server.promises import CLONE, Result, note_finished
+from tinker_sync.local.server.state import UNSAVED, LiveSampler, path_of
+from tinker_sync.local.server.training import submit, tokens_of
 from tinker_sync.local.store import StoreError
 from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
-from tinker_sync.types.sampling import SampleRequest
+from tinker_sync.types.sampling import (
+    NO_LOGPROB,
+    PromptAltTokens,
+    SampledSequence,
+    SampleRequest,
+    SampleResponse,
+    TopkLogprobs,
+)
 from tinker_sync.types.session import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
+from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.weights import SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponseInternal
 from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
+    from tinker_sync.local.engine.host import BaseModel
     from tinker_sync.local.engine.lora import LoraParams
-    from tinker_sync.local.engine.sampling import SampleResult
+    from tinker_sync.local.engine.sampling import Sampled, SampleResult, TopK
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.promises import Promise
-    from tinker_sync.local.server.service import Service
-    from tinker_sync.types.sampling import SampleResponse
+    from tinker_sync.local.server.state import Service
 
 calls = Calls()
+
+
+# ------------------------------------------------------------------------------------------------ conversion
+
+
+MOST_SAMPLES: Final = 65_536
+"""The most samples of one request, which bounds the ids in the answer to it."""
+
+
+def sample_spec(
+    request: SampleRequest, base: BaseModel, params: LoraParams | None, seed: int, max_cells: int
+) -> SampleSpec:
+    """Return a sample request in the form of the engine.
+
+    Args:
+        request: the request.
+        base: the base model to sample from.
+        params: the adapter; None for the base model itself.
+        seed: the seed for a request without one.
+        max_cells: the largest size of each array of scores in the response, and the most samples.
+
+    Raises:
+        UserFault: the prompt has a chunk that is not text, or the response would be too large.
+    """
+    prompt, asked = tokens_of(request.prompt, "prompt"), request.sampling_params
+    targets = request.target_prompt_logprobs
+    spec = SampleSpec(
+        prompt=prompt,
+        seed=seed if asked.seed is None else asked.seed,
+        max_tokens=base.config.max_positions - len(prompt) if asked.max_tokens is None else asked.max_tokens,
+        params=params,
+        num_samples=request.num_samples,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        stop_tokens=_stop_tokens(asked.stop, base),
+        stop_texts=_stop_texts(asked.stop),
+        prompt_logprobs=bool(request.prompt_logprobs),
+        prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        topk_logprobs=request.topk_sample_logprobs,
+        target_prompt_logprobs=None if targets is None else targets.to_numpy(),
+        prompt_alt_tokens=request.prompt_alt_tokens_k,
+    )
+    _check_cells(spec, max_cells)
+    return spec
+
+
+def _check_cells(spec: SampleSpec, most: int) -> None:
+    """Raise `UserFault` for more than `most` cells in an array of the response, or for too many samples."""
+    length = len(spec.prompt)
+    targets = spec.target_prompt_logprobs
+    for name, cells in {
+        "topk_prompt_logprobs": length * spec.topk_prompt_logprobs,
+        "topk_sample_logprobs": spec.num_samples * spec.max_tokens * spec.topk_logprobs,
+        "prompt_alt_tokens_k": length * spec.prompt_alt_tokens,
+        "target_prompt_logprobs": 0 if targets is None else length * len(np.unique(targets)),
+    }.items():
+        if cells > most:
+            raise UserFault(f"{name}: {cells} cells are asked for, at most {most} are computed")
+    most_samples = min(most, MOST_SAMPLES)
+    if spec.num_samples > most_samples:
+        raise UserFault(f"num_samples: {spec.num_samples} are asked for, at most {most_samples} are drawn")
+
+
+def _stop_tokens(stop: Any, base: BaseModel) -> frozenset[int]:
+    if stop is None:
+        return base.end_tokens
+    return frozenset() if isinstance(stop, str) else frozenset(each for each in stop if isinstance(each, int))
+
+
+def _stop_texts(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(each for each in stop if isinstance(each, str))
+
+
+def sample_response(result: SampleResult, sequence_ids: Iterable[str | None]) -> SampleResponse:
+    """Return a sample result in the form of the protocol; `sequence_ids` has an id for each sample."""
+    prompt, alternatives = result.prompt, None
+    if prompt.alt_tokens is not None and prompt.alt_logprobs is not None:
+        alternatives = PromptAltTokens(
+            TensorData.from_numpy(prompt.alt_tokens), TensorData.from_numpy(prompt.alt_logprobs)
+        )
+    targets = prompt.target_logprobs
+    return SampleResponse(
+        [_sequence(*each) for each in zip(result.samples, sequence_ids, strict=True)],
+        prompt.logprobs,
+        _topk(prompt.topk),
+        None if targets is None else TensorData.from_numpy(targets),
+        result.prompt_cache_hit_tokens,
+        alternatives,
+    )
+
+
+def _sequence(sample: Sampled, sequence_id: str | None) -> SampledSequence:
+    reason: Any = sample.stop_reason
+    return SampledSequence(reason, sequence_id, sample.tokens, sample.logprobs, _topk(sample.topk))
+
+
+def _topk(topk: TopK | None) -> TopkLogprobs | None:
+    """Return the likeliest tokens in the form of the protocol; cells without a score get `NO_LOGPROB`."""
+    if topk is None:
+        return None
+    missing = np.isnan(topk.logprobs)
+    return TopkLogprobs(
+        np.where(missing, 0, topk.token_ids).astype(np.int32),
+        np.where(missing, NO_LOGPROB, topk.logprobs).astype(np.float32),
+    )
+
+
+# -------------------------------------------------------------------------------------- samplers and samples
 
 
 @calls.of("create_sampling_session")
@@ -152,7 +288,7 @@ async def asample(service: Service, ask: Ask) -> Any:
 
 def sequence_ids(request_id: str, count: int) -> list[str]:
     """Return an id for each sequence of a request's future result, in order; at most `MOST_SAMPLES` ids."""
-    return [f"{request_id}:{index}" for index in range(max(0, min(count, convert.MOST_SAMPLES)))]
+    return [f"{request_id}:{index}" for index in range(max(0, min(count, MOST_SAMPLES)))]
 
 
 async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
@@ -236,7 +372,7 @@ class _Sampling:
         seed = service.chance("sample", self._sampler.sampler_id, number)
         try:
             request.validate()
-            spec = convert.sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
+            spec = sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
             order = service.host.sample(self._sampler.base.name, spec)
         except Exception as problem:  # noqa: BLE001  # it is the outcome
             self._settle(problem)
@@ -267,9 +403,7 @@ class _Sampling:
         if self._request.record_stability_info:
             for name, sample in zip(ids, result.samples, strict=True):
                 self._service.recorded.add(name, sample.tokens, sample.logprobs)
-        response = convert.sample_response(
-            result, [None] * len(ids) if self._service.flags.json_only else ids
-        )
+        response = sample_response(result, [None] * len(ids) if self._service.flags.json_only else ids)
         self._service.promises.settle(self._promise, Result(response, _to_protobuf))
         self._service.trace(self._promise, self._started)
 
@@ -297,3 +431,112 @@ class _Sampling:
 
 def _to_protobuf(response: SampleResponse) -> bytes:
     return encode_sample_response(response).join()
+
+
+# ----------------------------------------------------------------------------------- the weights of samplers
+
+
+@calls.of("save_weights_for_sampler")
+async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
+    """Save weights to sample from: in a checkpoint, or in memory for a sampler that this call makes."""
+    request = ask.read(SaveWeightsForSamplerRequest)
+    model = service.model(request.model_id)
+    if request.path is not None and request.sampling_session_seq_id is not None:
+        raise Refused(400, "path and sampling_session_seq_id exclude each other")
+    if request.kind == "inflight" and request.sampling_session_seq_id is None:
+        raise Refused(
+            400, "kind: inflight needs sampling_session_seq_id; a named checkpoint is always a snapshot"
+        )
+
+    async def named() -> Any:
+        name = name_of(service, request)
+        replaced, openers = await _pin(service, model.run_id, name)
+        saved = await save(
+            service,
+            model,
+            "sampler",
+            name,
+            ttl_s=checked_ttl(request.ttl_seconds),
+            overwrite=True,  # the request has no field for it, and training loops use one name repeatedly
+            user_metadata=request.user_metadata,
+        )
+        if replaced is not None:
+            newest = await service.on_disk(service.store.save_id, model.run_id, "sampler", name)
+            for sampler in service.samplers.values():
+                # Samplers that were opened while the checkpoint was being replaced get the new weights.
+                if sampler.adapter == replaced and sampler.sampler_id not in openers:
+                    sampler.adapter = newest
+        return SaveWeightsForSamplerResponseInternal(path=saved.tinker_path, type="save_weights_for_sampler")
+
+    async def unsaved() -> Any:
+        params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
+        sampler_id = f"{model.session_id}:sample:{request.sampling_session_seq_id}"
+        await service.on_disk(
+            service.store.add_sampler,
+            sampler_id,
+            session_id=model.session_id,
+            base_model=model.base.name,
+            source=f"{UNSAVED}{model.run_id}",
+        )
+        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id)
+        service.samplers[sampler_id] = sampler
+        service.adapters.put(sampler_id, params)
+        if request.kind == "inflight":
+            _move(service, model.run_id, sampler)
+        return SaveWeightsForSamplerResponseInternal(
+            sampling_session_id=sampler_id, type="save_weights_for_sampler"
+        )
+
+    work = named if request.sampling_session_seq_id is None else unsaved
+    return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
+
+
+async def _pin(service: Service, run_id: str, name: str) -> tuple[str | None, set[str]]:
+    """Keep the weights of a sampler checkpoint that is about to be replaced, for the samplers that use it.
+
+    Returns:
+        The key of the checkpoint's adapter, None if there is no checkpoint; the ids of the samplers.
+    """
+    try:
+        key = await service.on_disk(service.store.save_id, run_id, "sampler", name)
+    except StoreError:
+        return None, set()
+    users = [each for each in service.samplers.values() if each.adapter == key]
+    for sampler in users:
+        if sampler.session_id is None:  # every request of its clients has the path
+            del service.samplers[sampler.sampler_id]
+            service.drop_unused(key)
+            continue
+        with contextlib.suppress(StoreError):  # a damaged checkpoint: each sample fails with the reason
+            await service.adapters.get(key, partial(load_params, service, sampler))
+    return key, {sampler.sampler_id for sampler in users}
+
+
+async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
+    """Return the adapter of a sampler from its checkpoint.
+
+    Raises:
+        UserFault: the weights of the sampler were never saved, or another save has replaced the checkpoint.
+        StoreError: the checkpoint is gone or cannot be read.
+    """
+    key = sampler.adapter
+    if key is None or "#" not in key:
+        raise UserFault(
+            f"the weights of sampler {sampler.sampler_id} have left memory, because those of newer ones need "
+            "it; save weights under a name to sample from them later"
+        )
+    path = path_of(key)
+    info, arrays = await read_checkpoint(service, path, "sampling")
+    if sampler.session_id is not None and key != await service.on_disk(service.store.save_id, *parse(path)):
+        raise UserFault(f"{path} was saved anew since sampler {sampler.sampler_id} was made; make a new one")
+    return params_of(info, arrays, sampler.base.config)
+
+
+def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
+    """Set the weights of `newest` in all samplers that inflight saves of the model have made."""
+    newest.follows = run_id
+    followers = [each for each in service.samplers.values() if each.follows == run_id]
+    older = {each.adapter for each in followers}
+    for sampler in followers:
+        sampler.adapter = newest.adapter
+    service.drop_unused(*older)

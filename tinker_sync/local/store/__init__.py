@@ -14,6 +14,6 @@ protocol. This package imports neither the HTTP server nor the engine's computat
 from __future__ import annotations
 
 from tinker_sync.local.store.database import StoreError
-from tinker_sync.local.store.store import FOLDERS, USER, CheckpointKind, Store, StoredSampler
+from tinker_sync.local.store.store import FOLDERS, USER, USER_EMAIL, CheckpointKind, Store, StoredSampler
 
-__all__ = ["FOLDERS", "USER", "CheckpointKind", "Store", "StoreError", "StoredSampler"]
+__all__ = ["FOLDERS", "USER", "USER_EMAIL", "CheckpointKind", "Store", "StoreError", "StoredSampler"]

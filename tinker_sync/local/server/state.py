@@ -2,42 +2,361 @@
 
 The state belongs to the thread of the event loop. Work that blocks (files, the database, large bodies) runs
 on a few threads. Computations run in the host. Handlers await both.
+
+The adapters of samplers are in memory, up to a number of bytes, because a program that saves an adapter at
+every step makes thousands of them. Beyond it, the least recently used one leaves memory. It is read from its
+checkpoint again; weights that no checkpoint contains are gone then.
+
+Samples with `record_stability_info` leave their tokens and log-probabilities behind. The loss
+`stable_reinforce` takes the log-probabilities from here, not from the client. The spans of a datum name the
+sampled sequence of each token. The event loop adds records, and the training thread reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import hmac
+import json
 import logging
 import random
 import secrets
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import attrs
+import numpy as np
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.engine.host import JobWorker
-from tinker_sync.local.server.adapters import Adapters
+from tinker_sync.local.server.calls import Refused, UserFault, failure_of
 from tinker_sync.local.server.lanes import Lane, Seen, Step
-from tinker_sync.local.server.problems import Refused, UserFault, failure_of
 from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
-from tinker_sync.local.server.recorded import RecordedSamples
-from tinker_sync.local.server.signing import Signer
-from tinker_sync.local.store import USER, StoreError
+from tinker_sync.local.store import USER, USER_EMAIL, StoreError
 from tinker_sync.types.billing import AuditLogEntry
 from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
+from tinker_sync.types.datum import SampledProvenanceSpan
+from tinker_sync.types.service import ClientConfigResponse, ClientDynamicConfigResponse
 
 if TYPE_CHECKING:
     from tinker_sync.local.engine.host import BaseModel, Host
-    from tinker_sync.local.engine.lora import LoraSettings
-    from tinker_sync.local.server.flags import Flags
+    from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+    from tinker_sync.local.engine.losses import Example
+    from tinker_sync.local.engine.safetensors import Array
+    from tinker_sync.local.engine.training import LossOutput
     from tinker_sync.local.store import Store
     from tinker_sync.types.completion import FutureCompletion
+    from tinker_sync.types.datum import Datum
+
+# -------------------------------------------------------------------------------------------------- settings
+
+
+_MIB = 1024 * 1024
+
+
+def _client_defaults() -> ClientConfigResponse:
+    # With this setting, each copy of a sampling client asks the server for its number among the copies.
+    return ClientConfigResponse(sample_join_sampling_session=True)
+
+
+def _dynamic_defaults() -> ClientDynamicConfigResponse:
+    return ClientDynamicConfigResponse(sample_cancel_enabled=True)
+
+
+@attrs.frozen(kw_only=True)
+class Flags:
+    """The settings of a server.
+
+    Attributes:
+        client: the answer to `client/config`.
+        dynamic: the answer to `client/dynamic_config`.
+        json_only: answer like a server from before `client/config`: JSON bodies and results, a separate call
+            for forward passes, no sequence ids, and none of the newer calls.
+        hold_s: the longest time for which a poll is held open.
+        metadata_over_bytes: the size of a result above which a poll that allows it gets only the size.
+        max_body_bytes: the most bytes of the body of a call, before and after decompression.
+        gap_patience_s: the time for which requests of a model wait for a missing smaller sequence number.
+            Then the number is skipped. The time begins anew when the model accepts a numbered request, and
+            when another number is the missing one.
+        abandoned_after_s: the time without a heartbeat or a new request after which a session loses its
+            models, unsaved samplers and custom losses. The outcome of a sample request that names no session
+            stays for this time.
+        release_s: the time for which models stay after the end of their session, for processes that still
+            fetch results. The outcome of a request that was under way at a release stays for the same time.
+        token_life_s: the time for which an exchanged token is valid.
+        url_life_s: the time for which the address of a file is valid.
+        max_rank: the largest rank of an adapter.
+        max_cells: the largest size of each array of scores that one sample request may ask for, and the
+            largest number of samples, which is limited to `sampling.MOST_SAMPLES` as well.
+        kept_results_bytes: the most bytes of fetched results to keep, for clients that lost the response.
+            The result fetched last is kept in any case.
+        adapter_bytes: the most bytes of samplers' adapters in memory, beyond which the least recently used
+            ones leave it.
+        seed: decides ids and the choices that clients leave to the server, such as the seeds of samples;
+            None: at random.
+
+    >>> Flags.of(fwdbwd_max_chunk_len=2, hold_s=1).client.fwdbwd_max_chunk_len
+    2
+    """
+
+    client: ClientConfigResponse = attrs.field(factory=_client_defaults)
+    dynamic: ClientDynamicConfigResponse = attrs.field(factory=_dynamic_defaults)
+    json_only: bool = False
+    hold_s: float = 30.0
+    metadata_over_bytes: int = 1 * _MIB
+    max_body_bytes: int = 256 * _MIB
+    gap_patience_s: float = 60.0
+    abandoned_after_s: float = 3600.0
+    release_s: float = 60.0
+    token_life_s: float = 3600.0
+    url_life_s: float = 900.0
+    max_rank: int = 256
+    max_cells: int = 4_000_000
+    kept_results_bytes: int = 64 * _MIB
+    adapter_bytes: int = 512 * _MIB
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, **settings: Any) -> Flags:
+        """Return the default flags with some settings changed.
+
+        The name of a setting is a field of `Flags`, of its `client` or of its `dynamic`.
+
+        Raises:
+            ConfigurationError: a setting is unknown.
+        """
+        own = {field.name for field in attrs.fields(cls)} - {"client", "dynamic"}
+        flags = cls(**{name: value for name, value in settings.items() if name in own})
+        for group in ("client", "dynamic"):
+            model = getattr(flags, group)
+            names = {field.name for field in attrs.fields(type(model))}
+            chosen = {name: settings[name] for name in settings if name in names}
+            flags = attrs.evolve(flags, **{group: model.model_copy(update=chosen)})
+            own |= names
+        unknown = sorted(set(settings) - own)
+        if unknown:
+            raise ConfigurationError(f"the server has no setting {', '.join(unknown)}")
+        return flags
+
+
+# --------------------------------------------------------------------------------------- keys and signatures
+
+
+ORGANIZATION: Final = "local"
+_HEADER: Final = {"alg": "HS256", "typ": "JWT"}
+
+
+class Signer:
+    """The key of a server: it checks keys, and makes and checks tokens and signatures. Thread-safe.
+
+    Args:
+        key: the key of the clients.
+        clock: decides what has expired.
+        seed: makes signatures repeatable, for tests; None: each `Signer` draws a secret, so its tokens and
+            signatures end with it.
+    """
+
+    def __init__(self, key: str, clock: Clock, *, seed: int | None = None) -> None:
+        self._key = key.encode()
+        self._clock = clock
+        salt = secrets.token_bytes(32) if seed is None else f"seed {seed}".encode()
+        self._secret = hmac.new(self._key, salt, hashlib.sha256).digest()
+
+    def knows(self, credential: str) -> bool:
+        """Return True for the key, and for a token made by `token` that has not expired."""
+        if hmac.compare_digest(credential.encode("utf-8", "replace"), self._key):
+            return True
+        claims = self._claims(credential)
+        return claims is not None and claims.get("exp", 0) > self._clock.time()
+
+    def token(self, life_s: float) -> str:
+        """Return a token that a client may send in place of the key for `life_s` seconds."""
+        now = int(self._clock.time())
+        claims = {
+            "iss": "passport-local",
+            "sub": USER,
+            "org_id": ORGANIZATION,
+            "email": USER_EMAIL,
+            "iat": now,
+            "exp": int(now + life_s),
+        }
+        signed = f"{_packed(_HEADER)}.{_packed(claims)}"
+        return f"{signed}.{self._mac(signed)}"
+
+    def _claims(self, token: str) -> dict[str, Any] | None:
+        signed, _, mac = token.rpartition(".")
+        if not signed or not hmac.compare_digest(mac.encode("utf-8", "replace"), self._mac(signed).encode()):
+            return None
+        payload = signed.partition(".")[2]
+        claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return claims
+
+    def _mac(self, text: str) -> str:
+        digest = hmac.new(self._secret, text.encode("utf-8", "replace"), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+    def query(self, path: str, life_s: float) -> tuple[str, int]:
+        """Return a query that signs a path, and the moment at which it expires, in seconds since 1970."""
+        expires = int(self._clock.time() + life_s)
+        return f"expires={expires}&signature={self._mac(f'{path} {expires}')}", expires
+
+    def allows(self, path: str, expires: str, signature: str) -> bool:
+        """Return True if the signature is that of `query` for this path and expiry, and has not expired."""
+        genuine = hmac.compare_digest(
+            signature.encode("utf-8", "replace"), self._mac(f"{path} {expires}").encode()
+        )
+        return genuine and expires.isdigit() and int(expires) > self._clock.time()
+
+
+def _packed(tree: dict[str, Any]) -> str:
+    text = json.dumps(tree, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode("ascii")
+
+
+# -------------------------------------------------------------------------------------------------- adapters
+
+
+class Adapters:
+    """The adapters of samplers in memory, by key: those used last.
+
+    Args:
+        forget: called with each adapter that leaves memory before `close`, to drop its cached prompts.
+        limit_bytes: the most bytes in memory; the adapter used last stays in any case.
+    """
+
+    def __init__(self, forget: Callable[[LoraParams], None], *, limit_bytes: int) -> None:
+        self._forget = forget
+        self._limit = limit_bytes
+        self._held: OrderedDict[str, LoraParams] = OrderedDict()
+        self._held_bytes = 0
+        self._loading: dict[str, asyncio.Future[LoraParams]] = {}
+
+    def put(self, key: str, params: LoraParams) -> None:
+        """Add an adapter."""
+        self.drop(key)
+        self._held[key] = params
+        self._held_bytes += params.flat.nbytes
+        while self._held_bytes > self._limit and len(self._held) > 1:
+            self.drop(next(iter(self._held)))
+
+    async def get(self, key: str, load: Callable[[], Awaitable[LoraParams]]) -> LoraParams:
+        """Return the adapter with a key: from memory, or else from `load`, which is called once for all.
+
+        Raises:
+            Exception: what `load` raises.
+        """
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        if key not in self._loading:
+            self._loading[key] = asyncio.ensure_future(self._load(key, load))
+            self._loading[key].add_done_callback(lambda _: self._loading.pop(key, None))
+        return await asyncio.shield(self._loading[key])
+
+    async def _load(self, key: str, load: Callable[[], Awaitable[LoraParams]]) -> LoraParams:
+        params = await load()
+        self.put(key, params)
+        return params
+
+    def drop(self, key: str) -> None:
+        """Drop an adapter from memory."""
+        params = self._held.pop(key, None)
+        if params is not None:
+            self._held_bytes -= params.flat.nbytes
+            self._forget(params)
+
+    def close(self) -> None:
+        """Drop all adapters."""
+        self._held.clear()
+
+
+# ------------------------------------------------------------------------------------------ recorded samples
+
+
+STABLE_REINFORCE = "stable_reinforce"
+LIMIT_BYTES = 128 * 1024 * 1024
+
+
+class _Sequence(NamedTuple):
+    tokens: Array
+    logprobs: Array
+
+    @property
+    def size(self) -> int:
+        return self.tokens.nbytes + self.logprobs.nbytes
+
+
+class RecordedSamples:
+    """The sampled sequences by id, up to `limit_bytes`; the oldest ones go first."""
+
+    def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._bytes = 0
+        self._sequences: OrderedDict[str, _Sequence] = OrderedDict()
+
+    def add(self, sequence_id: str, tokens: Array, logprobs: Array) -> None:
+        """Record a sampled sequence."""
+        made = _Sequence(np.asarray(tokens, dtype=np.int32), np.asarray(logprobs, dtype=np.float32))
+        self._sequences[sequence_id] = made
+        self._bytes += made.size
+        while self._bytes > self._limit and len(self._sequences) > 1:
+            self._bytes -= self._sequences.popitem(last=False)[1].size
+
+    def complete(self, datum: Datum, example: Example, place: str) -> Example:
+        """Return an example for `stable_reinforce` with the recorded log-probabilities as `logprobs`.
+
+        Tokens of prompts count nothing: their advantages become 0.
+
+        Args:
+            datum: the datum, for its spans.
+            example: the same datum in the form of the engine.
+            place: the name of the datum in messages, such as `data[3]`.
+
+        Raises:
+            UserFault: the datum has no spans, or they do not fit what was recorded.
+        """
+        targets, advantages = (example.inputs.get(name) for name in ("target_tokens", "advantages"))
+        if not isinstance(targets, np.ndarray) or not isinstance(advantages, np.ndarray):
+            return example  # the engine says what it misses
+        spans = datum.loss_fn_input_spans or ()
+        if sum(span.length for span in spans) != len(targets) or not targets.shape == advantages.shape:
+            raise UserFault(
+                f"{place}: {STABLE_REINFORCE} needs the provenance of each target: "
+                "Datum.with_provenance adds it, and so do data.from_sample and data.from_samples"
+            )
+        logprobs, counted, at = np.zeros(len(targets)), np.zeros(len(targets)), 0
+        for span in spans:
+            if isinstance(span, SampledProvenanceSpan) and span.length:
+                rows, part = slice(at, at + span.length), slice(span.offset, span.offset + span.length)
+                found = self._find(span.sequence_id, place)
+                if not np.array_equal(found.tokens[part], targets[rows]):
+                    raise UserFault(
+                        f"{place}.loss_fn_inputs['target_tokens'][{at}:{rows.stop}]: differs from the tokens "
+                        f"{part.start} to {part.stop} of the sampled sequence {span.sequence_id}"
+                    )
+                logprobs[rows], counted[rows] = found.logprobs[part], 1.0
+            at += span.length
+        inputs = {**example.inputs, "logprobs": logprobs, "advantages": advantages * counted}
+        return attrs.evolve(example, inputs=inputs)
+
+    def _find(self, sequence_id: str, place: str) -> _Sequence:
+        found = self._sequences.get(sequence_id)
+        if found is None:
+            raise UserFault(
+                f"{place}: nothing is recorded of the sampled sequence {sequence_id!r}; sample with a client "
+                "that was made with record_stability_info=True, since the start of the server"
+            )
+        return found
+
+
+# ----------------------------------------------------------------------------------------------- the service
+
 
 T = TypeVar("T")
 
@@ -118,6 +437,28 @@ class LiveSession:
     spans: deque[dict[str, Any]] = attrs.Factory(lambda: deque(maxlen=_TRACED))
 
 
+@attrs.frozen(eq=False)
+class CustomLoss:
+    """An uploaded loss. `rule(run, data, *, backward)` computes a pass, on the training thread."""
+
+    loss_id: str
+    session_id: str
+    rule: Callable[..., LossOutput]
+
+
+@attrs.define(eq=False)
+class Upload:
+    """An upload, with the files received so far. A finished one has the `path` of its checkpoint."""
+
+    upload_id: str
+    base: BaseModel
+    lora: LoraSettings
+    project_id: str | None
+    expires_s: int
+    files: dict[str, bytes] = attrs.Factory(dict)
+    path: str | None = None
+
+
 class Service:
     """The state of a server, which all handlers share. It belongs to the thread of the event loop."""
 
@@ -134,9 +475,9 @@ class Service:
         self.models: dict[str, LiveModel] = {}
         self.samplers: dict[str, LiveSampler] = {}
         self.sessions: dict[str, LiveSession] = {}
-        self.losses: dict[str, Any] = {}
+        self.losses: dict[str, CustomLoss] = {}
         self.recorded = RecordedSamples()
-        self.uploads: dict[str, Any] = {}
+        self.uploads: dict[str, Upload] = {}
         self.numbered = Seen()
         self.events: deque[AuditLogEntry] = deque(maxlen=_MOST_EVENTS)
         self.ignored: set[str] = set()

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from tinker_sync.local.server import http1
-from tinker_sync.local.server.http1 import ABORT
-from tinker_sync.local.server.serving import ServerThread, serve
+from tinker_sync.local.server import http
+from tinker_sync.local.server.http import ABORT, ServerThread, serve_app
 from tinker_sync.wire.http1.server import RequestParser
 
 PATIENCE_S = 120.0
@@ -242,7 +241,7 @@ def test_a_slow_reader_is_waited_for() -> None:
 
 
 def test_a_request_that_stalls_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "STALL_S", 0.05)
+    monkeypatch.setattr(http, "STALL_S", 0.05)
     with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
         line.sendall(b"POST /echo HTTP/1.1\r\nContent-")
         with contextlib.suppress(ConnectionResetError):
@@ -273,7 +272,7 @@ def test_an_application_that_cannot_start() -> None:
         await send({"type": "lifespan.startup.failed", "message": "no disk"})
 
     async def main() -> None:
-        await serve(app, stopped=asyncio.Event())
+        await serve_app(app, stopped=asyncio.Event())
 
     with pytest.raises(RuntimeError, match="no disk"):
         asyncio.run(main())
