@@ -1,11 +1,7 @@
 """The clients that scripts use. Their methods check arguments; the runtime does the work.
 
     service                `ServiceClient`: makes the other clients and owns the session
-    _factory, _spending    its methods that create something, and those that count and limit tokens
-    _loop_tools            its methods for a training loop: recordings, checkpoints, metrics
     training, sampling     `TrainingClient`, `SamplingClient`: each is also the future of its creation
-    _passes, _weights      the methods that train a model, and those that save and load it
-    _samples               the methods that sample, and that describe the sampler
     rest/                  `RestClient`, `AdminClient`: runs, checkpoints, sessions, account, transfers, bulk
     _creation, _models     creation of clients in the background; creation of models, new or from checkpoints
     _handles, _shared      handles of samplers for other processes; runtimes that several clients share

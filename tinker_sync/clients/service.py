@@ -1,22 +1,31 @@
-"""`ServiceClient`: the client that makes all other clients and owns their session."""
+"""`ServiceClient`: the client that makes all other clients and owns their session.
+
+Its methods import the training and REST clients on first use, so that a program that only samples does not
+load them.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from tinker_sync import types
 from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_credential, check_service
-from tinker_sync.clients._async import async_blocking
-from tinker_sync.clients._loop_tools import LoopTools
+from tinker_sync.clients._arguments import check_credential, check_is_path, check_service
+from tinker_sync.clients._async import async_blocking, async_result
+from tinker_sync.clients._shared import BaseClient
+from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
-from tinker_sync.errors import ClientClosedError
+from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.insight.meter import Meter
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
 from tinker_sync.runtime.naming import names_requests
@@ -28,20 +37,31 @@ if TYPE_CHECKING:
     import requests
     from typing_extensions import Self
 
+    from tinker_sync.clients.rest import RestClient
+    from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.clients.training import TrainingClient
     from tinker_sync.data.tokenizer import Tokenizer
+    from tinker_sync.insight import Budget, PriceTable, Usage
     from tinker_sync.insight.recording import Recording
+    from tinker_sync.loop.checkpoints import LoopCheckpoints
+    from tinker_sync.loop.recorder import StepRecorder
+    from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.polls import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
-    from tinker_sync.types import GetServerCapabilitiesResponse
+    from tinker_sync.types import (
+        CustomLossInputRank,
+        GetServerCapabilitiesResponse,
+        LoadWeightsRequest,
+        OptimizerConfig,
+    )
     from tinker_sync.wire.dialect import Dialect
-
 
 _log = logging.getLogger("tinker_sync.clients")
 
 
 @names_requests
-class ServiceClient(LoopTools):
+class ServiceClient(BaseClient):
     """The client of the service. It makes all other clients, and owns their session.
 
     It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
@@ -136,11 +156,276 @@ class ServiceClient(LoopTools):
         )
         if on_queue_state is not None:
             self._runtime.notices.listen(on_queue_state)
-        self._count()
+        self._meter = Meter(_name_asker(self._runtime))  # counts the tokens of the results that arrive
+        self._runtime.lifecycle.add_observer(self._meter)
         self._recordings: list[Recording] = []
 
     if not TYPE_CHECKING:  # so that type checkers report them
         attach, trainings, reconcile = Removed(), Removed(), Removed()
+
+    # -------------------------------------------------------------------------------------- clients
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int | None = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: OptimizerConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> TrainingClient:
+        """Create a new LoRA model, and return at once the client that trains it.
+
+        `result()` and `await` wait until the model exists, and raise the error if its creation fails.
+
+        Args:
+            base_model: the model to fine-tune; see `get_server_capabilities`.
+            rank: the rank of the LoRA matrices. With 0, a server that can do it trains all weights of the
+                model; with None, the request says nothing of LoRA, which other such servers want.
+            seed: the seed for the first values of these matrices; None: the server draws one.
+            train_mlp: train the MLP layers.
+            train_attn: train the attention layers.
+            train_unembed: train the unembedding.
+            user_metadata: your own notes about this run.
+            optimizer: the kind of optimizer; None: AdamW.
+            deadline: the seconds after which the call is given up.
+
+        Raises:
+            AssertionError: `train_mlp`, `train_attn` and `train_unembed` are all False.
+            InvalidInputError: `base_model` is not the name of a model, or another argument has a wrong type
+                or value.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny")
+        ...     training.result() is training
+        True
+        """
+        assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # scripts catch AssertionError
+            "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
+        )
+        from tinker_sync.clients._models import NewModel
+        from tinker_sync.clients.training import TrainingClient
+
+        flags = {"train_unembed": train_unembed, "train_mlp": train_mlp, "train_attn": train_attn}
+        lora = None if rank is None else types.LoraConfig(rank=rank, seed=seed, **flags)
+        model = NewModel.of(self._runtime, base_model, lora, user_metadata, optimizer, self._until(deadline))
+        return TrainingClient._make(self._runtime, model)
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: OptimizerConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> TrainingClient:
+        """Create a new model with the weights of a checkpoint and a fresh optimizer.
+
+        Returns at once the client that trains the new model.
+
+        Args:
+            path: the path of the checkpoint, ``tinker://…/weights/…``.
+            base_model: replaces the base model of the checkpoint; it must fit the weights.
+            user_metadata: your own notes about this run.
+            weights_access_token: a key of another account that may read the checkpoint.
+            optimizer: the kind of optimizer; None: AdamW.
+            deadline: the seconds after which the call is given up.
+
+        Raises:
+            InvalidInputError: the path cannot be that of a checkpoint for training, or another argument has
+                a wrong type or value.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     again = service.create_training_client_from_state(path, user_metadata={"from": "step-100"})
+        ...     again.get_info().lora_rank
+        4
+        """
+        check_is_path(path, "create_training_client_from_state")
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
+        load = types.LoadWeightsRequest(
+            path=path,
+            optimizer=False,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            weights_access_token=weights_access_token,
+            optimizer_config=optimizer,
+        )
+        return self._load(load, deadline)
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        /,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        *,
+        deadline: float | None = None,
+        **removed: NoReturn,
+    ) -> TrainingClient:
+        """Create a new model with the weights and the optimizer state of a checkpoint.
+
+        Returns at once the client that trains the new model. Arguments and errors as in
+        `create_training_client_from_state`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     resumed = service.create_training_client_from_state_with_optimizer(path)
+        ...     resumed.get_info().lora_rank
+        4
+        """
+        refuse_arguments("create_training_client_from_state_with_optimizer", removed, unknown=True)
+        check_is_path(path, "create_training_client_from_state_with_optimizer")
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
+        load = types.LoadWeightsRequest(
+            path=path,
+            optimizer=True,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            weights_access_token=weights_access_token,
+        )
+        return self._load(load, deadline)
+
+    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+        from tinker_sync.clients._models import LoadedModel
+        from tinker_sync.clients.training import TrainingClient
+
+        asked = LoadedModel.of(self._runtime, load, self._until(deadline))
+        return TrainingClient._make(self._runtime, asked)
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Return at once a client that samples from saved weights or from a base model.
+
+        `result()` and `await` wait until the sampler exists at the server.
+
+        Args:
+            model_path: the weights, ``tinker://…/sampler_weights/…``.
+            base_model: a base model to sample from.
+            retry_config: settings of the retries; None: `RetryConfig()`.
+            record_stability_info: let the server keep, for each sample, the data that stable training needs.
+
+        Raises:
+            InvalidInputError: neither `model_path` nor `base_model` is given, or the path is not valid.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        ...     len(sampled.sequences[0].tokens) <= 3
+        True
+        """
+        return SamplingClient.create(
+            self._runtime,
+            model_path=model_path,
+            base_model=base_model,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    def create_rest_client(self) -> RestClient:
+        """Return a client for runs, checkpoints and sessions on the same server, with the same key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().get_server_capabilities().result() is not None
+        True
+        """
+        from tinker_sync.clients.rest import RestClient
+
+        return RestClient(self._runtime)
+
+    def create_custom_loss(
+        self,
+        fn: PerDatumLossFn,
+        input_ranks: Mapping[str, CustomLossInputRank],
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[LossHandle]:
+        """Create a loss from a function of torch tensors, for `TrainingClient.forward_backward_custom`.
+
+        The server computes the loss if it supports such losses; otherwise this process does.
+
+        The function is traced once and not called again. It takes ``logprobs`` and, by name, further
+        `loss_fn_inputs` of a datum. It returns a scalar and a dict of scalar metrics, named
+        ``custom/NAME:sum`` or ``custom/NAME:mean``. The losses of the data are summed. The function may call
+        only functions of torch and math, and must not branch on values of tensors. This method blocks until
+        the session exists.
+
+        Args:
+            fn: the function; its name becomes the name of the loss.
+            input_ranks: the number of dimensions of each parameter, 0 to 2.
+            deadline: the seconds after which the call is given up.
+
+        Raises:
+            InvalidInputError: the function breaks a rule, and the message shows the line; or the session has
+                this loss already.
+            MissingExtraError: torch is not installed.
+            TinkerError: the session could not be created.
+
+        >>> import tinker_sync, torch
+        >>> def squared(logprobs, weights):
+        ...     loss = (weights * logprobs**2).sum()
+        ...     return loss, {"custom/squared:sum": loss}
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     loss = service.create_custom_loss(squared, {"logprobs": 1, "weights": 1}).result()
+        ...     inputs = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), inputs)
+        ...     passed = training.forward_backward_custom([datum], loss).result()
+        >>> passed.metrics["loss:sum"] > 0
+        True
+        """
+        from tinker_sync.losses.create import create
+
+        return create(self._runtime, fn, input_ranks, self._until(deadline))
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into the project of this client. The future has the path of the copy.
+
+        Args:
+            path: the path of the checkpoint.
+            ttl_seconds: the number of seconds after which the copy is deleted.
+            weights_access_token: a key of another account that may read the checkpoint.
+
+        Raises:
+            InvalidInputError: this client has no project.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local", project_id="project-2") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     copy = service.copy_weights(path, ttl_seconds=7200).result()
+        >>> copy.startswith("tinker://"), copy != path
+        (True, True)
+        """
+        weights_access_token = self._runtime.connection.mask(weights_access_token)
+        return self.create_rest_client().copy_weights(
+            path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+        )
+
+    def _until(self, deadline: float | None) -> float:
+        return self._runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -176,8 +461,10 @@ class ServiceClient(LoopTools):
 
     @overload
     def get_tokenizer(self, model: str, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
+
     @overload
     def get_tokenizer(self, model: str, *, backend: Literal["transformers"]) -> Any: ...
+
     def get_tokenizer(
         self, model: str, *, backend: Literal["tokenizers", "transformers"] = "tokenizers"
     ) -> Any:
@@ -204,6 +491,170 @@ class ServiceClient(LoopTools):
         if model.startswith("tinker://"):
             model = self.create_rest_client().get_weights_info_by_tinker_path(model).result().base_model
         return get_tokenizer(model, backend=backend)
+
+    # -------------------------------------------------------------------------------------- usage
+
+    def usage(self, *, prices: PriceTable | None = None) -> Usage:
+        """Return the tokens used so far, by model: trained, prompt, cached prompt and sampled.
+
+        The client counts them from the results that have arrived. A price that is missing from the table is
+        reported as unknown. If the client does not know the base model of a model, such as one from a
+        checkpoint, it asks the server for the name, which blocks.
+
+        Args:
+            prices: the prices of tokens; None: those in the file that `TINKER_PRICES` names, else in
+                `~/.tinker/prices.json`.
+
+        Raises:
+            ConfigurationError: the file of prices cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     service.usage().tokens.trained
+        2
+        """
+        from tinker_sync.insight import PriceTable, Usage
+
+        table = PriceTable.load() if prices is None else prices
+        return Usage.of(self._meter.by_model(), table, self._runtime.server.known_session_id)
+
+    def budget(
+        self, usd: float | None = None, tokens: int | None = None, *, prices: PriceTable | None = None
+    ) -> Budget:
+        """Return a limit for the tokens or dollars used in a ``with`` block.
+
+        A call that could exceed the budget is not sent: it raises `BudgetExceededError`, or its future fails
+        with this error if its client is not ready yet. Calls under way count with their highest possible use,
+        samples with `max_tokens` each. The limit applies to all clients of this service client.
+
+        Args:
+            usd: the most dollars; a call whose price is unknown raises `ConfigurationError`.
+            tokens: the most tokens of all kinds.
+            prices: as for `usage`.
+
+        Raises:
+            InvalidInputError: no limit is given, or one is not a number from 0 on.
+            ConfigurationError: the file of prices cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     with service.budget(tokens=100):
+        ...         try:
+        ...             sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=1000)).result()
+        ...         except tinker_sync.BudgetExceededError as error:
+        ...             print(type(error).__name__)
+        BudgetExceededError
+        """
+        from tinker_sync.insight import Budget, PriceTable
+
+        return Budget(
+            usd=usd,
+            tokens=tokens,
+            prices=prices if prices is not None or usd is None else PriceTable.load(),
+            base_model=self._meter.base_model,
+            attach=self._runtime.spending.attach,
+        )
+
+    # -------------------------------------------------------------------------------------- loops
+
+    def explain(self) -> Recording:
+        """Start and return a recording of the time that calls take. `str(recording)` is an explanation.
+
+        The explanation shows, for each method, the time in the queue, on the wire, at the server and in
+        decoding. It also lists retries and pauses, and suggests changes. The recording goes on until it or
+        this client is closed.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.explain() as recording:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        >>> "SamplingClient.sample" in str(recording)
+        True
+        """
+        return self._record(None)
+
+    def trace(self, path: str | os.PathLike[str]) -> Recording:
+        """Start a recording as `explain` does. Closing the recording, or this client, writes the trace.
+
+        Args:
+            path: the file of the trace, for https://ui.perfetto.dev and chrome://tracing.
+
+        >>> import json, pathlib, tempfile, tinker_sync
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "t.json")
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.trace(file):
+        ...     models = service.create_rest_client().get_server_capabilities().result()
+        >>> len(json.loads(file.read_text())["traceEvents"]) > 3
+        True
+        """
+        return self._record(path)
+
+    def _record(self, path: str | os.PathLike[str] | None) -> Recording:
+        from tinker_sync.insight.recording import Recording
+
+        self._runtime.lifecycle.refuse_if_leaving()
+        recording = Recording(self._runtime, path)
+        self._recordings.append(recording)
+        return recording
+
+    def checkpoints(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        keep_last: int = 3,
+        best: Literal["min", "max"] = "min",
+    ) -> LoopCheckpoints[TrainingClient]:
+        """Return an object that saves a training loop at intervals and resumes it from the latest save.
+
+        Args:
+            directory: the directory of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
+            every: the number of steps between two saves.
+            keep_last: the number of latest checkpoints to keep; older ones are deleted, except for the best.
+            best: also keep the checkpoint with the lowest ("min") or highest ("max") `score` of
+                `after_step`.
+
+        Raises:
+            InvalidInputError: an argument is out of its range.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     saves = service.checkpoints(f"{to}/runs/x", every=2)
+        ...     resumed = saves.resume()  # in a later process: the client of the latest, and the next step
+        ...     training, first = resumed or (service.create_lora_training_client("tinker-sync/tiny"), 0)
+        ...     for step in range(first, 4):
+        ...         stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+        ...         saved = saves.after_step(training, step, score=1.0 / (step + 1))
+        ...     [each.step for each in saves.kept]
+        [1, 3]
+        """
+        from tinker_sync.loop.checkpoints import LoopCheckpoints
+
+        return LoopCheckpoints(self, directory, every=every, keep_last=keep_last, best=best)
+
+    def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
+        """Return a recorder that writes a line of JSON to ``metrics.jsonl`` for each step of a training loop.
+
+        Each line has metrics, timings and the tokens used. `tinker-sync plot DIRECTORY` draws the curves.
+
+        Args:
+            directory: the directory of the run, such as "runs/x"; new lines are appended to an existing run.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     with service.recorder(f"{to}/runs/x") as recorder:
+        ...         line = recorder.log(0, {"loss": 2.0}, reward=0.5)
+        ...     recorder.path.name, line["loss"], line["reward"]
+        ('metrics.jsonl', 2.0, 0.5)
+        """
+        from tinker_sync.loop.recorder import StepRecorder
+
+        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._runtime.clock)
 
     # -------------------------------------------------------------------------------------- the end
 
@@ -297,6 +748,12 @@ class ServiceClient(LoopTools):
             "make one in the other process, or send a SamplingClient, which can be pickled"
         )
 
+    create_lora_training_client_async = async_result(create_lora_training_client)
+    create_training_client_from_state_async = async_result(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = async_result(
+        create_training_client_from_state_with_optimizer
+    )
+    create_sampling_client_async = async_result(create_sampling_client)
     get_tokenizer_async = async_blocking(get_tokenizer)
     get_server_capabilities_async = async_blocking(get_server_capabilities)
 
@@ -323,3 +780,35 @@ def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     for name in unknown:
         if find_closest(name, parameters, cutoff=0.8, loosely=False):
             raise TypeError(describe_unknown_parameter("ServiceClient", name, parameters))
+
+
+def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:
+    # The runtime holds the meter and so this function; a strong reference to the runtime would keep it alive.
+    held = weakref.ref(runtime)
+
+    def ask(model: str) -> str | None:
+        alive = held()
+        if alive is None or alive.closed:
+            return None
+        asks = [_of_run, _of_sampler] if ":train:" in model else [_of_sampler, _of_run]
+        for each in asks:
+            try:
+                return each(alive, model)
+            except TinkerError:
+                continue
+        return None
+
+    return ask
+
+
+def _of_run(runtime: ClientRuntime, model: str) -> str | None:
+    info = runtime.server.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+    name: str | None = info.model_data.model_name
+    return name
+
+
+def _of_sampler(runtime: ClientRuntime, model: str) -> str | None:
+    name: str | None = runtime.server.call(
+        "get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S
+    ).base_model
+    return name
