@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -162,31 +158,3 @@ def test_status_reports_unreadable_keys(run: Run, world: World, monkeypatch: pyt
     assert done.code == 1
     assert (done.json["credentials_available"], done.json["tinker_accessible"]) == (False, False)
     assert f"{file} is not JSON" in done.err
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="it needs a pseudo-terminal")
-@pytest.mark.parametrize("pressed", [f"{KEY}\n", "\x03"])
-def test_a_key_that_is_typed_at_a_terminal_is_not_shown(keyless: World, pressed: str) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "tinker_sync", "auth", "login"]
-    with (
-        subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        ) as login,
-        os.fdopen(ours, "rb+", buffering=0) as terminal,
-    ):
-        os.close(theirs)
-        shown = b""
-        while b"not shown" not in shown:
-            shown += terminal.read(1024)
-        terminal.write(pressed.encode())
-        if pressed == "\x03":
-            login.send_signal(signal.SIGINT)  # without a session of its own, the terminal would send it
-        with suppress(OSError):  # the other end is closed
-            while more := terminal.read(1024):
-                shown += more
-    assert KEY not in shown.decode()
-    assert login.returncode == (0 if pressed != "\x03" else 130), shown
-    assert (CredentialsFile().default_key() is not None) == (pressed != "\x03")
