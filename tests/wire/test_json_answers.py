@@ -24,7 +24,7 @@ from tinker_sync.errors import WireError
 from tinker_sync.types import _convert
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json import MAX_DEPTH, decode, encode, from_plain, loads
-from tinker_sync.wire.json._converter import make_converter
+from tinker_sync.wire.json._reader import make_converter
 
 SUMMARY = {
     "session_id": "s-1",

@@ -39,7 +39,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -48,7 +48,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import located
 from tinker_sync.types._model import Model
 from tinker_sync.types._structured import Unfit
-from tinker_sync.wire.json._exact import NotExact, model_of, tree_of
+from tinker_sync.wire.json._exact import NotExact, model_of
 from tinker_sync.wire.json._unfit import (
     Step,
     described,
@@ -59,13 +59,14 @@ from tinker_sync.wire.json._unfit import (
     problems_in,
     wire_error,
 )
+from tinker_sync.wire.json._writer import Writer, problems_of
 
 if TYPE_CHECKING:
     from cattrs import Converter
 
-    from tinker_sync.wire.json import _converter as _cattrs
+    from tinker_sync.wire.json import _reader as _cattrs
 else:  # loaded with the first value that needs a conversion
-    _cattrs = LazyModule("tinker_sync.wire.json._converter")
+    _cattrs = LazyModule("tinker_sync.wire.json._reader")
 
 try:
     import orjson
@@ -175,6 +176,11 @@ def _conversion(answers: bool, *, lenient: bool = False) -> Converter:
     return _cattrs.make_converter(answers=answers, unknown=_note_unknown if lenient else None)
 
 
+@cache
+def _writer_for(answers: bool) -> Writer:
+    return Writer(answers=answers)
+
+
 def _note_unknown(cls: type, names: set[str]) -> None:
     note(names, cls.__name__)
 
@@ -254,17 +260,12 @@ def to_plain(value: Any) -> Any:
     >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
     1.0
     """
+    write = _writer_for(getattr(type(value), "__response__", False)).write
     try:
-        try:
-            return tree_of(value)
-        except NotExact:
-            pass
-        converter = _conversion(getattr(type(value), "__response__", False))
-        write = partial(converter.unstructure, unstructure_as=Any)
         try:
             return write(value)
         except InvalidInputError:
-            problems = problems_in(_cattrs.problems_of(value, write))
+            problems = problems_in(problems_of(value, write))
     except RecursionError:
         problems = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
     raise input_error(problems)

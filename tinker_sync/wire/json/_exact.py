@@ -1,66 +1,24 @@
-"""A fast path for models and trees whose values need no conversion: most requests and answers without arrays.
+"""A fast path for answers whose values need no conversion: most answers without arrays.
 
-`tree_of` and `model_of` look at the class of each value. At the first value that may need a conversion they
-raise `NotExact`, and the caller uses the cattrs converters instead. So a program whose values all have the
-declared classes loads no converter.
+`model_of` looks at the class of each value. At the first value that may need a conversion it raises
+`NotExact`, and the caller uses the cattrs converters instead. So a program whose answers all have the
+declared classes loads no converter: the import of cattrs takes longer than a first request.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import isfinite
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import exact_kinds
-from tinker_sync.types._model import Model
 from tinker_sync.types._structured import Structured, fields_of, is_model, members_of
-
-_SIMPLE = frozenset({str, int, bool, type(None)})
-_OF_ARRAYS = {"TensorData", "SampledSequence", "SampleResponse", "Datum"}
-"""The models whose JSON form differs from their declared fields."""
 
 
 class NotExact(Exception):
     """The error for a value that may need a conversion."""
-
-
-def tree_of(value: Any) -> Any:
-    """Return the JSON tree of a value that consists of plain JSON values, tuples and models without arrays.
-
-    A model becomes a dict of its fields that are not None.
-
-    Raises:
-        NotExact: a value in the tree has another class, so a converter must convert or refuse it.
-
-    >>> from tinker_sync.types import LoraConfig
-    >>> tree_of({"config": LoraConfig(rank=8), "n": None})["config"]["rank"]
-    8
-    """
-    kind = type(value)
-    if kind in _SIMPLE or (kind is float and isfinite(value)):
-        return value
-    if kind is list or kind is tuple:
-        return value if _SIMPLE.issuperset(map(type, value)) else [tree_of(item) for item in value]
-    if kind is dict:
-        if not {str}.issuperset(map(type, value)):
-            raise NotExact
-        return {name: tree_of(item) for name, item in value.items()}
-    if not _leaves_as_declared(cast("Any", kind)):
-        raise NotExact
-    tree = {}
-    for name, item in value._fields_out().items():
-        if item is not None:  # a declared field with the value None is left out
-            plain = type(item) in _SIMPLE or (type(item) is float and isfinite(item))
-            tree[name] = item if plain else tree_of(item)
-    return tree
-
-
-@cache
-def _leaves_as_declared(kind: type) -> bool:
-    return issubclass(kind, Model) and not _OF_ARRAYS.intersection(base.__name__ for base in kind.__mro__)
 
 
 def model_of(tree: Any, cls: Any) -> Any:
