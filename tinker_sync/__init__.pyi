@@ -12,7 +12,7 @@ from tinker_sync.clients.rest import AdminClient as AdminClient
 from tinker_sync.clients.rest import RestClient as RestClient
 from tinker_sync.clients.rest.bulk import BulkProgress as BulkProgress
 from tinker_sync.clients.rest.bulk import CheckpointOutcome as CheckpointOutcome
-from tinker_sync.clients.retry_config import RetryConfig as RetryConfig
+from tinker_sync.clients.sampling import RetryConfig as RetryConfig
 from tinker_sync.clients.sampling import SamplingClient as SamplingClient
 from tinker_sync.clients.service import ServiceClient as ServiceClient
 from tinker_sync.clients.training import TrainingClient as TrainingClient

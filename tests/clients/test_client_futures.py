@@ -18,7 +18,7 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync.clients._creation import ClientFuture
+from tinker_sync.clients._base import ClientFuture
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient

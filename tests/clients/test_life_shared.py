@@ -13,7 +13,7 @@ from support.isolation import our_threads
 from support.tinker_stub import Answer, Stub
 
 from tinker_sync import types
-from tinker_sync.clients._shared import SharedRuntimes
+from tinker_sync.clients._base import SharedRuntimes
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient

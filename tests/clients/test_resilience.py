@@ -14,7 +14,7 @@ from support.hasty import number_of, paused, sampler_of, trainer_of, world
 from support.tinker_stub import PROTO, Answer, Asked, Stub, _pass_output
 
 from tinker_sync import types
-from tinker_sync.clients.retry_config import RetryConfig
+from tinker_sync.clients.sampling import RetryConfig
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIStatusError,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tinker_sync import errors, types
-from tinker_sync.clients.retry_config import RetryConfig, as_retry_config
+from tinker_sync.clients.sampling import RetryConfig, as_retry_config
 from tinker_sync.types.training import listed_data
 
 

@@ -3,9 +3,9 @@
     service                `ServiceClient`: makes the other clients and owns the session
     training, sampling     `TrainingClient`, `SamplingClient`: each is also the future of its creation
     rest/                  `RestClient`, `AdminClient`: runs, checkpoints, sessions, account, transfers, bulk
-    _creation, _models     creation of clients in the background; creation of models, new or from checkpoints
-    _handles, _shared      handles of samplers for other processes; runtimes that several clients share
-    _async                 the `..._async` methods
+    _base                  what they share: the runtime, default deadlines, creation in the background
+    _models, _handles      creation of models, new or from checkpoints; samplers for other processes
+    _arguments, _async     checks of arguments; the `..._async` methods
 
 Threads: any thread may call a client. No method waits while it holds a lock.
 """

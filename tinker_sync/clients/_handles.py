@@ -17,8 +17,7 @@ from attrs import asdict, field, fields, frozen
 
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync._base.secret import HeaderMap, Secret, is_secret_header, mask_text
-from tinker_sync.clients import _deadlines
-from tinker_sync.clients._shared import SharedRuntimes
+from tinker_sync.clients._base import REST_S, SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
 from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -103,7 +102,7 @@ def describe_sampler(
     """
     described: GetSamplerResponseInternal
     try:
-        described = runtime.server.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+        described = runtime.server.call("get_sampler", path={"sampler": sampler}, usual_s=REST_S)
     except APIStatusError as error:
         found = base_model or (_base_model_of(runtime, run_id) if run_id else None)
         if error.status_code not in NO_SUCH_CALL or not found:
@@ -115,13 +114,11 @@ def describe_sampler(
 def _base_model_of(runtime: ClientRuntime, run_id: str) -> str | None:
     """Return the base model of a run, or None if the server does not describe the run."""
     with suppress(APIStatusError):
-        run: TrainingRun = runtime.server.call(
-            "get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S
-        )
+        run: TrainingRun = runtime.server.call("get_training_run", path={"run": run_id}, usual_s=REST_S)
         return run.base_model
     with suppress(APIStatusError):
         request = GetInfoRequest(model_id=run_id)
-        info: GetInfoResponse = runtime.server.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = runtime.server.call("get_info", request, usual_s=REST_S)
         return info.model_data.model_name
     return None
 

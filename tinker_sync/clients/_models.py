@@ -11,8 +11,8 @@ from attrs import evolve, field, frozen
 
 from tinker_sync._base.events import ModelNamed
 from tinker_sync._base.secret import Secret
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path, refuse_bare_path
+from tinker_sync.clients._base import REST_S
 from tinker_sync.errors import (
     APIResponseValidationError,
     BadRequestError,
@@ -181,7 +181,7 @@ class LoadedModel:
     def _weights_info(self, runtime: ClientRuntime) -> WeightsInfoResponse:
         """Return the description of the checkpoint, requested with the key that may read it."""
         body = {"tinker_path": self.request.path}
-        deadline_at = min(self.deadline_at, runtime.clock.now() + _deadlines.REST_S)
+        deadline_at = min(self.deadline_at, runtime.clock.now() + REST_S)
         with reading(runtime, self.request.weights_access_token) as reader:
             info: WeightsInfoResponse = reader.server.call("get_weights_info", body, deadline_at=deadline_at)
             return info

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._base.events import ModelNamed
-from tinker_sync.clients import _deadlines
+from tinker_sync._base.policy import Meaning, Stage, rule_for
 from tinker_sync.clients._arguments import check_sample, check_sampler_path, refuse_bare_path
 from tinker_sync.clients._async import async_blocking, async_result
-from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
-from tinker_sync.clients.retry_config import RetryConfig, as_retry_config
-from tinker_sync.errors import InvalidInputError, TinkerError
+from tinker_sync.clients._base import CREATE_S, SAMPLE_S, ClientFuture, ready, start, start_after
+from tinker_sync.errors import (
+    APIConnectionError,
+    InternalServerError,
+    InvalidInputError,
+    RateLimitError,
+    TinkerError,
+)
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import Lazy, Shared
 from tinker_sync.runtime.naming import find_call_site, log_if_unread, names_requests
@@ -37,6 +43,80 @@ if TYPE_CHECKING:
         SaveWeightsForSamplerResponseInternal,
         TensorData,
     )
+
+
+# Scripts read the defaults from the class, which attrs would remove.
+@dataclass(frozen=True)
+class RetryConfig:
+    """Settings of a sampling client's retries.
+
+    Only `enable_retry_logic` and `max_attempts` have an effect; scripts of the reference client may set the
+    other fields. The package and the server determine the pauses. A sample fails at its deadline at the
+    latest.
+
+    Raises:
+        InvalidInputError: `max_connections` or `max_attempts` is less than 1.
+
+    >>> RetryConfig(max_attempts=3).enable_retry_logic
+    True
+    """
+
+    max_connections: int | None = 1000
+    progress_timeout: float = 7200.0
+    retry_delay_base: float = 0.5
+    retry_delay_max: float = 10.0
+    jitter_factor: float = 0.25
+    enable_retry_logic: bool = True
+    enable_stuck_detection: bool = True
+    retryable_exceptions: tuple[type[Exception], ...] = (
+        TimeoutError,
+        APIConnectionError,
+        InternalServerError,
+        RateLimitError,
+    )
+    """The errors after which a repeated call may succeed."""
+    max_attempts: int = field(default=10, kw_only=True)
+    """The most tries of one submit, and the most submits of one sample."""
+
+    def __post_init__(self) -> None:
+        if self.max_connections is not None and self.max_connections <= 0:
+            raise InvalidInputError(
+                f"RetryConfig.max_connections: expected more than 0 or None, got {self.max_connections}"
+            )
+        if self.max_attempts < 1:
+            raise InvalidInputError(f"RetryConfig.max_attempts: expected 1 or more, got {self.max_attempts}")
+
+    @property
+    def attempts(self) -> int:
+        """`max_attempts`, or 1 without retries."""
+        return self.max_attempts if self.enable_retry_logic else 1
+
+
+def as_retry_config(given: Any) -> RetryConfig:
+    """Return settings as they are, the defaults for None, or those of another package's `RetryConfig`.
+
+    Raises:
+        InvalidInputError: `given` is none of these.
+
+    >>> as_retry_config(None) == RetryConfig()
+    True
+    """
+    if given is None or isinstance(given, RetryConfig):
+        return given or RetryConfig()
+    if type(given).__name__ != "RetryConfig":
+        raise InvalidInputError(f"retry_config: expected a RetryConfig, got {type(given).__name__}")
+    names = (each.name for each in fields(RetryConfig))
+    return RetryConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+
+
+def is_retryable_status_code(status_code: int) -> bool:
+    """Return True if a call that was answered with this status may succeed when it is repeated.
+
+    >>> [is_retryable_status_code(status) for status in (404, 429, 503)]
+    [False, True, True]
+    """
+    rule = rule_for(status_code, Stage.CALL)
+    return rule.passes and rule.meaning is not Meaning.BLOCKED
 
 
 @names_requests
@@ -385,7 +465,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return scored
 
     def _until(self, deadline: float | None) -> float:
-        return self._runtime.server.give_up_at(deadline, _deadlines.SAMPLE_S)
+        return self._runtime.server.give_up_at(deadline, SAMPLE_S)
 
     # -------------------------------------------------------------------------------------- about it
 
@@ -574,7 +654,7 @@ def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> No
         refuse_bare_path(asked.model_path, "create_sampling_client")
     request = asked.model_copy(update={"session_id": runtime.server.open_session()})
     runtime.server.published.check_model(asked.base_model, runtime.server.ready().facts.dialect)
-    created = runtime.server.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
+    created = runtime.server.call("create_sampling_session", request, usual_s=CREATE_S)
     runtime.lifecycle.notify(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from tinker_sync import types
 from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_credential, check_is_path, check_service
 from tinker_sync.clients._async import async_blocking, async_result
-from tinker_sync.clients._shared import BaseClient
+from tinker_sync.clients._base import CREATE_S, REST_S, BaseClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.rest import RestClient
-    from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.clients.sampling import RetryConfig
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.insight import Budget, PriceTable, Usage
@@ -425,7 +424,7 @@ class ServiceClient(BaseClient):
         )
 
     def _until(self, deadline: float | None) -> float:
-        return self._runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
+        return self._runtime.server.give_up_at(deadline, CREATE_S)
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -438,7 +437,7 @@ class ServiceClient(BaseClient):
         ['tinker-sync/tiny']
         """
         capabilities: GetServerCapabilitiesResponse = self._runtime.server.call(
-            "get_server_capabilities", usual_s=_deadlines.REST_S
+            "get_server_capabilities", usual_s=REST_S
         )
         return capabilities
 
@@ -802,13 +801,11 @@ def _name_asker(runtime: ClientRuntime) -> Callable[[str], str | None]:
 
 
 def _of_run(runtime: ClientRuntime, model: str) -> str | None:
-    info = runtime.server.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+    info = runtime.server.call("get_info", types.GetInfoRequest(model_id=model), usual_s=REST_S)
     name: str | None = info.model_data.model_name
     return name
 
 
 def _of_sampler(runtime: ClientRuntime, model: str) -> str | None:
-    name: str | None = runtime.server.call(
-        "get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S
-    ).base_model
+    name: str | None = runtime.server.call("get_sampler", path={"sampler": model}, usual_s=REST_S).base_model
     return name

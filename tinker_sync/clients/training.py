@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, ove
 
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.left_out import Removed, refuse_arguments
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_loss, check_saving, check_state_path, check_step, refuse_loss
 from tinker_sync.clients._async import async_blocking, async_future, async_result
-from tinker_sync.clients._creation import ClientFuture, ready, start
+from tinker_sync.clients._base import CREATE_S, REST_S, SAVE_S, TRAIN_S, ClientFuture, ready, start
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests, warn_caller
@@ -48,8 +47,7 @@ from tinker_sync.types.training import LossFnConfig, listed_data
 
 if TYPE_CHECKING:
     from tinker_sync.clients._models import LoadedModel, NewModel
-    from tinker_sync.clients.retry_config import RetryConfig
-    from tinker_sync.clients.sampling import SamplingClient
+    from tinker_sync.clients.sampling import RetryConfig, SamplingClient
     from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.losses import custom, handle, two_passes
     from tinker_sync.losses.custom import CustomLossFn
@@ -399,7 +397,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if isinstance(params, AdamParams):
             check_step(params)
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
-        return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
+        return self._ordered("optim_step", request, OptimStepResponse, deadline, TRAIN_S)
 
     # -------------------------------------------------------------------------------------- saving
 
@@ -444,7 +442,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             overwrite=overwrite,
             user_metadata=user_metadata,
         )
-        return self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
+        return self._ordered("save_weights", request, SaveWeightsResponse, deadline, SAVE_S)
 
     def save_weights_for_sampler(
         self,
@@ -468,7 +466,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             model_id=self._line.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )
         return self._ordered(
-            "save_weights_for_sampler", request, SaveWeightsForSamplerResponse, deadline, _deadlines.SAVE_S
+            "save_weights_for_sampler", request, SaveWeightsForSamplerResponse, deadline, SAVE_S
         )
 
     def save_weights_external(
@@ -504,9 +502,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             ttl_seconds=ttl_seconds,
             age_encryption_recipients=age_encryption_recipients,
         )
-        return self._ordered(
-            "save_weights_external", request, SaveWeightsExternalResponse, deadline, _deadlines.SAVE_S
-        )
+        return self._ordered("save_weights_external", request, SaveWeightsExternalResponse, deadline, SAVE_S)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
@@ -559,7 +555,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         request = LoadWeightsRequest(
             model_id=self._line.model_id, path=path, optimizer=bool(suffix), weights_access_token=token
         )
-        return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
+        return self._ordered("load_weights", request, LoadWeightsResponse, deadline, SAVE_S)
 
     # -------------------------------------------------------------------------------------- going on
 
@@ -618,7 +614,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         request = state.model_copy(update={"user_metadata": self._user_metadata})
         runtime = self._runtime
-        until = runtime.server.give_up_at(deadline, _deadlines.CREATE_S)
+        until = runtime.server.give_up_at(deadline, CREATE_S)
         asked = LoadedModel.of(runtime, request, until)
         return TrainingClient._make(runtime, asked)
 
@@ -640,7 +636,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         True
         """
         self._refuse()
-        return self._line.unload(self._until(deadline, _deadlines.SAVE_S))
+        return self._line.unload(self._until(deadline, SAVE_S))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -691,7 +687,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             request,
             SaveWeightsForSamplerResponseInternal,
             None,
-            _deadlines.SAVE_S,
+            SAVE_S,
         )
         return SamplingClient._of_saved(
             self._runtime,
@@ -736,7 +732,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ('tinker-sync/tiny', 4)
         """
         request = GetInfoRequest(model_id=self.model_id)
-        info: GetInfoResponse = self._runtime.server.call("get_info", request, usual_s=_deadlines.REST_S)
+        info: GetInfoResponse = self._runtime.server.call("get_info", request, usual_s=REST_S)
         if info.model_id != request.model_id:
             raise APIResponseValidationError(
                 f"get_info: the answer describes another model than {request.model_id}"
@@ -810,7 +806,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if not self._line.held.open:
             self._goes_ahead()
 
-    def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
+    def _until(self, deadline: float | None, usual_s: float = TRAIN_S) -> float:
         return self._runtime.server.give_up_at(deadline, usual_s)
 
     forward_backward_async = async_future(forward_backward)

@@ -10,7 +10,7 @@ from tinker_sync._base.lazy import lazy_names
 
 _HOMES = {
     "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
-    "tinker_sync.clients.retry_config": "is_retryable_status_code",
+    "tinker_sync.clients.sampling": "is_retryable_status_code",
     "tinker_sync.lib.names": """
         AwaitableConcurrentFuture _APIFuture _TransportError api_key_console_url checkpoint_console_url
         checkpoint_playground_url combine_fwd_bwd_output_results new_api_key_console_url session_console_url

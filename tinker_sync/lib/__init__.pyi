@@ -2,7 +2,7 @@ from tinker_sync import APIFuture as APIFuture
 from tinker_sync import ExperimentalWarning as ExperimentalWarning
 from tinker_sync import QueueState as QueueState
 from tinker_sync import RetryConfig as RetryConfig
-from tinker_sync.clients.retry_config import is_retryable_status_code as is_retryable_status_code
+from tinker_sync.clients.sampling import is_retryable_status_code as is_retryable_status_code
 from tinker_sync.lib.names import AwaitableConcurrentFuture as AwaitableConcurrentFuture
 from tinker_sync.lib.names import _APIFuture as _APIFuture
 from tinker_sync.lib.names import _TransportError as _TransportError

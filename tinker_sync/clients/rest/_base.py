@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._base.policy import NO_SUCH_CALL
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_is_path
-from tinker_sync.clients._shared import BaseClient, SharedRuntimes
+from tinker_sync.clients._base import REST_S, BaseClient, SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import (
     APIStatusError,
@@ -103,7 +102,7 @@ def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **optio
         TinkerError: the call failed.
     """
     try:
-        return runtime.server.call(name, request, usual_s=_deadlines.REST_S, **options)
+        return runtime.server.call(name, request, usual_s=REST_S, **options)
     except APIStatusError as error:
         missing = missing_route(runtime, name, error)
         if missing is None:

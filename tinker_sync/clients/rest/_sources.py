@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 from tinker_sync._base.clock import http_date
-from tinker_sync.clients import _deadlines
+from tinker_sync.clients._base import REST_S, SAVE_S
 from tinker_sync.clients._models import LoadedModel
 from tinker_sync.clients.rest._base import missing_route, parse_path
 from tinker_sync.clients.training import TrainingClient
@@ -61,7 +61,7 @@ class ExternalFiles(DownloadSource):
         found: ExternalWeightsUrlsResponse = self._runtime.server.call(
             "get_external_weights_urls",
             path={"run": self._parsed.training_run_id, "name": self._parsed.checkpoint_id.partition("/")[2]},
-            usual_s=_deadlines.REST_S,
+            usual_s=REST_S,
         )
         return SignedUrls(found.urls, in_utc(found.expires))
 
@@ -117,7 +117,7 @@ class ExportedFiles(DownloadSource):
         status: Any = "errored"
         try:
             load = LoadWeightsRequest(path=self._parsed.tinker_path, optimizer=False)
-            until = runtime.clock.now() + _deadlines.SAVE_S
+            until = runtime.clock.now() + SAVE_S
             trainer = TrainingClient._make(own, LoadedModel.of(own, load, until))
             saved = trainer.result().save_weights_external("download", _EXPORT_TTL_S).result()
             status = "success"
@@ -128,7 +128,7 @@ class ExportedFiles(DownloadSource):
     def _try(self, name: str, request: Any) -> None:
         path = {"run": self._export.training_run_id, "checkpoint": self._export.checkpoint_id}
         try:
-            self._runtime.server.call(name, request, path=path, usual_s=_deadlines.REST_S)
+            self._runtime.server.call(name, request, path=path, usual_s=REST_S)
         except TinkerError as error:
             _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
 
@@ -189,7 +189,7 @@ def find_archive(runtime: ClientRuntime, run: str, checkpoint: str) -> tuple[str
             runtime.settings,
             path={"run": run, "checkpoint": name},
             headers={"Accept": "application/gzip"},
-            deadline_s=_deadlines.REST_S,
+            deadline_s=REST_S,
         )
         try:
             return archive_address(runtime.connection.caller.call(call), runtime.clock.time())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from tinker_sync import types
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._async import async_result
+from tinker_sync.clients._base import REST_S
 from tinker_sync.clients.rest._base import RestBase, checked_id, parse_path, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
@@ -266,7 +266,7 @@ class CheckpointCalls(RestBase):
             headers["X-Tinker-Weights-Access-Token"] = weights_access_token
 
         def copy() -> str:
-            deadline_at = self._runtime.clock.now() + _deadlines.REST_S
+            deadline_at = self._runtime.clock.now() + REST_S
             copied: CopyWeightsResponse = self._runtime.server.call(
                 "copy_weights", request, headers=headers, deadline_at=deadline_at
             )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync._base.secret import Secret, mask_text
-from tinker_sync.clients import _deadlines
 from tinker_sync.clients._async import async_result
+from tinker_sync.clients._base import REST_S
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import TinkerError, WireError
@@ -163,7 +163,7 @@ class SessionCalls(RestBase):
             "export_session_trace",
             self._runtime.settings,
             path={"session": checked_id("session_id", session_id)},
-            deadline_s=_deadlines.REST_S,
+            deadline_s=REST_S,
         )
         runtime = self._runtime
 

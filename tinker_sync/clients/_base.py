@@ -1,8 +1,9 @@
-"""Clients that are created in the background. A client is also the future of its own creation.
+"""What clients share: their runtime, their default deadlines, and their creation in the background.
 
-The caller's thread checks the arguments, takes the next number of the session and returns the object. A
-worker sends the requests. `HeldCalls` holds the calls that are made meanwhile; they start when the client is
-ready, or fail with its creation.
+A training or sampling client is also the future of its own creation. The caller's thread checks the
+arguments, takes the next number of the session and returns the object. A worker sends the requests.
+`HeldCalls` holds the calls that are made meanwhile; they start when the client is ready, or fail with its
+creation.
 
 The error of a failed creation keeps its class; its message names the line that asked for the client. If no
 call was held, and the program never reads that error, it is logged when the client is collected or the
@@ -13,16 +14,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, MutableMapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tinker_sync.clients._shared import BaseClient
 from tinker_sync.errors import ClientClosedError, TinkerError, with_words
+from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.lazy import Shared
 from tinker_sync.runtime.naming import carried, overlook
 
 if TYPE_CHECKING:
@@ -31,6 +33,69 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+# Default deadlines of calls, in seconds: long enough for every normal call, but finite.
+_HOUR_S: Final = 3600.0
+
+SAMPLE_S: Final = 4 * _HOUR_S
+TRAIN_S: Final = 12 * _HOUR_S
+SAVE_S: Final = 12 * _HOUR_S
+CREATE_S: Final = 12 * _HOUR_S
+REST_S: Final = 300.0
+
+
+class BaseClient:
+    """The base class of all clients, which gives access to the client's runtime."""
+
+    _runtime: ClientRuntime
+
+    def get_telemetry(self) -> None:
+        """Return None, because this client reports nothing to the service. Existing scripts use this name.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.get_telemetry()
+        """
+
+    @property
+    def holder(self) -> ClientRuntime:
+        """The runtime of this client: its connections, its threads and its session.
+
+        All clients of one service client share a runtime. So do all REST clients that are made without a
+        service client, for the same server and key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = tinker_sync.RestClient(service.holder)
+        ...     rest.holder is service.holder
+        True
+        """
+        return self._runtime
+
+    def __repr__(self) -> str:
+        runtime = getattr(self, "_runtime", None)  # None if the constructor has failed
+        address = f" {runtime.settings.base_url}" if runtime else ""
+        return f"<{type(self).__name__}{address}>"
+
+
+class SharedRuntimes:
+    """A table with one open runtime for each place. Thread-safe.
+
+    A place is a key of the table, such as an address with an API key.
+
+    Args:
+        runtimes: the mapping that holds the runtimes; a dictionary keeps them, and a weak mapping drops those
+            that no client uses.
+    """
+
+    def __init__(self, runtimes: MutableMapping[Hashable, ClientRuntime]) -> None:
+        self._shared = Shared(
+            runtimes, is_usable=lambda runtime: not runtime.closed, discard=lambda runtime: runtime.close()
+        )
+
+    def get(self, place: Hashable, make: Callable[[], ClientRuntime]) -> ClientRuntime:
+        """Return the open runtime of a place. Call `make`, which sends no request, if no runtime is open."""
+        return self._shared.get((place, _fork.generation()), make)
 
 
 def users_line() -> str:
