@@ -16,7 +16,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 import tinker_sync.types as ours
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import write_message
 from tinker_sync.wire.proto.outputs import decode_forward_backward_output, encode_forward_backward_output
 from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response

@@ -22,9 +22,7 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from tinker_sync.errors import WireError
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import Field, FieldRule, Message, read_message, write_message
 
 TOP_LEVEL = (tables.FORWARD_BACKWARD_REQUEST, tables.FORWARD_BACKWARD_OUTPUT, tables.SAMPLE_RESPONSE)
 KINDS = {

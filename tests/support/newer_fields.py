@@ -8,7 +8,7 @@ from typing import Any
 from support.proto_mutate import varint
 
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import LENGTH, Message, read_length, read_tag, skip
+from tinker_sync.wire.proto.codec import LENGTH, Message, read_length, read_tag, skip
 
 FREE = frozenset({"user_metadata", "loss_fn_inputs", "loss_fn_config", "args", "kwargs"})
 """Fields whose value is a mapping with names of the client's choice, so any name in it is known."""

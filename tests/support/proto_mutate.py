@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
+from tinker_sync.wire.proto.codec import Field, FieldRule, Message, Scalar
 
 _HOSTILE = (
     *(0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x3FFF, 2**31 - 1, 2**31, 2**32 - 1, 2**32),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
+from tinker_sync.wire.proto.codec import Field, FieldRule, Message, Scalar
 
 MESSAGES = tuple(value for value in vars(tables).values() if isinstance(value, Message))
 """Every table of the protocol."""

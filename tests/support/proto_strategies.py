@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from support.proto_random import normal
 
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
+from tinker_sync.wire.proto.codec import Field, FieldRule, Message, Scalar
 
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "int32": st.integers(-(2**31), 2**31 - 1),

@@ -34,8 +34,7 @@ from tinker_sync.types import (
 from tinker_sync.types._structured import Structured, fields_of
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.proto import outputs, requests, samples, tables
-from tinker_sync.wire.proto._fields import FieldRule, Message
-from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto.codec import FieldRule, Message, read_message
 
 MODELS = exported_models()
 

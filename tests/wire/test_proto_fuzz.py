@@ -22,9 +22,7 @@ from tinker_sync import types
 from tinker_sync.errors import WireError
 from tinker_sync.types import TensorData
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import Message
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import Message, read_message, write_message
 from tinker_sync.wire.proto.outputs import (
     MAX_EMPTY_RECORDS,
     decode_forward_backward_output,

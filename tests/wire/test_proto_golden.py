@@ -12,8 +12,7 @@ from support.each import for_each
 from support.proto_random import MESSAGES, comparable
 
 from tinker_sync import types
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import read_message, write_message
 from tinker_sync.wire.proto.outputs import decode_forward_backward_output
 from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response

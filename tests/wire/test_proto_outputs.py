@@ -12,9 +12,8 @@ from support.each import for_each
 from tinker_sync.errors import WireError
 from tinker_sync.types import ForwardBackwardOutput, TensorData
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._reader import read_message
 from tinker_sync.wire.proto._tensors import BLOCK_CELLS, MOST_SHARED_BYTES
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import read_message, write_message
 from tinker_sync.wire.proto.outputs import (
     MAX_EMPTY_RECORDS,
     decode_forward_backward_output,

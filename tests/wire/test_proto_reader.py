@@ -16,7 +16,7 @@ from support.proto_strategies import messages
 
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import (
+from tinker_sync.wire.proto.codec import (
     BOOL,
     FLOAT,
     INT32,
@@ -27,11 +27,11 @@ from tinker_sync.wire.proto._fields import (
     Message,
     plain,
     present,
+    read_message,
     repeated,
     undecodable,
+    write_message,
 )
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import write_message
 
 
 def read(table: Message, *parts: str | bytes) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types import Datum, EncodedTextChunk
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import read_message, write_message
 from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 
 

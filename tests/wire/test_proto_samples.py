@@ -10,7 +10,7 @@ import pytest
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types import PromptAltTokens, SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.codec import write_message
 from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 

@@ -11,9 +11,18 @@ import pytest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.proto import _writer as writer
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FLOAT, STRING, UINT64, Message, plain, present, repeated
-from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._writer import Buffers, write_message
+from tinker_sync.wire.proto.codec import (
+    FLOAT,
+    STRING,
+    UINT64,
+    Buffers,
+    Message,
+    plain,
+    present,
+    read_message,
+    repeated,
+    write_message,
+)
 
 KINDS = Message(
     "Kinds", plain(1, "seed", UINT64), present(2, "temperature", FLOAT), repeated(3, "values", STRING)

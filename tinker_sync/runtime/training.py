@@ -88,8 +88,7 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
-from tinker_sync.wire.proto._fields import varint
-from tinker_sync.wire.proto._writer import Buffers
+from tinker_sync.wire.proto.codec import Buffers, varint
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client_runtime import ClientRuntime

@@ -1,7 +1,7 @@
 """Codecs for the protobuf messages of package `tinker_public`, without the protobuf library.
 
-    tables, _fields            the messages, field by field
-    _reader, _writer           conversion between the bytes of any message and a dict, by its table
+    codec                      conversion between the bytes of any message and a dict, by its table
+    tables                     the messages, field by field
     requests, outputs, samples an encoder and a decoder for each message that has a type of this package
     _tensors                   conversion between numpy arrays and `bytes` fields; it imports numpy
 

@@ -22,11 +22,11 @@ import attrs
 from tinker_sync._base.numpy import np
 from tinker_sync.types.tensor_data import TensorData, csr_problem
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, varint
+from tinker_sync.wire.proto.codec import FieldFault, varint
 
 if TYPE_CHECKING:
     from tinker_sync._base.numpy import AnyArray, Int64Array
-    from tinker_sync.wire.proto._reader import Plain
+    from tinker_sync.wire.proto.codec import Plain
 
 INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")

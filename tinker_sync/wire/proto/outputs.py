@@ -13,10 +13,19 @@ from tinker_sync._base.numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, name_entry, undecodable, unencodable
-from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import INT64, find_shared, find_wire_dtype, payload, split_batch
-from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
+from tinker_sync.wire.proto.codec import (
+    Buffers,
+    FieldFault,
+    Plain,
+    Readable,
+    check_size,
+    name_entry,
+    read_message,
+    undecodable,
+    unencodable,
+    write_plain,
+)
 
 Record = dict[str, TensorData]
 

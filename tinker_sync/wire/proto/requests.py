@@ -16,16 +16,6 @@ from tinker_sync.types.model_input import DmelChunk, EncodedTextChunk, ImageChun
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import (
-    STRING,
-    FieldFault,
-    name_entry,
-    translate_refusals,
-    undecodable,
-    unencodable,
-    varint,
-)
-from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import (
     INT32,
     LAYOUTS,
@@ -37,7 +27,23 @@ from tinker_sync.wire.proto._tensors import (
     view_array,
     wire_values,
 )
-from tinker_sync.wire.proto._writer import MAX_SIZE, Buffers, Piece, check_size, write_plain
+from tinker_sync.wire.proto.codec import (
+    MAX_SIZE,
+    STRING,
+    Buffers,
+    FieldFault,
+    Piece,
+    Plain,
+    Readable,
+    check_size,
+    name_entry,
+    read_message,
+    translate_refusals,
+    undecodable,
+    unencodable,
+    varint,
+    write_plain,
+)
 
 Span = PromptProvenanceSpan | SampledProvenanceSpan
 

@@ -20,9 +20,17 @@ from tinker_sync.types.sampling import (
     _Views,
 )
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import FieldFault, undecodable, unencodable
-from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
+from tinker_sync.wire.proto.codec import (
+    Buffers,
+    FieldFault,
+    Plain,
+    Readable,
+    check_size,
+    read_message,
+    undecodable,
+    unencodable,
+    write_plain,
+)
 
 if TYPE_CHECKING:
     from tinker_sync._base.numpy import AnyArray

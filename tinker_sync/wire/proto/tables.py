@@ -6,7 +6,7 @@ names; a change here changes the bytes on the wire. Tables are immutable; any th
 
 from __future__ import annotations
 
-from tinker_sync.wire.proto._fields import (
+from tinker_sync.wire.proto.codec import (
     BOOL,
     BYTES,
     DOUBLE,

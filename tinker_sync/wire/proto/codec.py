@@ -1,13 +1,20 @@
-"""The field tables: a `Message` has `Field`s, and each `Field` has a kind and a rule.
+"""The codec of any message: its table of fields, the writer, and the reader.
 
-Tables are immutable data, which the reader and the writer walk. The module has the parts that both need:
+- A `Message` has `Field`s, and each `Field` has a kind and a rule. `tables` has the messages of the protocol.
+- The writer converts a dict to bytes, in pieces, so that large payloads are not copied. Numbers out of range
+  are refused.
+- The reader converts bytes to a dict of the fields that are present: a field with presence if it was set, any
+  other one if it differs from its default. So two messages have the same meaning exactly when their dicts are
+  equal. `bytes` fields are views of the received buffer; the caller copies them if necessary.
 
-- A `FieldFault` has a path that grows while the exception passes up: each level prepends its part, so valid
-  messages cost nothing extra. The outermost function converts the fault to the public error.
-- Each reader of a varint, a length or a scalar takes a flat view of bytes, a position and an end, and reads
-  nothing beyond the end. A `write` of a scalar returns the bytes that follow the tag.
+The reader stays within the given bytes, checks each announced length before it uses it, needs time and memory
+in proportion to the input, and raises `WireError` for all damage. It follows proto3: unknown fields are
+skipped, the last of several singular values counts, repeated submessages are merged, packed and unpacked
+lists are accepted, enums are open, text must be UTF-8.
 
-Any thread may use this module.
+A `FieldFault` has a path that grows while the exception passes up, so that valid messages pay nothing for it.
+The outermost function converts the fault to the public error. Tables are immutable, and any thread may use
+this module; a `Buffers` belongs to one thread while it grows.
 """
 
 from __future__ import annotations
@@ -15,9 +22,9 @@ from __future__ import annotations
 import enum
 import operator
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -408,3 +415,311 @@ def oneof(*members: Field) -> tuple[Field, ...]:
         attrs.evolve(member, rivals=tuple(name for name in names if name != member.name))
         for member in members
     )
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+Piece: TypeAlias = Any
+"""Bytes, or a contiguous array of any kind."""
+
+MAX_SIZE = 0x7FFF_FFFF
+"""The protobuf limit: implementations refuse messages of 2 GiB or more."""
+
+
+class Buffers:
+    """An encoded message: pieces of bytes in order, and their total size.
+
+    Pieces may be views of arrays: join or send them before the arrays change. A buffer belongs to one thread
+    while it grows.
+
+    >>> parts = Buffers([b"ab", memoryview(b"cd")])
+    >>> parts.size, parts.join()
+    (4, b'abcd')
+    """
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: Iterable[Piece] = (), size: int | None = None) -> None:
+        self.pieces: list[Piece] = [*pieces]
+        self.size = sum([memoryview(piece).nbytes for piece in self.pieces]) if size is None else size
+
+    def enclose(self, tag: bytes, other: Buffers) -> None:
+        """Append another message as a field: its tag, its size and its pieces."""
+        self.append(tag + varint(other.size))
+        self.extend(other)
+
+    def append(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+
+    def extend(self, other: Buffers) -> None:
+        self.pieces += other.pieces
+        self.size += other.size
+
+    def join(self) -> bytes:
+        """Copy all pieces into one bytes object."""
+        return b"".join(self.pieces)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.pieces)
+
+    def __repr__(self) -> str:
+        return f"<Buffers of {self.size} bytes in {len(self.pieces)} pieces>"
+
+
+def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
+    """Write a message to buffers.
+
+    Args:
+        table: the table of the message.
+        value: a dict in the form that `read_message` returns. None means absent; a `bytes` field or a
+            submessage may also be a `Buffers`, whose pieces the result shares.
+
+    Raises:
+        InvalidInputError: a value does not fit its field; the message names the path.
+
+    >>> from tinker_sync.wire.proto.tables import LOSS_CONFIG_VALUE
+    >>> write_message(LOSS_CONFIG_VALUE, {"text": "hello"}).join().hex()
+    '120568656c6c6f'
+    """
+    try:
+        out = write_plain(table, value)
+        check_size(out.size)
+    except FieldFault as fault:
+        raise unencodable(table.name, fault) from None
+    return out
+
+
+def check_size(size: int) -> None:
+    """Raise `FieldFault` for a message that is larger than protobuf allows."""
+    if size > MAX_SIZE:
+        raise FieldFault(f"the message has {size} bytes; at most {MAX_SIZE} can be sent")
+
+
+def write_plain(table: Message, value: Mapping[str, Any]) -> Buffers:
+    """Write a message like `write_message`, but raise `FieldFault`, and leave `check_size` to the caller.
+
+    For callers within `wire.proto`.
+    """
+    if not value.keys() <= table.by_name.keys():
+        unknown = ", ".join(sorted(map(repr, value.keys() - table.by_name.keys())))
+        raise FieldFault(f"{table.name} has no field {unknown}")
+    out = Buffers()
+    for field in table.fields:
+        given = value.get(field.name)
+        if given is None:
+            continue
+        if any(value.get(rival) is not None for rival in field.rivals):
+            raise FieldFault(f"only one of {', '.join((field.name, *field.rivals))} can be set")
+        try:
+            _WRITERS[field.rule](field, given, out)
+        except FieldFault as fault:
+            raise fault.under(field.name) from None
+    return out
+
+
+def _write_one(field: Field, value: Any, out: Buffers) -> None:
+    """Write a singular field or one element of a list."""
+    kind = field.kind
+    if isinstance(value, Buffers):
+        out.enclose(field.tag, value)
+    elif isinstance(kind, Message):
+        if not isinstance(value, Mapping):
+            raise FieldFault(f"expected {kind.name}, got {type(value).__name__}")
+        _write_one(field, write_plain(kind, value), out)
+    elif kind is BYTES and isinstance(value, (bytes, bytearray, memoryview)):
+        _write_one(field, Buffers([value]), out)  # do not copy: images are large
+    else:
+        out.append(field.tag + kind.write(value))
+
+
+def _write_plain_field(field: Field, value: Any, out: Buffers) -> None:
+    start = len(out.pieces), out.size
+    _write_one(field, value, out)  # checks the value even if it is a default and is dropped below
+    if not (value.size if isinstance(value, Buffers) else value):
+        del out.pieces[start[0] :]
+        out.size = start[1]
+
+
+def _write_list(field: Field, values: Any, out: Buffers) -> None:
+    index = 0
+    packed: list[Piece] = []
+    try:
+        for index, value in enumerate(values):  # noqa: B007 -- the except clause uses it
+            if field.packed and isinstance(field.kind, Scalar):
+                packed.append(field.kind.write(value))
+            else:
+                _write_one(field, value, out)
+    except FieldFault as fault:
+        raise fault.under(f"[{index}]") from None
+    if packed:
+        _write_one(field, Buffers(packed), out)
+
+
+def _write_map(field: Field, entries: Any, out: Buffers) -> None:
+    key = None
+    try:
+        for key, value in entries.items():
+            _write_one(field, _write_entry(field.kind, key, value), out)
+    except FieldFault as fault:
+        raise fault.under(name_entry("", key)) from None
+
+
+def _write_entry(table: Any, key: Any, value: Any) -> Buffers:
+    """Write one entry of a map. Key and value are written even if they are defaults, as other writers do."""
+    out = Buffers()
+    _write_one(table.by_name["key"], key, out)
+    _write_one(table.by_name["value"], value, out)
+    return out
+
+
+_WRITERS = {
+    FieldRule.PLAIN: _write_plain_field,
+    FieldRule.PRESENT: _write_one,
+    FieldRule.REPEATED: _write_list,
+    FieldRule.MAP: _write_map,
+}
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+Plain = dict[str, Any]
+Readable = bytes | bytearray | memoryview
+
+_MOST_NOTED = 100
+
+
+def read_message(table: Message, data: Readable, unknown: set[str] | None = None) -> Plain:
+    """Read a message into a dict.
+
+    Args:
+        table: the table of the message.
+        data: the bytes of the message.
+        unknown: a set, to which the names of unknown fields are added, such as `Datum.17`; at most a hundred.
+
+    Raises:
+        WireError: the bytes are not such a message; `path` names the field.
+
+    >>> from tinker_sync.wire.proto.tables import LOSS_CONFIG_VALUE
+    >>> read_message(LOSS_CONFIG_VALUE, bytes.fromhex("120568656c6c6f"))
+    {'text': 'hello'}
+    """
+    view = memoryview(data).cast("B")
+    message: Plain = {}
+    try:
+        _read(table, view, 0, len(view), message, unknown)
+    except FieldFault as fault:
+        raise undecodable(table.name, fault) from None
+    return message
+
+
+def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
+    table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
+    """Read the fields between `at` and `end`, and merge them into a dict that may already have fields."""
+    field = None
+    by_tag = table.by_tag
+    try:
+        while at < end:
+            field = None
+            tag = view[at]
+            if 8 <= tag < 0x80:
+                at += 1
+            else:
+                tag, at = read_tag(view, at, end)
+            field = by_tag.get(tag)
+            if field is None:
+                at = skip(view, at, end, tag)
+                if unknown is not None and len(unknown) < _MOST_NOTED:
+                    unknown.add(f"{table.name}.{tag >> 3}")
+            elif (kind := field.kind) is BYTES or kind is STRING or isinstance(kind, Message):
+                size = view[at] if at < end else 0x80
+                if size < 0x80 and size < end - at:  # a length of one byte, and all its bytes are present
+                    start, at = at + 1, at + 1 + size
+                else:
+                    start, at = read_length(view, at, end)
+                if isinstance(kind, Message):
+                    _read_submessage(field, kind, view, start, at, into, unknown)
+                else:
+                    part = view[start:at]
+                    _keep(field, part if kind is BYTES else str(part, "utf-8"), into)
+            elif field.rule is FieldRule.REPEATED:
+                at = _read_list(field, view, at, end, tag, into)
+            elif kind.wire == VARINT and kind is not BOOL and at < end and view[at] < 0x80:
+                _keep(field, view[at], into)
+                at += 1
+            else:
+                value, at = kind.read(view, at, end)
+                _keep(field, value, into)
+    except FieldFault as fault:
+        if field is not None:
+            fault.under(_segment(field, into))
+        raise
+    except UnicodeDecodeError as error:
+        assert field is not None  # noqa: S101  # only a text of this message raises it
+        not_text = FieldFault(f"the text is not UTF-8 at byte {error.start}")
+        raise not_text.under(_segment(field, into)) from None
+
+
+def _segment(field: Field, into: Plain) -> str:
+    if field.rule is FieldRule.REPEATED:
+        return f"{field.name}[{len(into.get(field.name, ()))}]"
+    return field.name
+
+
+def _keep(field: Field, value: Any, into: Plain) -> None:
+    if field.rule is FieldRule.REPEATED:
+        into.setdefault(field.name, []).append(value)
+    elif value or field.rule is FieldRule.PRESENT:
+        into[field.name] = value
+        for rival in field.rivals:
+            into.pop(rival, None)
+    else:
+        into.pop(field.name, None)  # the last value counts, and it is the default
+
+
+def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into: Plain) -> int:
+    read = field.kind.read  # type: ignore[union-attr]  # _read_submessage reads lists of messages
+    if not (field.packed and tag & 7 == LENGTH):
+        value, at = read(view, at, end)
+        into.setdefault(field.name, []).append(value)
+        return at
+    at, stop = read_length(view, at, end)
+    if at < stop:
+        values = into.setdefault(field.name, [])
+        while at < stop:
+            value, at = read(view, at, stop)
+            values.append(value)
+    return stop
+
+
+def _read_submessage(
+    field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
+    if field.rule is FieldRule.REPEATED:
+        child: Plain = {}
+        _read(table, view, at, end, child, unknown)
+        into.setdefault(field.name, []).append(child)
+    elif field.rule is FieldRule.MAP:
+        _read_entry(field, table, view, at, end, into, unknown)
+    else:
+        child = into.get(field.name, {})
+        _read(table, view, at, end, child, unknown)
+        _keep(field, child, into)
+
+
+def _read_entry(
+    field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
+    """Read the entry of a map. An absent key or value has its default; the last entry of a key counts."""
+    read: Plain = {}
+    try:
+        _read(table, view, at, end, read, unknown)
+    except FieldFault as fault:
+        # The path names the map and the key, not the entry's own fields.
+        fault.path = fault.path.removeprefix("value").removeprefix("key").removeprefix(".")
+        fault.under(name_entry("", read.get("key", "")))
+        raise
+    kind = table.by_name["value"].kind
+    default = {} if isinstance(kind, Message) else kind.default
+    into.setdefault(field.name, {})[read.get("key", "")] = read.get("value", default)
