@@ -97,7 +97,7 @@ def ways(port: int, body: bytes) -> Iterator[tuple[str, Callable[[], object]]]:
     All subjects send about the same headers.
     """
     url, path = f"http://127.0.0.1:{port}", "/api/v1/asample"
-    call = Call(method="POST", path=path, body=body, idempotency_key="k" * 36)
+    call = Call(method="POST", path=path, body=body, idempotency_key="k" * 36, answer_bytes=1 << 25)
     own = Http(Settings.resolve(base_url=url), Keys())
     yield "own connections", lambda: own.send(call)
     own.close()
