@@ -10,7 +10,7 @@ from support.wires import KEY, Keys, http_for, post
 
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import CredentialError
-from tinker_sync.transport.challenge import rejects_token
+from tinker_sync.transport.tokens import rejects_token
 
 
 @pytest.mark.parametrize("header", [None, "", '"', "error=", '\\"' * 3000, "e" * 100_000, ",=,=", 'error="'])

@@ -118,7 +118,9 @@ def test_each_piece_of_an_upload_has_the_timeout_for_itself(monkeypatch: pytest.
     assert bench.clock.now() > 100  # in all, far more than the timeout of 10 s
     assert bench.sent()[1] == body
     assert set(bench.sock.timeouts) == {0, 10.0}
-    assert made.finish().body == b"ok"
+    reply = made.step()
+    assert reply is not None
+    assert reply.body == b"ok"
 
 
 def test_a_small_body_shares_a_packet_with_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +176,6 @@ def test_step_gives_the_answer_once_it_is_whole(monkeypatch: pytest.MonkeyPatch)
     assert not bench.connection.closed
 
 
-def test_step_and_finish_may_be_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = answer(b"hello")
-    made = Bench(monkeypatch, raw[:-2], BlockingIOError(), raw[-2:]).open()
-    assert made.step() is None
-    assert made.finish().body == b"hello"
-
-
 @pytest.mark.parametrize(
     ("arrivals", "stale"),
     [
@@ -197,7 +192,7 @@ def test_only_a_used_connection_without_a_word_is_stale(
         bench = Bench(monkeypatch, *arrivals, requests=requests)
         made = bench.open()
         with pytest.raises(SendFailed) as caught:
-            made.finish()
+            made.step()
         assert caught.value.stale is (stale and requests > 0)
         assert caught.value.maybe_received
         assert bench.connection.closed

@@ -11,7 +11,7 @@ import pytest
 
 from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call
-from tinker_sync.transport.redact import curl, redact_body
+from tinker_sync.transport.journal import curl, redact_body
 
 KEY = "tml-planted-key-0123456789"
 BASE = "https://h.example/pre"

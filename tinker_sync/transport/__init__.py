@@ -9,8 +9,8 @@
     body                   a large body in pieces, sent in blocks without a copy of the whole
     content                compressed bodies
     session                the user's `requests.Session`: proxies, certificates, headers, cookies
-    auth, tokens, challenge, credential_command   the key, and tokens in exchange for it
-    journal, redact        log lines and events, with secrets masked
+    auth, tokens, credential_command   the key, and tokens in exchange for it
+    journal                log lines and events, with secrets masked
 
 Any thread may use these modules. An exchange belongs to one thread at a time.
 """

@@ -38,7 +38,6 @@ from tinker_sync.errors import APIConnectionError, InvalidInputError
 from tinker_sync.transport import content
 from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.pools import (
     MAX_IDLE,
@@ -47,6 +46,7 @@ from tinker_sync.transport.pools import (
     Pools,
     Route,
     connect,
+    has_arrived,
     never_block,
 )
 from tinker_sync.transport.request import (
@@ -59,6 +59,7 @@ from tinker_sync.transport.request import (
     redirected,
 )
 from tinker_sync.transport.session import SessionRules
+from tinker_sync.transport.tokens import rejects_token
 from tinker_sync.wire.http1.client import (
     RECEIVE_BYTES,
     ReplyParser,
@@ -368,12 +369,7 @@ class Exchange:
             ConfigurationError: A certificate file or a proxy cannot be used for the address of a redirect.
             InvalidInputError: The request had to be sent again, but an array of its body has changed.
         """
-        try:
-            raw = self._take_arrived()
-        except SendFailed as failed:
-            self._replace_or_raise(failed)
-            return None
-        return None if raw is None else self._conclude(raw)
+        return self._advance(wait=False)
 
     def finish(self) -> Reply:
         """Wait for the reply and return it.
@@ -381,15 +377,9 @@ class Exchange:
         Raises:
             SendFailed, CredentialError, ConfigurationError, InvalidInputError: As for `step`.
         """
-        while True:
-            try:
-                raw = self._take_all()
-            except SendFailed as failed:
-                self._replace_or_raise(failed)
-            else:
-                reply = self._conclude(raw)
-                if reply is not None:
-                    return reply
+        while (reply := self._advance(wait=True)) is None:
+            pass
+        return reply
 
     def abort(self) -> None:
         """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
@@ -602,12 +592,30 @@ class Exchange:
             )
         self._send_piece(last)
 
-    def _take_arrived(self) -> ReplyParser | None:
-        """Take the bytes that have arrived, without blocking. Return the answer if it is whole, else None.
+    def _advance(self, *, wait: bool) -> Reply | None:
+        try:
+            if wait and not self._parser.done:
+                self._await_bytes()
+            raw = self._take_arrived()
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+            return None
+        except BaseException:  # Ctrl-C leaves half an answer on the connection
+            self.abort()
+            raise
+        return None if raw is None else self._conclude(raw)
 
-        Raises:
-            SendFailed: The request failed, or no answer came in time.
-        """
+    def _await_bytes(self) -> None:
+        left_s = self.expires_at_s - self._http.clock.now()
+        while left_s > 0:
+            now_s = slice_of(left_s)
+            if has_arrived(self._connection.sock, now_s):
+                return
+            left_s -= now_s
+        self._fail(TimeoutError("timed out"))
+
+    def _take_arrived(self) -> ReplyParser | None:
+        """Take the bytes that have arrived. Return the answer if it is whole, else None."""
         sock, parser = self._connection.sock, self._parser
         try:
             never_block(sock)
@@ -621,45 +629,8 @@ class Exchange:
             self._fail(error)
         return self._end()
 
-    def _take_all(self) -> ReplyParser:
-        """Wait for the answer and return it.
-
-        Raises:
-            SendFailed: The request failed, or no answer came in time.
-        """
-        try:
-            while not self._parser.done:
-                self._receive()
-        except (OSError, MalformedMessage, MessageTooLarge) as error:
-            self._fail(error)
-        except BaseException:  # Ctrl-C leaves half an answer on the connection
-            self.abort()
-            raise
-        return self._end()
-
-    def _receive(self) -> None:
-        """Wait for the next bytes of the answer, and pass them to the parser."""
-        sock, left_s = self._connection.sock, self._left_s()
-        while True:
-            now_s = slice_of(left_s)
-            sock.settimeout(now_s)
-            left_s -= now_s
-            try:
-                self._take_from(sock)
-            except TimeoutError:
-                if left_s <= 0:
-                    raise
-            else:
-                return
-
     def _begin_silence(self, limit_s: float) -> None:
         self.expires_at_s = min(self._http.clock.now() + limit_s, self._give_up_s)
-
-    def _left_s(self) -> float:
-        left_s = self.expires_at_s - self._http.clock.now()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        return left_s
 
     def _take_from(self, sock: socket.socket) -> None:
         parser = self._parser

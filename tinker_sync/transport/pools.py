@@ -161,7 +161,7 @@ class Connection:
         """Return True if nothing has arrived since the last answer, so reuse is possible."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
-                return not self.sock.pending() and not _has_arrived(self.sock)  # type: ignore[attr-defined]
+                return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]
             never_block(self.sock)
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -171,12 +171,16 @@ class Connection:
         return False
 
 
-def _has_arrived(sock: socket.socket) -> bool:
+def has_arrived(sock: socket.socket, wait_s: float = 0.0) -> bool:
+    """Return True if a read would not wait; False if this has not changed within `wait_s`."""
+    descriptor = sock.fileno()
+    if descriptor < 0:  # closed by another thread, so that a read fails at once
+        return True
     if not hasattr(select, "poll"):
-        return bool(select.select([sock], [], [], 0)[0])
+        return bool(select.select([sock], [], [], wait_s)[0])
     poll = select.poll()  # unlike select, it takes descriptors above 1024
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(math.ceil(wait_s * 1000)))
 
 
 def never_block(sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Short-lived tokens: their lifetime, and a cache that renews them in time.
+"""Short-lived tokens: their lifetime, their rejection by a server, and a cache that renews them in time.
 
 Guarantees:
 
@@ -17,8 +17,8 @@ import copy
 import json
 import logging
 import math
-import os
 import random
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,6 +53,11 @@ _SHORTEST_LIFETIME_S: Final = 1.0
 _ROUNDING_S: Final = 0.001
 # The Date header has whole seconds, and the answer needs time to arrive.
 _DATE_TOLERANCE_S: Final = 5.0
+# A parameter of a challenge, or a quoted text outside of any parameter. The last quote may be missing.
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - a class of characters
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*(?:"|$)'
+# `re` compiles it at the first 401; most programs see none.
+_PART: Final = rf"(?<!{_TOKEN})({_TOKEN}+)[ \t]*=[ \t]*({_QUOTED}|{_TOKEN}+)|{_QUOTED}"
 
 
 @frozen
@@ -158,7 +163,6 @@ class _Flight:
         self.over = threading.Event()
         self.failure: Exception | None = None
         self.thread = threading.get_ident()
-        self.process = os.getpid()
 
 
 class TokenCache:
@@ -209,7 +213,7 @@ class TokenCache:
         while True:
             now = self._now()
             with self._lock:
-                held, flight = self._held, self._flight_locked()
+                held, flight = self._held, self._flight
                 if held is not None and self._is_good_locked(held, now):
                     return held.token
                 begins = flight is None
@@ -241,7 +245,7 @@ class TokenCache:
         """Renew the token if it is due, and log a failure. For a thread that renews ahead of time."""
         now = self._now()
         with self._lock:
-            idle = self._flight_locked() is None
+            idle = self._flight is None
             if self._held is None or not idle or self._next_locked(self._held, now) > _ROUNDING_S:
                 return
             flight = self._flight = _Flight()
@@ -254,7 +258,7 @@ class TokenCache:
         """Return the seconds until the next call of `step`, or None if there is no token to renew."""
         now = self._now()
         with self._lock:
-            if self._flight_locked() is not None:
+            if self._flight is not None:
                 return _SHORTEST_PAUSE_S
             return None if self._held is None else max(0.0, self._next_locked(self._held, now))
 
@@ -305,15 +309,6 @@ class TokenCache:
         flight.failure = failure
         flight.over.set()
         return at_hand
-
-    def _flight_locked(self) -> _Flight | None:
-        """Return the renewal under way, or None.
-
-        A forked child drops the renewal of the parent, whose thread does not exist in the child.
-        """
-        if self._flight is not None and self._flight.process != os.getpid():
-            self._flight = None
-        return self._flight
 
     def _is_good_locked(self, held: _Held, now: _Moment) -> bool:
         """Return True if the token is fresh, or still good while a renewal runs or has just failed."""
@@ -379,3 +374,24 @@ def _date_of(reply: Reply) -> float | None:
 def _number(value: Any) -> float | None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
     return float(value) if good else None
+
+
+def rejects_token(header: str | None) -> bool:
+    """Return True if the server rejects the credential as an invalid token, so that a new one may help.
+
+    Args:
+        header: the value of `WWW-Authenticate`; commas separate several challenges.
+
+    >>> rejects_token('Basic realm="x", Bearer Error = INVALID_TOKEN')
+    True
+    >>> rejects_token('Bearer error_description="not error=invalid_token", error="insufficient_scope"')
+    False
+    """
+    return any(
+        (found[1] or "").lower() == "error" and _unquoted(found[2]).lower() == "invalid_token"
+        for found in re.finditer(_PART, header or "", re.DOTALL)
+    )
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value
