@@ -125,7 +125,7 @@ def test_a_fourth_bad_request_is_one_too_many() -> None:
 # ------------------------------------------------------------------------------------ submits
 
 
-@pytest.mark.parametrize(("tokens", "pauses_s"), [(3, 0.04 + 0.11), (20_000, 5.0 + 5.0)])
+@pytest.mark.parametrize(("tokens", "pauses_s"), [(3, 0.04 + 0.07), (20_000, 5.0 + 5.0)])
 def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pauses_s: float) -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)

@@ -410,13 +410,13 @@ class TestReopening:
             pauses_s.append(closed_s(limiter))
             clock.advance(pauses_s[-1])
         assert pauses_s[0] == pytest.approx(2 / FIRST_RATE)
-        assert pauses_s[1] > 2 * pauses_s[0]
-        assert pauses_s[-5:] == pytest.approx([1.0] * 5)
+        assert pauses_s[1] > 1.5 * pauses_s[0]
+        assert pauses_s[-2:] == pytest.approx([1.0] * 2)
         clock.advance(2)
         gate.succeeded(gate.acquire())
         clock.advance(2)
         gate.throttled(gate.acquire())
-        assert closed_s(limiter) < 0.2
+        assert closed_s(limiter) == pytest.approx(2 / limiter._rate.a_second)
 
     def test_thousands_without_a_success_leave_a_rate(self) -> None:
         clock, limiter, gate = limiter_and_gate()
@@ -432,7 +432,7 @@ class TestReopening:
         gate.throttled(first, delay_s=1)
         for permit in rest:
             gate.succeeded(permit)
-        assert limiter._rate.a_second == pytest.approx(0.7 * FIRST_RATE)
+        assert limiter._rate.a_second == pytest.approx(0.9 * FIRST_RATE)
 
     def test_a_refusal_after_it_has_opened_starts_anew(self) -> None:
         clock, limiter, gate = throttled_once()

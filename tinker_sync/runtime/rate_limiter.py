@@ -46,7 +46,9 @@ _FIRST_DROP: Final = 0.7
 _DROP: Final = 0.9
 _PAUSED_REQUESTS: Final = 2.0
 _MOST_AT_ONCE: Final = 0.1  # the growth with one success, because few of them after a long time prove little
-# The pauses after refusals that name no time. They double until the server accepts a request.
+# The pauses after refusals that name no time. They grow until the server accepts a request, slowly, because
+# on average the client asks too late by a part of the time for which the server refuses.
+_LONGER: Final = 1.5
 _SHORTEST_PAUSE_S: Final = 0.02
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 1.0
@@ -109,7 +111,8 @@ class SendRate:
         self._next_s = -math.inf  # when the next request may pass
         self._grown_s = -math.inf  # until when the growth is counted
         self._growth = _FAST  # of the rate in a second, as a share of it
-        self._found = False  # a refusal has shown where the limit is
+        self._accepted = False  # since the last refusal
+        self._found = False  # a refusal after a success has shown where the limit is
         self._pauses = 1.0  # the factor of the next pause whose length the server does not name
         self._reported = False  # a report has closed the limiter, and nothing was accepted since
 
@@ -134,7 +137,7 @@ class SendRate:
         """Raise the rate, because the server has accepted a request that was sent after the last refusal."""
         if permit.epoch != self.epoch:
             return
-        self._pauses, self._reported = 1.0, False
+        self._pauses, self._reported, self._accepted = 1.0, False, True
         now = self._clock.now()
         passed_s = now - max(self._grown_s, self.closed_until_s)
         self._grown_s = now
@@ -191,14 +194,17 @@ class SendRate:
         if math.isinf(self.a_second):
             self.a_second, self._growth, self._found, self._pauses = self._first, _FAST, False, 1.0
         else:
-            self.a_second *= _DROP if self._found else _FIRST_DROP
-            self._found = True
+            found = self._found or self._accepted
+            self.a_second *= _DROP if found == self._found else _FIRST_DROP
+            self._found = found
+        self._accepted = False
         pause_s = min(max(_PAUSED_REQUESTS / self.a_second, _SHORTEST_PAUSE_S), _FIRST_PAUSE_S)
         if self._found:
             self._growth = _SLOW / max(pause_s if named_s is None else named_s, _SHORTEST_PAUSE_S)
         if named_s is not None:
             return named_s
-        pause_s, self._pauses = min(pause_s * self._pauses, _LONGEST_PAUSE_S), min(2 * self._pauses, 64.0)
+        pause_s = min(pause_s * self._pauses, _LONGEST_PAUSE_S)
+        self._pauses = min(_LONGER * self._pauses, 64.0)
         return pause_s
 
 
