@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.wire.proto import _writer as writer
+from tinker_sync.wire.proto import codec as writer
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto.codec import (
     FLOAT,
