@@ -31,8 +31,6 @@ def show_bar() -> None:
         ("Fetching run_weights_a", "bytes", 734_003_200, 2_147_483_648),
     ):
         with Sink(bar_after_s=0).progress(label, total, unit=unit) as bar:
-            assert bar._timer is not None
-            bar._timer.join()  # the timer makes the bar visible
             bar.update(done)
             bar._bar.refresh()
 

@@ -1,7 +1,7 @@
 """`Sink`: the output of commands. Data goes to stdout as a table, JSON or JSON lines; messages go to stderr.
 
 Only terminals get colour, tables that fit their width, and progress bars. NO_COLOR turns colour off there,
-too. A `Sink` belongs to one thread; the timer thread of a `Progress` shows its bar.
+too. A `Sink` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ class Sink:
         from tinker_sync.cli.table import lay_out
 
         console = _make_console(sys.stdout)
-        for line in lay_out(table, console, console.width if console.is_terminal else None):
+        for line in lay_out(table, console.width if console.is_terminal else None):
             console.print(line, soft_wrap=True)
 
     def show_list(
@@ -190,7 +191,7 @@ class Sink:
 
 
 class Progress:
-    """A progress bar that appears after `after_s` seconds; None shows no bar.
+    """A progress bar that appears with the first update after `after_s` seconds; None shows no bar.
 
     Thread-safe, except that only one thread may call `advance`.
 
@@ -203,18 +204,12 @@ class Progress:
     def __init__(self, label: str, total: int | None, unit: str, after_s: float | None) -> None:
         self._label = label
         self._unit = unit
+        self._from_s = math.inf if after_s is None else time.monotonic() + after_s
         self._lock = threading.RLock()
         self.done = 0  # guarded by _lock
         self.total = total  # guarded by _lock
         self._bar: Any = None  # guarded by _lock
         self._task: Any = None  # guarded by _lock
-        self._closed = False  # guarded by _lock
-        self._timer: threading.Timer | None = None
-        if after_s is not None:
-            self._timer = threading.Timer(after_s, self._start)
-            self._timer.daemon = True
-            self._timer.name = "tinker-progress"
-            self._timer.start()
 
     def advance(self, amount: int = 1) -> None:
         """Add to the amount of work that is done."""
@@ -225,10 +220,13 @@ class Progress:
         with self._lock:
             self.done = done
             self.total = total if total is not None else self.total
+            if self._bar is None and time.monotonic() >= self._from_s:
+                self._bar = _make_bar()
+                self._task = self._bar.add_task(self._label, total=self.total, amount="")
+                self._bar.start()
             if self._bar is not None:
-                self._bar.update(
-                    self._task, completed=self.done, total=self.total, amount=self._format_amount_locked()
-                )
+                amount = self._format_amount_locked()
+                self._bar.update(self._task, completed=self.done, total=self.total, amount=amount)
 
     def aside(self, show: Callable[[], object]) -> None:
         """Call `show`, which prints, and hide the bar meanwhile."""
@@ -245,25 +243,9 @@ class Progress:
     def close(self) -> None:
         """Remove the bar. Idempotent."""
         with self._lock:
-            self._closed = True
-            bar, self._bar = self._bar, None
-        if self._timer is not None:
-            self._timer.cancel()
-            if self._timer is not threading.current_thread():
-                self._timer.join()
+            bar, self._bar, self._from_s = self._bar, None, math.inf
         if bar is not None:
             bar.stop()
-
-    def _start(self) -> None:
-        bar = _make_bar()
-        with self._lock:
-            if self._closed:
-                return
-            self._bar = bar
-            self._task = bar.add_task(
-                self._label, total=self.total, completed=self.done, amount=self._format_amount_locked()
-            )
-            bar.start()
 
     def _format_amount_locked(self) -> str:
         shown = format_size if self._unit == "bytes" else "{:,}".format
