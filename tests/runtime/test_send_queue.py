@@ -23,7 +23,7 @@ def queue_of(send: Callable[[FakeRequest, int], object], workers: Any = None) ->
     """Return a queue whose sends are calls of `send` on `workers`; None: at once."""
     flows: Any = Flows(NoPoller(), workers)  # type: ignore[arg-type]
     sender = BlockingSender(flows, workers or Inline(), send)
-    return SendQueue(flows, sender.send, sender.send_nothing)
+    return SendQueue(flows, sender.send, lambda: None, Inline())  # type: ignore[arg-type]
 
 
 class Bench:
@@ -38,18 +38,18 @@ class Bench:
         self.wire: list[tuple[int, str]] = []
         self.failures: dict[str, BaseException] = {}
         flows: Any = Flows(NoPoller(), self.workers)  # type: ignore[arg-type]
-        sender = BlockingSender(flows, self.workers, lambda *given: self.send(*given), self._send_nothing)
-        self.queue: SendQueue[FakeRequest] = SendQueue(flows, sender.send, sender.send_nothing)
+        sender = BlockingSender(flows, self.workers, lambda *given: self.send(*given))
+        self.queue: SendQueue[FakeRequest] = SendQueue(
+            flows,
+            sender.send,
+            lambda: FakeRequest("nothing"),
+            Inline(),  # type: ignore[arg-type]
+        )
 
     def send(self, request: FakeRequest, number: int) -> None:
         self.wire.append((number, request.name))
         if request.name in self.failures:
             raise self.failures[request.name]
-
-    def _send_nothing(self, number: int) -> None:
-        self.wire.append((number, "nothing"))
-        if "nothing" in self.failures:
-            raise self.failures["nothing"]
 
     def append(
         self, name: str, count: int = 1, *, parallel: bool = False, alone: bool = False
@@ -184,7 +184,7 @@ class TestSendsThatEndLater:
             if failure is not None:
                 raise failure
 
-        queue: SendQueue[FakeRequest] = SendQueue(flows, send, lambda _: iter(()))  # type: ignore[arg-type,return-value]
+        queue: SendQueue[FakeRequest] = SendQueue(flows, send, lambda: None, Inline())  # type: ignore[arg-type]
         made = [entry("a", count, parallel=True), entry("b")]
         for each in made:
             queue.put(each)
@@ -817,7 +817,7 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "    yield from ()\n"
         "def hang(request, number, may_send):\n"
         "    yield Moment()\n"
-        "idle, busy = SendQueue(flows, send, None), SendQueue(flows, hang, None)\n"
+        "idle, busy = SendQueue(flows, send, None, None), SendQueue(flows, hang, None, None)\n"
         "call(idle), call(busy), call(busy)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"

@@ -62,7 +62,6 @@ class BlockingSender:
         flows: the flows of the queue.
         workers: run the functions.
         send: takes a request and its number.
-        send_nothing: takes a number.
     """
 
     def __init__(
@@ -70,12 +69,10 @@ class BlockingSender:
         flows: Flows,
         workers: Any,
         send: Callable[[FakeRequest, int], object],
-        send_nothing: Callable[[int], object] = lambda _number: None,
     ) -> None:
         self._flows = flows
         self._workers = workers
         self._send = send
-        self._send_nothing = send_nothing
 
     def send(self, request: FakeRequest, number: int, may_send: Callable[[], bool]) -> Flow[None]:
         def job() -> None:
@@ -84,9 +81,6 @@ class BlockingSender:
                 self._send(request, number)
 
         yield from self._flows.on_worker(self._workers, job)
-
-    def send_nothing(self, number: int) -> Flow[None]:
-        yield from self._flows.on_worker(self._workers, lambda: self._send_nothing(number))
 
 
 class Inline:

@@ -35,7 +35,7 @@ def queue_of(
     with Workers("fetch", 1) as reactor, Workers("send", max_threads) as pool:
         flows = Flows(OnWorkers(), reactor)  # type: ignore[arg-type]
         sender = BlockingSender(flows, pool, send)
-        yield SendQueue(flows, sender.send, sender.send_nothing)
+        yield SendQueue(flows, sender.send, lambda: None, pool)
         assert pool.close(PATIENCE_S)
         assert reactor.close(PATIENCE_S)
 

@@ -53,6 +53,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.workers import Workers
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -154,7 +155,9 @@ class SendQueue(Generic[RequestT]):
             turn to send comes, it asks the function that it gets, and returns without sending if that returns
             False. It raises `NotTaken` if the server has not accepted the request and will not, `Unanswered`
             if that is not known, and another exception if the request cannot be sent again.
-        send_nothing: a flow that sends a request without effect under a number, with the same exceptions.
+        make_filler: returns a request without effect, to send under an unused number; None if the server does
+            not wait for missing numbers. It may block, so a worker calls it.
+        workers: call `make_filler`.
         waits: takes an entry that waits for its turn, to end it at its deadline.
         lease: returns a future that fails when the client is closed, which ends the flow of the queue.
     """
@@ -163,14 +166,16 @@ class SendQueue(Generic[RequestT]):
         self,
         flows: Flows,
         send: Callable[[RequestT, int, Callable[[], bool]], Flow[None]],
-        send_nothing: Callable[[int], Flow[None]],
+        make_filler: Callable[[], RequestT | None],
+        workers: Workers,
         *,
         waits: Callable[[Entry[RequestT]], object] = lambda _entry: None,
         lease: Callable[[], APIFuture[None]] = APIFuture,
     ) -> None:
         self._flows = flows
         self._send = send
-        self._send_nothing = send_nothing
+        self._make_filler = make_filler
+        self._workers = workers
         self._waits = waits
         self._lease = lease
         self._lock = threading.Lock()
@@ -369,7 +374,7 @@ class SendQueue(Generic[RequestT]):
         """Send requests without effect under the unused numbers of an entry. Return False if one failed."""
         index, failure = next(iter(sending.refused.items()))
         for hole in sending.holes():
-            unfilled = yield from _failure_of(self._send_nothing(sending.first_number + hole))
+            unfilled = yield from _failure_of(self._fill_number(sending, hole))
             status = getattr(unfilled.__cause__, "status_code", None) if unfilled else None
             refused = isinstance(unfilled, NotTaken)
             if unfilled is None or (refused and status == 409):  # another request has the number
@@ -382,6 +387,18 @@ class SendQueue(Generic[RequestT]):
                 self._break(sending, index, failure)
                 return False
         return True
+
+    def _fill_number(self, sending: _Sending[RequestT], index: int) -> Flow[None]:
+        filler = sending.fillers.pop(index, None)
+        if filler is None:
+            filler = yield from self._flows.on_worker(self._workers, self._make_filler)
+        if filler is None:
+            return
+        try:
+            yield from self._send(filler, sending.first_number + index, lambda: True)
+        except Unanswered:
+            sending.fillers[index] = filler  # the same bytes are sent the next time
+            raise
 
     def _send_together(self, sending: _Sending[RequestT], stage: Sequence[int]) -> Flow[None]:
         if len(stage) == 1:
@@ -442,6 +459,8 @@ class _Sending(Generic[RequestT]):
         """The refused ones whose numbers the server may count as used; no other call may get them."""
         self.doubtful: dict[int, BaseException] = {}
         """Those that the server may have or not, with the reasons."""
+        self.fillers: dict[int, RequestT] = {}
+        """The requests without effect that the server may have under unused numbers."""
         self.denied: tuple[int, BaseException] | None = None
         """The first one that cannot be sent again, with the reason."""
         self.left: set[int] = set()

@@ -98,7 +98,6 @@ if TYPE_CHECKING:
 else:  # it needs numpy
     requests = LazyModule("tinker_sync.wire.proto.requests")
 
-_NOTHING_S: Final = 60.0
 _CURVE_POINTS: Final = 10_000
 # About eight small chunks are under way at once: each uses a connection, so it counts more than its size.
 _LEAST_TRAIN_BYTES: Final = 2_000_000
@@ -119,15 +118,14 @@ class TrainingLine:
         self.queue: SendQueue[TrainingRequest] = SendQueue(
             runtime.server.flows,
             partial(submit, runtime),
-            partial(_send_nothing, weakref.ref(self)),
+            partial(_make_filler, weakref.ref(self)),
+            runtime.pools.send,
             waits=partial(_end_in_turn, runtime),
             lease=partial(_lease, runtime),
         )
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
-        self.fillers: dict[int, TrainingRequest] = {}
-        """The requests without effect that the server may have, by their numbers; see `_send_nothing`."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
         """The moment and the loss of the last passes that accumulate gradients and have succeeded."""
         self._steps = 0
@@ -263,39 +261,26 @@ class TrainingLine:
         return call.but(max_retries=0, patient=False)
 
 
-def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> Flow[None]:
-    """Send a forward pass over one token, which has no effect, under the unused number of a refused request.
+def _make_filler(line_ref: weakref.ref[TrainingLine]) -> TrainingRequest | None:
+    """Return a forward pass over one token, which has no effect, for the unused number of a refused request.
 
     Servers that process requests in the order of their numbers hold back the requests after a missing number;
-    other servers get nothing.
+    return None for others, and without a client, because no call follows then.
 
     Raises:
-        NotTaken, Unanswered: as `submit`.
         TinkerError: the server has no forward passes.
     """
     line = line_ref()
-    # Without a client, no call follows.
     if line is None or not line.runtime.server.ready().facts.dialect.keeps_numbers:
-        return
-    deadline_at = line.runtime.clock.now() + _NOTHING_S
-    request = line.fillers.get(number)
-    if request is None:
-        token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
-        whole = ForwardBackwardInput([token], "cross_entropy")
-        call = PassCall(line, "forward", whole, deadline_at, forward_only=True)
-        call.wait_for_model(())  # no budget may refuse it
-        (forward,) = call.prepare()
-        request = line.fillers[number] = forward.requests[0]
-        request.future.cancel()  # nobody needs the result
-    request.deadline_at = deadline_at
-    try:
-        yield from submit(line.runtime, request, number)
-    except Unanswered:
-        raise  # the same bytes are sent the next time
-    except BaseException:
-        line.fillers.pop(number, None)
-        raise
-    line.fillers.pop(number, None)
+        return None
+    token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
+    whole = ForwardBackwardInput([token], "cross_entropy")
+    call = PassCall(line, "forward", whole, math.inf, forward_only=True)
+    call.wait_for_model(())  # no budget may refuse it
+    (forward,) = call.prepare()
+    (request,) = forward.requests
+    request.future.cancel()  # nobody needs the result
+    return request
 
 
 def _end_in_turn(runtime: ClientRuntime, entry: Entry[TrainingRequest]) -> None:
@@ -661,7 +646,7 @@ class TrainingRequest:
 
 
 def submit(
-    runtime: ClientRuntime, request: TrainingRequest, number: int, may_send: Callable[[], bool] = lambda: True
+    runtime: ClientRuntime, request: TrainingRequest, number: int, may_send: Callable[[], bool]
 ) -> Flow[None]:
     """Send a request until the server has accepted it; the poll for its result then goes on by itself.
 
