@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -43,6 +45,13 @@ PROTO = "application/x-protobuf"
 def base_model() -> BaseModel:
     """Return the built-in model, which is read once for all tests, because its weights cannot change."""
     return BaseModel(tiny.NAME, tiny.directory())
+
+
+def alive(*kinds: type) -> Counter[type]:
+    """Return the numbers of objects of these classes in this process."""
+    gc.collect()
+    # `type`, because other objects warn when their `__class__` is read.
+    return Counter(type(each) for each in gc.get_objects() if type(each) in kinds)
 
 
 class Reply:

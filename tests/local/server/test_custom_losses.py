@@ -77,22 +77,6 @@ def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert (failed["category"], says in failed["error"]) == ("user", True), (number, failed)
 
 
-def test_the_losses_of_a_released_session_leave_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "compile_custom_loss", compile_none)
-    with running(tmp_path) as server:
-        service, sessions = server.app.service, [server.session() for _ in range(2)]
-        ids = [
-            server.result_of("/create_custom_loss", request(session_id=each))["loss_id"] for each in sessions
-        ]
-        assert list(service.losses) == ids
-        # The event loop runs this before it reads the next request.
-        service.loop.call_soon_threadsafe(service.release, sessions[0])
-        assert server.get("/healthz").status == 200
-        assert list(service.losses) == ids[1:]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is there")
 def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
     with running(tmp_path) as server:

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.embedded import BASE, Running, running
+from support.embedded import BASE, Running, alive, running
 from support.raising import raising
 
+from tinker_sync.local.engine.lora import LoraParams
+from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.server import training
-from tinker_sync.local.server.state import Service
+from tinker_sync.local.server.promises import Promise
+from tinker_sync.local.server.state import CustomLoss, LiveModel, LiveSampler, LiveSession, Upload
 from tinker_sync.types import ForwardBackwardOutput, SampleResponse
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path, seed=1, hold_s=0.3, release_s=0.01) as made:
+    with running(tmp_path, seed=1, hold_s=0.3, release_s=0.01, sweep_s=0.05) as made:
         yield made
-
-
-def on_loop(server: Running, work: Callable[[], object]) -> None:
-    """Run a function on the event loop of the server."""
-    import asyncio
-
-    async def run() -> None:
-        work()
-
-    asyncio.run_coroutine_threadsafe(run(), server.app.service.loop).result(120)
 
 
 def settled(condition: Callable[[], bool]) -> bool:
@@ -103,62 +94,58 @@ def test_a_session_belongs_to_a_project(server: Running) -> None:
     assert [each["training_run_id"] for each in runs] == [model]
 
 
-def test_the_memory_of_an_ended_session_is_freed(server: Running) -> None:
-    service = server.app.service
+def gone(server: Running, model: str) -> bool:
+    """Return True if a model has left memory."""
+    return "not in memory" in server.post("/unload_model", {"model_id": model}).body.decode()
+
+
+def test_an_ended_session_loses_its_models_samplers_and_results(server: Running) -> None:
     session, other = server.session(), server.session()
     model, kept = server.model(session), server.model(other)
     promise = server.pass_(model, 1).json()["request_id"]
     server.output(promise)
     body = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 2}
-    made = server.result_of("/save_weights_for_sampler", body)
-    sampler = made["sampling_session_id"]
+    sampler = server.result_of("/save_weights_for_sampler", body)["sampling_session_id"]
     server.sampled(sampler, 0)
-    assert sampler in service.adapters._held
     finish(server, session, "success")
-    assert settled(lambda: model not in service.models and model not in service.host._runs)
-    assert sampler not in service.adapters._held
-    assert server.retrieve(promise).status == 410
-    assert set(service.models) == {kept}
+    assert settled(lambda: server.retrieve(promise).status == 410)
+    assert "not in memory" in server.pass_(model, 3).detail
+    again = {"sampling_session_id": sampler, "prompt": {"chunks": []}, "sampling_params": {}}
+    assert "never saved" in server.post("/asample", again).detail
     assert server.pass_(kept, 1).status == 200
 
 
 def test_an_abandoned_session_is_let_go_but_not_ended(tmp_path: Path) -> None:
     clock = FakeClock()
-    with running(tmp_path, clock=clock, abandoned_after_s=100) as server:
-        service = server.app.service
-        silent, alive = server.session(), server.session()
-        models = [server.model(each) for each in (silent, alive)]
+    with running(tmp_path, clock=clock, abandoned_after_s=100, sweep_s=0.005) as server:
+        silent, active = server.session(), server.session()
+        models = [server.model(each) for each in (silent, active)]
+        promise = server.pass_(models[0], 1).json()["request_id"]
+        server.output(promise)
         clock.advance(90)
-        server.ok("/session_heartbeat", {"session_id": alive})
+        server.ok("/session_heartbeat", {"session_id": active})
         clock.advance(20)
-        on_loop(server, service._sweep)
-        assert settled(lambda: models[0] not in service.host._runs)
-        assert list(service.models) == [models[1]]
+        assert settled(lambda: server.retrieve(promise).status == 410)
         # A client that comes back finds the session, but not the model.
         assert server.post("/session_heartbeat", {"session_id": silent}).status == 200
         assert "not in memory" in server.pass_(models[0], 1).detail
+        assert server.pass_(models[1], 1).status == 200
 
 
-def in_memory(service: Service) -> dict[str, object]:
-    """Return the tables of a server that are not empty, by name."""
-    host, promises, adapters = service.host, service.promises, service.adapters
-    tables: dict[str, object] = {
-        "models": service.models, "samplers": service.samplers, "sessions": service.sessions,
-        "losses": service.losses, "uploads": service.uploads, "timers": service._timers,
-        "tasks": service._tasks, "runs": host._runs, "handles": host._sampler._handles,
-        "promises": promises._promises, "retrieved": promises._retrieved, "bytes": promises._retrieved_bytes,
-        "held": adapters._held, "loading": adapters._loading,
-    }  # fmt: skip
-    return {name: table for name, table in tables.items() if table}
+# What a server has in memory for its sessions.
+KINDS = (
+    AdapterTrainer, CustomLoss, ForwardBackwardOutput, LiveModel, LiveSampler, LiveSession, LoraParams,
+    Promise, SampleResponse, Upload,
+)  # fmt: skip
 
 
 def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "compile_custom_loss", lambda *_: None)
-    clock = FakeClock()
-    with running(tmp_path, clock=clock, url_life_s=50.0, abandoned_after_s=100.0, release_s=0.01) as server:
-        service = server.app.service
+    clock, settings = FakeClock(), {"url_life_s": 50.0, "abandoned_after_s": 100.0, "release_s": 0.01}
+    before = alive(*KINDS)  # what other tests hold
+    with running(tmp_path, clock=clock, sweep_s=0.005, **settings) as server:
         for number in range(6):
             session = server.session()
             model, dropped = server.model(session, 0), server.model(session, 1)
@@ -181,92 +168,51 @@ def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
             server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": 2}})
             if number % 2:
                 finish(server, session, "success")
-        assert service.uploads
+        assert set(KINDS) <= alive(*KINDS).keys()
         clock.advance(101)
-        on_loop(server, service._sweep)
-        assert settled(lambda: not in_memory(service)), in_memory(service)
+        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
 
 
 def test_a_sampler_that_is_made_again_after_its_session_leaves_memory(tmp_path: Path) -> None:
-    clock = FakeClock()
-    with running(tmp_path, clock=clock, abandoned_after_s=100.0) as server:
-        service, session = server.app.service, server.session()
+    clock, before = FakeClock(), alive(*KINDS)
+    settings = {"abandoned_after_s": 100.0, "release_s": 0.01, "sweep_s": 0.005}
+    with running(tmp_path, clock=clock, **settings) as server:
+        session = server.session()
         sampler = server.sampler(session).json()["sampling_session_id"]
-        on_loop(server, lambda: service.release(session))
+        finish(server, session, "success")
+        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
         server.sampled(sampler, 0)
-        assert list(service.samplers) == [sampler]
+        assert not alive(*KINDS) <= before
         clock.advance(101)
-        on_loop(server, service._sweep)
-        assert settled(lambda: not in_memory(service)), in_memory(service)
+        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
 
 
-def test_what_waits_for_a_model_that_is_let_go_fails(tmp_path: Path) -> None:
+def test_what_waits_for_a_model_that_is_let_go_fails_and_leaves_memory_after_a_time(tmp_path: Path) -> None:
     clock = FakeClock()
-    with running(tmp_path, clock=clock, abandoned_after_s=100) as server:
+    settings = {"abandoned_after_s": 100.0, "release_s": 0.5, "sweep_s": 0.005}
+    with running(tmp_path, clock=clock, **settings) as server:
         model = server.model(server.session())
         waiting = server.pass_(model, 2).json()["request_id"]
         clock.advance(101)
-        on_loop(server, server.app.service._sweep)
         assert "let go" in server.result(waiting)["error"]
+        assert settled(lambda: server.retrieve(waiting).status == 410)
 
 
-def test_what_waited_for_a_released_model_leaves_memory_after_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(tmp_path) as server:
-        service, timers = server.app.service, list[Callable[[], None]]()
-        monkeypatch.setattr(service, "later", lambda _, work: timers.append(work))
+def test_samples_without_a_session_leave_memory_after_a_time(tmp_path: Path) -> None:
+    before = alive(*KINDS)
+    settings = {"abandoned_after_s": 0.5, "release_s": 0.01}
+    with running(tmp_path, **settings) as server:
         session = server.session()
-        waiting = server.pass_(server.model(session), 2).json()["request_id"]
-        on_loop(server, lambda: service.release(session))
-        assert "let go" in server.result(waiting)["error"]
-        for work in timers:
-            on_loop(server, work)
-        assert server.retrieve(waiting).status == 410
-        assert not service.promises._retrieved
-
-
-def test_samples_without_a_session_leave_memory_after_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(tmp_path, abandoned_after_s=50.0) as server:
-        service, session = server.app.service, server.session()
         saved = {"model_id": server.model(session), "path": "latest", "seq_id": 1}
         path = server.result_of("/save_weights_for_sampler", saved)["path"]
-        on_loop(server, lambda: service.release(session))
-        assert settled(lambda: not in_memory(service)), in_memory(service)
-        timers = list[Callable[[], None]]()
-
-        def later(seconds: float, work: Callable[[], None]) -> None:
-            assert seconds == 50.0
-            timers.append(work)
-
-        monkeypatch.setattr(service, "later", later)
+        finish(server, session, "success")
         prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
         for source in ({"base_model": BASE}, {"model_path": path}) * 2:
             body = {**source, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
             promise = server.ok("/asample", body)["request_id"]
-            server.result(promise)
-        assert len(service.samplers) == 2
-        for number, work in enumerate(timers, start=1):
-            assert service.samplers
-            on_loop(server, work)
-            assert len(service.promises) == 4 - number
-        assert server.retrieve(promise).status == 410
-        assert settled(lambda: not in_memory(service)), in_memory(service)
-
-
-def test_fetched_samples_without_a_session_leave_memory_with_the_results(tmp_path: Path) -> None:
-    with running(tmp_path, kept_results_bytes=1) as server:
-        service = server.app.service
-        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
-        body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
-        kept = []
-        for _ in range(3):
-            request_id = server.ok("/asample", body)["request_id"]
-            kept.append(weakref.ref(service.promises.get(request_id)))
-            server.result(request_id)
-        assert settled(lambda: not (kept[0]() or kept[1]()))
+            assert server.result(promise)["sequences"]
+        assert settled(lambda: server.retrieve(promise).status == 410)
+        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
 
 
 def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
@@ -279,27 +225,22 @@ def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
         assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(training, "compile_custom_loss", compiled_late)
-    with running(tmp_path, release_s=0.01) as server:
-        service, session = server.app.service, server.session()
+    before = alive(*KINDS)
+    with running(tmp_path, release_s=0.01, sweep_s=0.005) as server:
+        session = server.session()
+        model = server.model(session)
         promise = server.ok("/create_custom_loss", loss_of(session))["request_id"]
         assert begun.wait(PATIENCE_S)
-        on_loop(server, lambda: service.release(session))
+        finish(server, session, "success")
+        assert settled(lambda: gone(server, model))
         go_on.set()
-        assert "loss_id" in server.result(promise)
-        on_loop(server, service._sweep)
-        assert settled(lambda: not in_memory(service)), in_memory(service)
-
-
-def _results() -> int:
-    gc.collect()
-    kinds = (ForwardBackwardOutput, SampleResponse)
-    # `type`, because other objects warn when their `__class__` is read.
-    return sum(type(each) in kinds for each in gc.get_objects())
+        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
+        assert server.retrieve(promise).status == 410
 
 
 def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
     """The server frees old results, although it remembers their requests, which may be repeated."""
-    before = _results()  # results that other tests hold
+    before = alive(*KINDS)
     with running(tmp_path, kept_results_bytes=1) as server:
         model = server.model(server.session())
         sampler = server.sampler(model.partition(":")[0]).json()["sampling_session_id"]
@@ -309,7 +250,18 @@ def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
         again = server.pass_(model, 1)
         assert again.status == 200
         assert server.retrieve(again.json()["request_id"]).status == 410
-        assert _results() - before <= 3
+        kept = alive(*KINDS) - before
+        assert kept[ForwardBackwardOutput] + kept[SampleResponse] <= 3
+
+
+def test_fetched_samples_without_a_session_leave_memory_with_the_results(tmp_path: Path) -> None:
+    before = alive(*KINDS)
+    with running(tmp_path, kept_results_bytes=1) as server:
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+        body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+        for _ in range(3):
+            server.result(server.ok("/asample", body)["request_id"])
+        assert settled(lambda: (alive(*KINDS) - before)[Promise] <= 1)
 
 
 def test_a_trace_lists_the_work(server: Running) -> None:
@@ -412,6 +364,5 @@ def test_sweeping_goes_on_when_the_disk_does_not(
     from tinker_sync.local.store import StoreError
 
     monkeypatch.setattr(server.store, "sweep_expired", raising(StoreError("unwritable", "no rights")))
-    on_loop(server, server.app.service._sweep)
-    assert settled(lambda: "no rights" in caplog.text)
+    assert settled(lambda: caplog.text.count("no rights") > 1)
     assert server.get("/healthz").status == 200

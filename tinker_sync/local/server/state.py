@@ -89,6 +89,7 @@ class Flags:
             stays for this time.
         release_s: the time for which models stay after the end of their session, for processes that still
             fetch results. The outcome of a request that was under way at a release stays for the same time.
+        sweep_s: the time between two searches for what is abandoned or has expired.
         token_life_s: the time for which an exchanged token is valid.
         url_life_s: the time for which the address of a file is valid.
         max_rank: the largest rank of an adapter.
@@ -114,6 +115,7 @@ class Flags:
     gap_patience_s: float = 60.0
     abandoned_after_s: float = 3600.0
     release_s: float = 60.0
+    sweep_s: float = 30.0
     token_life_s: float = 3600.0
     url_life_s: float = 900.0
     max_rank: int = 256
@@ -360,7 +362,6 @@ class RecordedSamples:
 
 T = TypeVar("T")
 
-SWEEP_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
 UNSAVED = "unsaved:"
 """The beginning of the path that the store has for a sampler whose weights no checkpoint contains."""
@@ -503,7 +504,7 @@ class Service:
             known = (await self.on_disk(self.store.list_sessions, 1, 0))[1]
             known += (await self.on_disk(self.store.list_runs, 1, 0))[1]
             self._random = random.Random(f"{self.flags.seed}/{known}")  # noqa: S311
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(self.flags.sweep_s, self._sweep)
 
     async def close(self) -> None:
         """Answer the waiting polls, cancel the work under way, and close the host and the file threads."""
@@ -795,7 +796,7 @@ class Service:
         await self.computed(self.host.unload(model.run_id))
 
     def _sweep(self) -> None:
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(self.flags.sweep_s, self._sweep)
         self.spawn(self._sweep_disk())
         oldest = self.clock.now() - self.flags.abandoned_after_s
         for session in [each for each in self.sessions.values() if each.seen_at_s < oldest]:
