@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import field, frozen
 
-from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path
-from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
+from tinker_sync.errors import NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, find_call_site
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 
 if TYPE_CHECKING:
@@ -58,93 +57,7 @@ Paths: TypeAlias = "Iterable[str | Checkpoint]"
 Listener = Callable[[BulkProgress], object]
 
 
-class BulkCalls(RestBase):
-    """The part of a REST client with calls for many checkpoints at once."""
-
-    def delete_checkpoints(
-        self, paths: Paths, *, parallel: int = PARALLEL, progress: Listener | None = None
-    ) -> APIFuture[list[CheckpointOutcome]]:
-        """Delete checkpoints permanently. A failure of one does not affect the others.
-
-        Args:
-            paths: the paths of checkpoints, or checkpoints from a list.
-            parallel: the most checkpoints that are deleted at a time.
-            progress: called with `BulkProgress` after each checkpoint, on workers, so that several calls may
-                run at a time.
-
-        The result has an outcome for each path, in the order of `paths`. Equal paths share one outcome.
-
-        Raises:
-            InvalidInputError: `paths` is a single text, or `parallel` is less than 1.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     path = training.save_state("final").result().path
-        ...     rest = service.create_rest_client()
-        ...     every = rest.iter_checkpoints(training.model_id)
-        ...     [outcome.ok for outcome in rest.delete_checkpoints(every).result()]
-        [True]
-        """
-        return self._for_each("delete_checkpoint", None, paths, parallel, progress, gone_is_fine=True)
-
-    def set_checkpoints_ttl(
-        self,
-        paths: Paths,
-        ttl_seconds: int | None,
-        *,
-        parallel: int = PARALLEL,
-        progress: Listener | None = None,
-    ) -> APIFuture[list[CheckpointOutcome]]:
-        """Set the number of seconds after which checkpoints are deleted; None keeps them.
-
-        The other arguments, the result and the errors are as for `delete_checkpoints`.
-
-        >>> import tinker_sync
-        >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
-        ...     path = training.save_state("final").result().path
-        ...     rest = service.create_rest_client()
-        ...     [outcome.ok for outcome in rest.set_checkpoints_ttl([path], 86400).result()]
-        [True]
-        """
-        return self._for_each("set_checkpoint_ttl", {"ttl_seconds": ttl_seconds}, paths, parallel, progress)
-
-    def _for_each(
-        self,
-        name: str,
-        request: object,
-        paths: Paths,
-        parallel: int,
-        progress: Listener | None,
-        *,
-        gone_is_fine: bool = False,
-    ) -> APIFuture[list[CheckpointOutcome]]:
-        if parallel < 1:
-            raise InvalidInputError(f"parallel: expected 1 or more, got {parallel}")
-        if isinstance(paths, str):
-            raise InvalidInputError("paths: expected a list, got one text")
-        runtime = self._runtime
-
-        def call(path: str) -> CheckpointOutcome:
-            try:
-                parsed = parse_path(runtime, path)
-                place = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
-                call_offered(runtime, name, request, path=place)
-            except TinkerError as error:
-                return CheckpointOutcome(path, None if gone_is_fine and _gone_by_us(error) else error)
-            return CheckpointOutcome(path)
-
-        runtime.lifecycle.refuse_if_leaving()
-        future: APIFuture[list[CheckpointOutcome]] = runtime.lifecycle.make_future()
-        future._call_site = find_call_site()
-        wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
-        _Bulk(wanted, call, parallel, progress, future).start(runtime.pools.callback.run)
-        runtime.lifecycle.note_change(future)
-        return future
-
-
-class _Bulk:
+class Bulk:
     """One call for many checkpoints, under way. Each of its workers takes one path after another."""
 
     def __init__(
@@ -202,6 +115,6 @@ class _Bulk:
                 self._future.resolve([self._outcomes[wanted] for wanted in self._wanted])
 
 
-def _gone_by_us(error: TinkerError) -> bool:
+def gone_by_us(error: TinkerError) -> bool:
     """Return True if a retry got a 404: an earlier try has probably deleted the checkpoint."""
     return isinstance(error, NotFoundError) and (error.attempts or 1) > 1
