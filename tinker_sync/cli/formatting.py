@@ -57,28 +57,6 @@ def _format_span(seconds: float) -> str:
     return format_count(int(seconds), "second")
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration in its one or two largest units.
-
-    >>> [format_duration(seconds) for seconds in (0.25, 42, 125, 7260)]
-    ['0.2 s', '42 s', '2 min 5 s', '2 h 1 min']
-    >>> [format_duration(seconds) for seconds in (3600, 86400, 604800, 90000)]
-    ['1 h', '1 day', '7 days', '1 day 1 h']
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _MINUTE_S:
-        return f"{whole} s"
-    if whole < _HOUR_S:
-        large, small = f"{whole // _MINUTE_S} min", f"{whole % _MINUTE_S} s"
-    elif whole < _DAY_S:
-        large, small = f"{whole // _HOUR_S} h", f"{whole % _HOUR_S // _MINUTE_S} min"
-    else:
-        large, small = format_count(whole // _DAY_S, "day"), f"{whole % _DAY_S // _HOUR_S} h"
-    return large if small.startswith("0 ") else f"{large} {small}"
-
-
 def format_count(number: int, noun: str) -> str:
     """Format a number with its noun.
 

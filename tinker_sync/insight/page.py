@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from itertools import chain
 from typing import Final
 
 CELL: Final = "padding:2px 10px;text-align:left;vertical-align:top"
@@ -72,44 +74,82 @@ def size(size_bytes: float) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """Return a duration with its unit.
+    """Return a duration in its one or two largest units.
 
-    >>> seconds(0.0123), seconds(2.5), seconds(200)
-    ('12 ms', '2.5 s', '3 min 20 s')
+    >>> seconds(0.0123), seconds(2.5), seconds(200), seconds(3600), seconds(604800), seconds(90000)
+    ('12 ms', '2.5 s', '3 min 20 s', '1 h', '7 days', '1 day 1 h')
     """
     if duration_s < 0.9995:  # as in `size`
         return f"{duration_s * 1000:.0f} ms"
     if duration_s < 119.95:
         return f"{duration_s:.1f} s"
-    minutes, rest = divmod(round(duration_s), 60)
-    return f"{minutes} min {rest} s"
+    rest = round(duration_s)
+    parts: list[str] = []
+    for unit_s, name in ((86_400, "day"), (3600, "h"), (60, "min"), (1, "s")):
+        count, rest = divmod(rest, unit_s)
+        if count or parts:
+            parts.append(f"{count} {name}{'s' if name == 'day' and count > 1 else ''}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
+Curve = Sequence[tuple[float, float]]
+"""The points of a curve: a step and its value."""
+
+
+def chart(curves: Mapping[str, Curve], colours: Mapping[str, str], label: str = "") -> str:
+    """Return curves as a line chart in SVG with its axes; `label` describes it to those who do not see it.
+
+    >>> chart({"a": [(0, 3.0), (1, 1.0)]}, {"a": "#2563eb"}).count("<polyline")
+    1
+    """
+    width, height, left, bottom, top = 560, 240, 64, 28, 12
+    points = list(chain.from_iterable(curves.values()))
+    first, last = min(step for step, _ in points), max(step for step, _ in points)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    across, up = max(last - first, 1), (high - low) or abs(high) or 1.0
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        x = left + (step - first) / across * (width - left - 8)
+        y = height - bottom - (value - low) / up * (height - bottom - top)
+        return round(x, 1), round(y, 1)
+
+    drawn = []
+    for fraction in (0.0, 0.5, 1.0):
+        value = low + fraction * up
+        _, y = place(first, value)
+        ends = f'x1="{left}" x2="{width - 8}" y1="{y}" y2="{y}"'
+        drawn.append(f'<line {ends} stroke="currentColor" stroke-opacity=".25"/>')
+        drawn.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
+    for step, anchor in ((first, "start"), (last, "end")):
+        x, _ = place(step, low)
+        drawn.append(f'<text x="{x}" y="{height - 8}" text-anchor="{anchor}">step {step}</text>')
+    for name, line in curves.items():
+        places = [place(*point) for point in line]
+        colour = colours[name]
+        if len(places) == 1:
+            drawn.append(f'<circle cx="{places[0][0]}" cy="{places[0][1]}" r="3" fill="{colour}"/>')
+        path = " ".join(f"{x},{y}" for x, y in places)
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" fill="currentColor" '
+        f'font-size="11" style="display:block;width:100%;max-width:{width}px">{"".join(drawn)}</svg>'
+    )
 
 
 def curve(values: Sequence[float], label: str) -> str:
-    """Return values as a line chart in SVG, with a caption that lists the first, the least and the last one.
+    """Return values as a chart, with a caption that lists the first, the least and the last one.
 
     >>> curve([3.0, 1.0], "loss").count("<polyline")
     1
     """
-    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return note(f"{label}: {number(finite[0])} after one pass" if finite else f"{label}: no pass yet")
-    width, height, low, high = 420, 120, min(finite), max(finite)
-    across, up = (width - 8) / (len(finite) - 1), (height - 8) / ((high - low) or 1.0)
-    points = " ".join(
-        f"{4 + at * across:.1f},{4 + (high - value) * up:.1f}" for at, value in enumerate(finite)
-    )
     words = (
-        f"{label} of {len(finite)} passes: first {number(finite[0])}, least {number(low)}, "
+        f"{label} of {len(finite)} passes: first {number(finite[0])}, least {number(min(finite))}, "
         f"last {number(finite[-1])}"
     )
-    return (
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(words)}" style="display:block;max-width:100%">'
-        f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" fill="none" stroke="currentColor" '
-        f'stroke-opacity=".2"/><polyline points="{points}" fill="none" stroke="#3b82f6" stroke-width="2"/>'
-        f"</svg>{note(words)}"
-    )
+    return chart({label: list(enumerate(finite))}, {label: "#3b82f6"}, words) + note(words)
 
 
 def lines(texts: Iterable[str]) -> str:

@@ -16,19 +16,18 @@ from typing import Any, Final
 
 from tinker_sync._base.jsonl import read_lines
 from tinker_sync.errors import ConfigurationError, InvalidInputError
+from tinker_sync.insight.page import chart
 from tinker_sync.loop.recorder import FILE_NAME
 
 Line = Mapping[str, Any]
 Curve = list[tuple[int, float]]
 
 _COLOURS: Final = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4b5563")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 64, 28, 12
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 14px system-ui, sans-serif; }
 body { margin: 24px; display: grid; gap: 24px; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); }
 header { grid-column: 1 / -1; } h2 { font-size: 15px; margin: 0 0 6px; } figure { margin: 0; }
-svg { width: 100%; height: auto; } text { fill: currentColor; font-size: 11px; }
-.axis { stroke: currentColor; opacity: .25; } .key { margin-right: 16px; white-space: nowrap; }
+.key { margin-right: 16px; white-space: nowrap; }
 """
 
 
@@ -176,37 +175,7 @@ def _key(name: str, colour: str) -> str:
 
 
 def _figure(title: str, curves: Mapping[str, Curve], colours: Mapping[str, str]) -> str:
-    return f"<figure><h2>{escape(title)}</h2>{_svg(curves, colours)}</figure>"
-
-
-def _svg(curves: Mapping[str, Curve], colours: Mapping[str, str]) -> str:
-    points = list(chain.from_iterable(curves.values()))
-    first, last = min(step for step, _ in points), max(step for step, _ in points)
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    across, up = max(last - first, 1), (high - low) or abs(high) or 1.0
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        x = _LEFT + (step - first) / across * (_WIDTH - _LEFT - 8)
-        y = _HEIGHT - _BOTTOM - (value - low) / up * (_HEIGHT - _BOTTOM - _TOP)
-        return round(x, 1), round(y, 1)
-
-    drawn = []
-    for fraction in (0.0, 0.5, 1.0):
-        value = low + fraction * up
-        _, y = place(first, value)
-        drawn.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y}" y2="{y}"/>')
-        drawn.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
-    for step, anchor in ((first, "start"), (last, "end")):
-        x, _ = place(step, low)
-        drawn.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="{anchor}">step {step}</text>')
-    for name, curve in curves.items():
-        places = [place(*point) for point in curve]
-        colour = colours[name]
-        if len(places) == 1:
-            drawn.append(f'<circle cx="{places[0][0]}" cy="{places[0][1]}" r="3" fill="{colour}"/>')
-        path = " ".join(f"{x},{y}" for x, y in places)
-        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(drawn)}</svg>'
+    return f"<figure><h2>{escape(title)}</h2>{chart(curves, colours, title)}</figure>"
 
 
 # -------------------------------------------------------------------------------------------------- PNG

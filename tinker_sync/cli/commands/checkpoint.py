@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tinker_sync.cli.failures import PARTIAL, CliError
-from tinker_sync.cli.formatting import format_age, format_count, format_duration, format_flag, format_size
+from tinker_sync.cli.formatting import format_age, format_count, format_flag, format_size
 from tinker_sync.cli.framework import Cli, Group, base_url_of, command
 from tinker_sync.cli.output import dump
 
@@ -191,7 +191,9 @@ def set_ttl(cli: Cli, checkpoint_path: str, ttl: int | None, remove: bool) -> No
     if remove:
         cli.sink.say(f"{checkpoint_path} is kept forever.")
     else:
-        cli.sink.say(f"{checkpoint_path} will be deleted in {format_duration(ttl or 0)}.")
+        from tinker_sync.insight import page
+
+        cli.sink.say(f"{checkpoint_path} will be deleted in {page.seconds(ttl or 0)}.")
 
 
 _KINDS: Final = {
