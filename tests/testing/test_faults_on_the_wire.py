@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinker_sync.local.server.http import ServerThread
+from tinker_sync.local.server.http import Application, ServerThread
 from tinker_sync.testing import FaultPlan, faults
 from tinker_sync.testing._middleware import FaultMiddleware
 from tinker_sync.testing._scene import Scene
@@ -22,7 +22,7 @@ from tinker_sync.testing.plan import EVERY
 REPLY = json.dumps({"request_id": "req-0", "filler": "x" * 1000}).encode()
 
 
-class Work:
+class Work(Application):
     """An application that records the paths and bodies of its requests, and answers each."""
 
     def __init__(self) -> None:
@@ -30,11 +30,6 @@ class Work:
         self.bodies: list[bytes] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-            return
         event = await receive()
         self.done.append(scope["path"])
         self.bodies.append(event["body"])

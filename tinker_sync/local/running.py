@@ -35,7 +35,7 @@ from tinker_sync.local import launch
 from tinker_sync.local.launch import BUILT_IN_MODEL, HOST, ServerRecord
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http import Asgi
+    from tinker_sync.local.server.http import Application
 
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
@@ -157,7 +157,7 @@ def assemble(
     flags: Mapping[str, Any] | None = None,
     most_bytes: int | None = None,
     note: Callable[[str], object] = lambda _: None,
-) -> Iterator[Asgi]:
+) -> Iterator[Application]:
     """Open a store, make a host, yield the application that uses both, and close the store after the block.
 
     The store keeps the state of the server on disk; the host has the computing threads. The application
@@ -206,7 +206,7 @@ Stop = Callable[[], None]
 
 
 def run(
-    app: Asgi,
+    app: Application,
     *,
     host: str,
     port: int,

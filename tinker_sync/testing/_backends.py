@@ -11,12 +11,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync.local.server.http import ABORT, BODY_LIMIT, complete_lifespan
+from tinker_sync.local.server.http import ABORT, Application
 from tinker_sync.wire.http1.client import ReplyParser, request_head
 from tinker_sync.wire.http1.framing import MalformedMessage
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http import Asgi, Message, Receive, Send
+    from tinker_sync.local.server.http import Message, Receive, Send
 
 
 class ThreadBackend:
@@ -39,7 +39,7 @@ class ThreadBackend:
 
         load_base_model(model)  # so that a wrong model is reported as an argument, not as a setting
         self._parts = ExitStack()
-        self.app: Asgi = self._parts.enter_context(
+        self.app: Application = self._parts.enter_context(
             assemble(data_dir, key=key, models=[model], flags=settings)
         )
 
@@ -71,7 +71,7 @@ class ProcessBackend:
             "flags": settings,
         }
         self._process = ServerProcess.start(Path(tempfile.mkdtemp(prefix="tinker-sync-")), listening, orders)
-        self.app: Asgi = Forward(port)
+        self.app: Application = Forward(port)
 
     def kill(self) -> None:
         """Kill the process at once, as a crash does."""
@@ -88,12 +88,11 @@ class ProcessBackend:
 
 
 _HOST: Final = "127.0.0.1"
-MAX_BODY_BYTES: Final = 1 << 30
 # These headers belong to one connection, so they are not forwarded to the next one.
 _OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "transfer-encoding", "expect"})
 
 
-class Forward:
+class Forward(Application):
     """An ASGI application that forwards requests to the server on a port of this machine.
 
     If no server listens there, or its answer is not HTTP, the application resets the client's connection.
@@ -106,10 +105,7 @@ class Forward:
         self._port = port
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            scope.get("state", {})[BODY_LIMIT] = MAX_BODY_BYTES
-            await complete_lifespan(receive, send)
-            return
+        """Forward one request."""
         body = (await receive()).get("body", b"")
         reply = asyncio.ensure_future(self._request(scope, body))
         disconnected = asyncio.ensure_future(receive())
@@ -124,7 +120,7 @@ class Forward:
 
     async def _request(self, scope: Message, body: bytes) -> ReplyParser:
         reader, writer = await asyncio.open_connection(_HOST, self._port)
-        parser = ReplyParser(scope["method"], max_body_bytes=MAX_BODY_BYTES)
+        parser = ReplyParser(scope["method"], max_body_bytes=self.max_body_bytes)
         try:
             writer.write(_encode_head(scope, len(body)) + body)
             while not parser.done:

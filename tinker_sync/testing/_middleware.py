@@ -17,12 +17,12 @@ from attrs import define, field
 
 from tinker_sync._base.policy import Stage, rule_for
 from tinker_sync.errors import WireError
-from tinker_sync.local.server.http import ABORT
+from tinker_sync.local.server.http import ABORT, Application
 from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
 from tinker_sync.wire.endpoints import row_of
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http import Asgi, Message, Receive, Send
+    from tinker_sync.local.server.http import Message, Receive, Send
     from tinker_sync.testing._scene import Decision, Scene
     from tinker_sync.testing.calls import RecordedCall
     from tinker_sync.testing.faults import Fault
@@ -49,7 +49,7 @@ class _CapturedReply:
         return [*others, (b"content-length", b"%d" % len(self.body))]
 
 
-class FaultMiddleware:
+class FaultMiddleware(Application):
     """An ASGI application that passes calls to an inner application, and carries out the faults of a plan.
 
     Args:
@@ -58,15 +58,17 @@ class FaultMiddleware:
         pace: the factor by which the delays of the plan are multiplied.
     """
 
-    def __init__(self, app: Asgi, scene: Scene, *, pace: float = 1.0) -> None:
+    def __init__(self, app: Application, scene: Scene, *, pace: float = 1.0) -> None:
         self._app = app
         self._scene = scene
         self._pace = pace
+        self.max_body_bytes = app.max_body_bytes
+        self.keeps_body = app.keeps_body  # type: ignore[method-assign]
+        self.startup = app.startup  # type: ignore[method-assign]
+        self.shutdown = app.shutdown  # type: ignore[method-assign]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Answer one request."""
         content = await _read_body(receive)
         decision = self._scene.enter(
             method=scope["method"],
@@ -112,7 +114,9 @@ class FaultMiddleware:
 class _CallInProgress:
     """One call to the server, with a method for each step of a fault. For the event loop only."""
 
-    def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send, call: RecordedCall) -> None:
+    def __init__(
+        self, app: Application, scope: Message, receive: Receive, send: Send, call: RecordedCall
+    ) -> None:
         self._app = app
         self._scope = scope
         self._receive = receive

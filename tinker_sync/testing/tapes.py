@@ -22,7 +22,7 @@ import requests
 
 from tinker_sync import _embedded
 from tinker_sync.errors import ConfigurationError, InvalidInputError
-from tinker_sync.local.server.http import ABORT, ServerThread, complete_lifespan
+from tinker_sync.local.server.http import ABORT, Application, ServerThread
 from tinker_sync.testing.cassette import (
     PLAIN_SETTINGS,
     Cassette,
@@ -102,7 +102,7 @@ def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer
     return ReplayServer(Cassette.load(path), str(path), strict=strict)
 
 
-class CassetteServer:
+class CassetteServer(Application):
     """The base class of the servers of `record` and `replay`.
 
     In its `with` block, environment variables of this process make new clients use the server by default.
@@ -184,9 +184,6 @@ class CassetteServer:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, as an ASGI application does."""
-        if scope["type"] == "lifespan":
-            await complete_lifespan(receive, send)
-            return
         body = (await receive()).get("body", b"")
         query = scope["query_string"].decode("ascii")
         target = scope["raw_path"].decode("ascii") + (f"?{query}" if query else "")

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tinker_sync.local.server import http
-from tinker_sync.local.server.http import ABORT, ServerThread, serve_app
+from tinker_sync.local.server.http import ABORT, Application, ServerThread, serve_app
 from tinker_sync.wire.http1.server import RequestParser
 
 PATIENCE_S = 120.0
 PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 
-class Echo:
+class Echo(Application):
     """An application that answers with the body of the request. Some paths select other answers."""
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class Echo:
         self.sent = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                self.life.append(kind)
-                await send({"type": f"lifespan.{kind}.complete"})
-            return
         event = await receive()
         self.seen.append({**scope, "body": event["body"]})
         await getattr(self, scope["path"].strip("/") or "echo", self.echo)(event["body"], receive, send)
+
+    async def startup(self) -> None:
+        self.life.append("startup")
+
+    async def shutdown(self) -> None:
+        self.life.append("shutdown")
 
     async def echo(self, body: bytes, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
@@ -267,12 +267,12 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_an_application_that_cannot_start() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.failed", "message": "no disk"})
+    class Broken(Application):
+        async def startup(self) -> None:
+            raise RuntimeError("no disk")
 
     async def main() -> None:
-        await serve_app(app, stopped=asyncio.Event())
+        await serve_app(Broken(), stopped=asyncio.Event())
 
     with pytest.raises(RuntimeError, match="no disk"):
         asyncio.run(main())

@@ -19,7 +19,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.server import account, checkpoints, promises, sampling, training
 from tinker_sync.local.server.calls import Answer, Ask, Handler, Refused, refusal_of
-from tinker_sync.local.server.http import BODY_LIMIT, KEEPS_BODY
+from tinker_sync.local.server.http import Application
 from tinker_sync.local.server.state import SHUTTING_DOWN, Flags, Service
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire import zstd
@@ -64,11 +64,12 @@ def build(
     return App(Service(store, host, flags=flags, key=key, clock=clock))
 
 
-class App:
+class App(Application):
     """The ASGI application of the server; `build` makes it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.max_body_bytes = service.flags.max_body_bytes
         # An older server lacks some calls. The clients' table of versions lists them.
         dialect = Dialect.forced("json")
         self._offered = {*ENDPOINTS, *NEWER}
@@ -77,24 +78,17 @@ class App:
             self._offered -= {"client_config", "dynamic_config"}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            scope.get("state", {})[BODY_LIMIT] = self.service.flags.max_body_bytes
-            scope.get("state", {})[KEEPS_BODY] = self._keeps_body
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            answer = await self._answer(scope, receive)
-            await _send(answer, send, head_only=scope["method"] == "HEAD")
+        """Answer one request."""
+        answer = await self._answer(scope, receive)
+        await _send(answer, send, head_only=scope["method"] == "HEAD")
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            event = await receive()
-            if event["type"] == "lifespan.startup":
-                await self.service.start()
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.service.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
+    async def startup(self) -> None:
+        """Start the timers of the service."""
+        await self.service.start()
+
+    async def shutdown(self) -> None:
+        """Answer the waiting polls, and end all work."""
+        await self.service.close()
 
     async def _answer(self, scope: Message, receive: Receive) -> Answer:
         try:
@@ -164,7 +158,7 @@ class App:
             self.service.note_ignored(ask.ignored)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
 
-    def _keeps_body(self, scope: Message) -> bool:
+    def keeps_body(self, scope: Message) -> bool:
         """Return False if the sender of a request has neither a key nor a signed address."""
         try:
             if _path_of(scope).startswith(checkpoints.PREFIX):

@@ -5,10 +5,11 @@ thread and no buffer, so thousands of them cost little. The application gets a r
 The server refuses a request that is too large as soon as it knows the size: at once if the head has it.
 The bodies of requests whose head the application refuses are dropped as they come.
 
-One event is not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests
-use it as a fault.
+An application is an `Application`: it has methods for its start and end, and no ASGI lifespan. One event is
+not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests use it as a
+fault.
 
-The coroutine `serve_app` starts the application (ASGI lifespan), listens, waits for the signal to stop, and
+The coroutine `serve_app` starts the application, listens, waits for the signal to stop, and
 shuts down. `ServerThread` runs it in a thread, for tests and short programs.
 """
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Message: TypeAlias = "MutableMapping[str, Any]"
 Receive: TypeAlias = "Callable[[], Awaitable[Message]]"
 Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
-Asgi: TypeAlias = "Callable[[Message, Receive, Send], Awaitable[None]]"
 
 ABORT = "tinker_sync.abort"
 """Type of the event that cuts the connection; a server that understands it names it in `scope["extensions"]`.
@@ -66,6 +66,30 @@ logger = logging.getLogger(__name__)
 
 # The first bytes of every handshake, with which no request begins.
 _TLS_GREETING: Final = b"\x16\x03"
+
+
+class Application:
+    """An ASGI application, and what its server asks of it beside requests.
+
+    Attributes:
+        max_body_bytes: the application refuses larger bodies.
+    """
+
+    max_body_bytes: int = 1 << 30
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+    def keeps_body(self, scope: Message) -> bool:  # noqa: ARG002  # for subclasses
+        """Return False if the application answers a request without its body, which the server then drops."""
+        return True
+
+    async def startup(self) -> None:
+        """Prepare for requests. The server calls this before it listens."""
+
+    async def shutdown(self) -> None:
+        """Answer held polls, and clean up. The server calls this before it closes the connections."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -141,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _keeps_body(self, head: RequestHead) -> bool:
-        return self._server.keeps_body(self._server.scope_of(head, self._transport))
+        return self._server.app.keeps_body(self._server.scope_of(head, self._transport))
 
     def _start(self, head: RequestHead, body: bytes) -> None:
         self._limit(None)
@@ -210,7 +234,7 @@ class Exchange:
         self._sent_head = False
         self._complete = False
 
-    async def run(self, app: Asgi) -> None:
+    async def run(self, app: Application) -> None:
         """Run the application. If it raises before it has sent the head of the answer, send status 500."""
         try:
             await app(self._scope, self.receive, self.send)
@@ -292,16 +316,12 @@ def _status_line(status: int) -> bytes:
 class HttpServer:
     """A server that accepts connections and passes requests to one application.
 
-    It belongs to the event loop on which `start` is called. It refuses bodies over `max_body_bytes`. It
-    drops the body of a request if `keeps_body` returns False for its scope; the application gets none.
+    It belongs to the event loop on which `start` is called. It refuses bodies over `max_body_bytes`.
     """
 
-    def __init__(
-        self, app: Asgi, *, max_body_bytes: int, keeps_body: Callable[[Message], bool] = lambda _: True
-    ) -> None:
+    def __init__(self, app: Application, *, max_body_bytes: int) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
-        self.keeps_body = keeps_body
         self.connections: set[ClientConnection] = set()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self._listening: asyncio.Server | None = None
@@ -402,62 +422,13 @@ def _unquoted(path: bytes) -> str:
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
 STOP_S = 30.0
-BODY_LIMIT = "max_body_bytes"
-"""Key of the lifespan's state under which an application puts the limit that it sets for bodies."""
-KEEPS_BODY = "keeps_body"
-"""Key of the lifespan's state under which an application puts a function of a request's scope. If it returns
-False, the application answers without the body, and the server drops it."""
 _SPARE_BYTES = 256 * 1024 * 1024
 """The most bytes by which bodies that the server receives may exceed the application's limit, so that a
 client whose body is too large reads the refusal. Beyond it, the connection ends while the client sends."""
 
 
-async def complete_lifespan(receive: Receive, send: Send) -> None:
-    """Answer the lifespan events of ASGI for an application that does nothing at start-up and shutdown."""
-    for kind in ("startup", "shutdown"):
-        await receive()
-        await send({"type": f"lifespan.{kind}.complete"})
-
-
-class _Lifespan:
-    """The start-up and shutdown of the application, by the lifespan protocol of ASGI."""
-
-    def __init__(self, app: Asgi) -> None:
-        self.state: dict[str, Any] = {}
-        self._app = app
-        self._asked: asyncio.Queue[Message] = asyncio.Queue()
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
-        self._task: asyncio.Task[Any] | None = None
-
-    async def _run(self, scope: Message) -> None:
-        await self._app(scope, self._asked.get, self._told.put)
-
-    async def _ask(self, kind: str) -> None:
-        await self._asked.put({"type": f"lifespan.{kind}"})
-        told = asyncio.ensure_future(self._told.get())
-        assert self._task is not None  # noqa: S101
-        await asyncio.wait({told, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        if not told.done():
-            told.cancel()
-            self._task.result()  # raises the exception that ended it
-            return
-        event = told.result()
-        if event["type"].endswith(".failed"):
-            raise RuntimeError(f"the application's {kind} failed: {event.get('message', '')}")
-
-    async def startup(self) -> None:
-        scope: Message = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self.state}
-        self._task = asyncio.ensure_future(self._run(scope))
-        await self._ask("startup")
-
-    async def shutdown(self) -> None:
-        await self._ask("shutdown")
-        if self._task is not None:
-            await self._task
-
-
 async def serve_app(
-    app: Asgi,
+    app: Application,
     *,
     stopped: asyncio.Event,
     host: str = LOOPBACK,
@@ -479,20 +450,15 @@ async def serve_app(
         OSError: the address cannot be used.
         Exception: what the application raises at its start-up or shutdown.
     """
-    lifespan = _Lifespan(app)
-    await lifespan.startup()
-    server = HttpServer(
-        app,
-        max_body_bytes=lifespan.state.get(BODY_LIMIT, 0) + _SPARE_BYTES,
-        keeps_body=lifespan.state.get(KEEPS_BODY, lambda _: True),
-    )
+    await app.startup()
+    server = HttpServer(app, max_body_bytes=app.max_body_bytes + _SPARE_BYTES)
     try:
         actual = await server.start(host, port, listening)
         if ready is not None:
             ready(actual)
         await stopped.wait()
     finally:
-        await lifespan.shutdown()
+        await app.shutdown()
         await server.stop()
 
 
@@ -511,7 +477,7 @@ class ServerThread:
             client = ServiceClient(base_url=server.url, api_key=server.key)
     """
 
-    def __init__(self, app: Asgi, *, key: str = "", host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(self, app: Application, *, key: str = "", host: str = LOOPBACK, port: int = 0) -> None:
         self.key = key
         self.port = port
         self._app = app
