@@ -33,7 +33,7 @@ def test_a_pasted_key_is_checked_and_stored(run: Run, keyless: World) -> None:
     assert (done.code, done.out) == (0, "")
     assert "Logged in as ada@example.com (Analytical Engines)" in done.err
     # For the server of another operator, the message does not name a page of the hosted service.
-    assert "The operator of http://127.0.0.1:" in done.err
+    assert "Ask the operator of http://127.0.0.1:" in done.err
     assert "thinkingmachines" not in done.err
     assert KEY not in done.err
     people = {"org_details": {"name": "Analytical Engines"}, "user_details": {"email": "ada@example.com"}}

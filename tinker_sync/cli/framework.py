@@ -77,9 +77,15 @@ def _common_options() -> list[click.Parameter]:
         return click.Option(names, expose_value=False, callback=_store_option, default=None, **more)
 
     return [
-        option("-f", "--format", "format", type=click.Choice(FORMATS), help="How to print; default: table."),
+        option("-f", "--format", "format", type=click.Choice(FORMATS), help="Output format; default: table."),
         option("--base-url", metavar="URL", is_eager=True, help="The server; default: TINKER_BASE_URL."),
-        option("-q", "--quiet", is_flag=True, flag_value=True, help="No messages and no bars on stderr."),
+        option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            flag_value=True,
+            help="Print no messages and no progress bars on stderr.",
+        ),
     ]
 
 

@@ -87,8 +87,8 @@ class Names:
         """Add the name of a file, and the names of its directories.
 
         Raises:
-            UnsafeName: the name is empty or present, or one of its directories is present as a file or in
-                another spelling.
+            UnsafeName: the name is empty or already taken, or a parent directory exists as a file or under a
+                different spelling.
         """
         if not parts:
             raise UnsafeName("it is empty")

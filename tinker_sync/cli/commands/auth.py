@@ -54,7 +54,7 @@ def login(cli: Cli) -> None:
     if settings.is_vendor_host:
         cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
     else:
-        cli.sink.say(f"The operator of {settings.base_url} gives out its API keys.\n")
+        cli.sink.say(f"Ask the operator of {settings.base_url} for an API key.\n")
     key = Secret(_ask_for_key().strip())
     if not key.reveal():
         raise CliError("the key is empty")

@@ -142,7 +142,7 @@ def _make_usage_table(events: Sequence[BillingUsageEvent]) -> Table:
         )
         for each in events
     ]
-    return Table(columns, rows, format_count(len(rows), "row") if rows else "nothing was used")
+    return Table(columns, rows, format_count(len(rows), "row") if rows else "no usage in this period")
 
 
 def _format_amount(info: Mapping[str, Any]) -> tuple[str, str]:
@@ -181,7 +181,7 @@ def _format_usd(amount: float | None) -> str:
     "checkpoint-storage",
     example="tinker-sync billing checkpoint-storage --project-id PROJECT --csv storage.csv",
 )
-@click.option("--project-id", metavar="PROJECT", help="Only this project.")
+@click.option("--project-id", metavar="PROJECT", help="Only checkpoints of this project.")
 @click.option("--csv", "csv_path", metavar="PATH", help=_CSV)
 def checkpoint_storage(cli: Cli, project_id: str | None, csv_path: str | None) -> None:
     """Show the storage that checkpoints use now, and its monthly cost.

@@ -79,7 +79,13 @@ def parse_path(path: str, base_url: str | None) -> ParsedCheckpointTinkerPath:
 
 @command("list", example="tinker-sync checkpoint list --run-id RUN")
 @click.option("--run-id", metavar="RUN", help="All checkpoints of this run.")
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Maximum number of entries; 0 means all.",
+)
 def list_checkpoints(cli: Cli, run_id: str | None, limit: int) -> None:
     """List checkpoints: of all your runs, the newest first, or of one run."""
 
@@ -180,8 +186,13 @@ def unpublish(cli: Cli, checkpoint_path: str) -> None:
 
 @command("set-ttl", example="tinker-sync checkpoint set-ttl tinker://RUN/weights/NAME --ttl 86400")
 @click.argument("checkpoint_path", callback=check_paths)
-@click.option("--ttl", type=click.IntRange(min=1), metavar="SECONDS", help="Delete it after this time.")
-@click.option("--remove", is_flag=True, help="Keep it forever.")
+@click.option(
+    "--ttl",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Delete the checkpoint after this many seconds.",
+)
+@click.option("--remove", is_flag=True, help="Remove the expiry, so that the checkpoint is kept.")
 def set_ttl(cli: Cli, checkpoint_path: str, ttl: int | None, remove: bool) -> None:
     """Set how long a checkpoint is kept: give --ttl or --remove."""
     if (ttl is None) != remove:
@@ -230,10 +241,14 @@ def _parse_time(ctx: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.argument("checkpoint_paths", nargs=-1, callback=check_paths)
 @click.option("--run-id", metavar="RUN", help="All checkpoints of this run that match the options below.")
-@click.option("--type", "kind", type=click.Choice(list(_KINDS)), help="Only of this kind.")
-@click.option("--before", callback=_parse_time, metavar="DATE", help="Only those saved before; UTC.")
-@click.option("--after", callback=_parse_time, metavar="DATE", help="Only those saved after; UTC.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--type", "kind", type=click.Choice(list(_KINDS)), help="Only checkpoints of this kind.")
+@click.option(
+    "--before", callback=_parse_time, metavar="DATE", help="Only checkpoints saved before this time (UTC)."
+)
+@click.option(
+    "--after", callback=_parse_time, metavar="DATE", help="Only checkpoints saved after this time (UTC)."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(
     cli: Cli,
     checkpoint_paths: Sequence[str],

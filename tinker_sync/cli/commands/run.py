@@ -66,7 +66,13 @@ def _parse_columns(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 @command("list", example="tinker-sync run list --limit 50 --columns id,model,checkpoint")
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Maximum number of entries; 0 means all.",
+)
 @click.option(
     "-c",
     "--columns",

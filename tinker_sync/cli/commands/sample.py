@@ -43,25 +43,47 @@ class _Prompt:
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False), help="Read the prompt from a file; - is stdin."
 )
-@click.option("--lines", is_flag=True, help="Each line of the file is a prompt.")
-@click.option("--tokens", is_flag=True, help="Prompts and samples are token ids, separated by blanks.")
-@click.option("--chat", is_flag=True, help="The prompt is a user message of a chat.")
+@click.option("--lines", is_flag=True, help="Treat each line of the input as a separate prompt.")
+@click.option(
+    "--tokens", is_flag=True, help="Read prompts and print samples as token ids, separated by spaces."
+)
+@click.option(
+    "--chat", is_flag=True, help="Send the prompt as a user message, in the chat template of the model."
+)
 @click.option(
     "-n",
     "--num-samples",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Samples of each prompt.",
+    help="Number of samples per prompt.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of each sample."
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Maximum number of tokens to generate per sample.",
 )
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
-@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=-1, help="Sample from this many of the likeliest tokens; -1: all.")
-@click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal samples.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End a sample here; repeatable.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Sampling temperature; 0 always takes the likeliest token.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Sample from the likeliest tokens that together have this probability.",
+)
+@click.option(
+    "--top-k", type=int, default=-1, help="Sample from this many of the likeliest tokens; -1 means all."
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Random seed; the same seed gives the same samples.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop generating at this text; repeatable.")
 def sample(
     cli: Cli,
     prompt: str | None,

@@ -32,7 +32,13 @@ session = Group(
 
 
 @command("list", example="tinker-sync session list --limit 50")
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Maximum number of entries; 0 means all.",
+)
 def list_sessions(cli: Cli, limit: int) -> None:
     """List your sessions. JSON has their ids alone."""
     from tinker_sync.cli.table import Column, Table

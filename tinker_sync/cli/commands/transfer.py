@@ -330,7 +330,7 @@ def fetch(
     "--allow-pattern", "allow", multiple=True, metavar="GLOB", help="Upload only matching files; repeatable."
 )
 @click.option(
-    "--ignore-pattern", "ignore", multiple=True, metavar="GLOB", help="Upload no matching files; repeatable."
+    "--ignore-pattern", "ignore", multiple=True, metavar="GLOB", help="Skip matching files; repeatable."
 )
 @click.option("--no-model-card", is_flag=True, help="Do not write a README.md.")
 def push_hf(
