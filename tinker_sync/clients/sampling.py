@@ -123,13 +123,13 @@ def is_retryable_status_code(status_code: int) -> bool:
 class SamplingClient(ClientFuture["SamplingClient"]):
     """A client that samples from one set of weights. A service or training client makes it.
 
-    Any thread may use it. The object is also the future of its own creation, so it is usable at once. Samples
-    that are started before the sampler exists are held, and then sent in the order of the calls.
-    `result()` and `await` wait until the client is ready and return it. If the creation fails, the futures of
-    these samples fail and later calls raise.
+    Thread-safe. The object is also the future of its own creation, so you can use it at once: samples that
+    are started before the sampler exists are held, and then sent in the order of the calls. `result()` and
+    `await` wait until the client is ready, and return it. If the creation fails, the futures of these samples
+    fail, and later calls raise.
 
-    `sample` returns a future at once. A copy for another process, by pickle or as a handle, carries no key
-    unless you ask for it: the other process finds its own.
+    `sample` returns a future at once. A copy for another process, by pickle or as a handle, carries no API
+    key unless you ask for it, because the other process finds its own.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -290,7 +290,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             target_prompt_logprobs: token ids to score, a row for each prompt token after the first.
             prompt_alt_tokens_k: draw so many alternatives to each prompt token after the first.
             prompt_logprobs_last_n: score only the last so many prompt tokens.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the request cannot be sent; nothing was sent.
@@ -388,7 +388,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             include_prompt_logprobs: also score the tokens of the prompts.
             topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
             topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
-            deadline: the seconds after which one sample is given up.
+            deadline: seconds until one sample gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: an argument is not valid; nothing was sent. The first item raises errors of the
@@ -427,7 +427,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         Args:
             prompt: the tokens to score.
             prompt_logprobs_last_n: score only the last so many tokens.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the prompt is not a `ModelInput`, or cannot be sent.

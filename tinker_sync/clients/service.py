@@ -61,13 +61,13 @@ _log = logging.getLogger("tinker_sync.clients")
 
 @names_requests
 class ServiceClient(BaseClient):
-    """The client of the service. It makes all other clients, and owns their session.
+    """The entry point: it makes all other clients, and owns the session that they share. Thread-safe.
 
-    It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
-    does neither ends its session when it exits. Any thread may use it.
+    It connects on the first request. Close it with `close` or a ``with`` block; without either, the session
+    ends when the script exits.
 
     Args:
-        user_metadata: your own notes about this session.
+        user_metadata: metadata of your own for the session.
         project_id: the project of the session; None: `TINKER_PROJECT_ID`.
         display_name: the name of the session in lists.
         base_url: the server; "local" starts one on this machine for this process, with the first request;
@@ -75,18 +75,17 @@ class ServiceClient(BaseClient):
         api_key: the key; None: `TINKER_API_KEY`, else from `TINKER_CREDENTIAL_CMD`, else the stored one.
         default_headers_overrides: headers of every request; the older name of `default_headers`.
         default_headers: headers of every request.
-        timeout: the longest silence of the server, seconds; a pair limits connecting and reading separately.
-        max_retries: the number of retries of a call; None: ten, or as many as fit into five minutes if that
-            is more.
-        session: a `requests.Session` for headers, proxies, certificates, user name and password, and cookies.
-        deadline: the longest time of a call without a deadline of its own, seconds; None: five minutes to
-            twelve hours, by kind of call.
+        timeout: the read timeout, seconds: how long the server may stay silent; a pair sets the connect and
+            the read timeout.
+        max_retries: the retries of a call; None: ten, or as many as fit into five minutes if that is more.
+        session: a `requests.Session` whose headers, proxies, certificates, basic auth and cookies are used.
+        deadline: the default deadline of calls, seconds; None: five minutes to twelve hours, by kind of call.
         dialect: the calls and encodings that the server supports: "auto" to find out, "proto" for the present
             protocol, "json" for an open server without protobuf, or a `Dialect`.
-        on_queue_state: called on a thread of the client with a `QueueReport` each time the server reports
-            on a request that waits.
-        rate_limiter: a separate limiter of requests; None: the one that all clients of this process with
-            this server and key share.
+        on_queue_state: a callback for a `QueueReport` each time the server reports on a queued request; it
+            runs on a thread of the client.
+        rate_limiter: a rate limiter for this client alone; None: the one that all clients of this process
+            share for this server and key, because the server counts their requests together.
 
     Raises:
         ConfigurationError: an argument or an environment variable has a wrong type or value.
@@ -189,9 +188,9 @@ class ServiceClient(BaseClient):
             train_mlp: train the MLP layers.
             train_attn: train the attention layers.
             train_unembed: train the unembedding.
-            user_metadata: your own notes about this run.
+            user_metadata: metadata of your own for this run.
             optimizer: the kind of optimizer; None: AdamW.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             AssertionError: `train_mlp`, `train_attn` and `train_unembed` are all False.
@@ -232,10 +231,10 @@ class ServiceClient(BaseClient):
         Args:
             path: the path of the checkpoint, ``tinker://…/weights/…``.
             base_model: replaces the base model of the checkpoint; it must fit the weights.
-            user_metadata: your own notes about this run.
+            user_metadata: metadata of your own for this run.
             weights_access_token: a key of another account that may read the checkpoint.
             optimizer: the kind of optimizer; None: AdamW.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the path cannot be that of a checkpoint for training, or another argument has
@@ -372,7 +371,7 @@ class ServiceClient(BaseClient):
         Args:
             fn: the function; its name becomes the name of the loss.
             input_ranks: the number of dimensions of each parameter, 0 to 2.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the function breaks a rule, and the message shows the line; or the session has

@@ -64,29 +64,27 @@ T = TypeVar("T")
 
 @names_requests
 class TrainingClient(ClientFuture["TrainingClient"]):
-    """A client that trains one model. A `ServiceClient` makes it. Any thread may use it.
+    """A client that trains one model. A `ServiceClient` makes it. Thread-safe.
 
-    The object is also the future of its own creation, so it is usable at once. Calls that are made before the
-    model exists are held and sent in order when it exists. If the creation fails, the futures of these calls
-    fail and later calls raise.
+    The object is also the future of its own creation, so you can use it at once: calls made before the model
+    exists are held, and sent in order once it does. If the creation fails, the futures of these calls fail,
+    and later calls raise.
 
-    The methods that train, save and load return futures. Each call is sent at once, in the order of the
-    calls, and answered later. Scripts may make further calls without waiting for results; the server keeps
-    the order.
+    The methods that train, save and load return futures. Calls are sent in FIFO order, each at once, and
+    answered later. So call ahead without waiting for results; the server keeps the order.
 
-    If the server refuses a call, that call alone fails and later calls are still sent. An `optim_step` after
-    a refused `forward_backward` thus applies the gradients that were accumulated before. A pass over many
+    If the server refuses a call, that call alone fails, and later calls are still sent. So an `optim_step`
+    after a refused `forward_backward` applies the gradients that were accumulated before. A pass over many
     data is sent in several requests. If the server refuses one of them, the later ones are not sent, but the
-    gradients of the accepted requests stay accumulated. The error counts these requests, and the next
-    `optim_step` applies their gradients.
+    gradients of the accepted ones stay accumulated, and the next `optim_step` applies them; the error says
+    how many there are.
 
-    If a call gets no answer, even after retries, the client cannot know if the server has received it. Its
-    error is then `ambiguous`, and the client keeps a copy of the request. The next call of the client, also
-    one that was already queued, first sends that request again, with the same bytes and the same number, and
-    is sent only when the server has answered. The failed call then counts as done exactly once, also if it
-    has several requests; only its result is lost, and the log says so. So do not repeat it, unless it is a
-    forward pass, which changes nothing and whose error is not `ambiguous`. `recover` makes a new client from
-    the last checkpoint instead.
+    If a call gets no answer, even after retries, the server may or may not have it. Its error is then
+    `ambiguous`, and the client keeps the request. The next call, also one that is queued already, first sends
+    that request again, with the same bytes and sequence number, and is sent only once the server has
+    answered. The failed call then counts as done exactly once, and only its result is lost, as the log says.
+    So do not repeat it, unless it is a forward pass, which changes nothing and whose error is not
+    `ambiguous`. To go back to the last checkpoint instead, use `recover`.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -197,7 +195,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             loss_fn: a name such as "cross_entropy" or "importance_sampling", or a handle of
                 `create_custom_loss`.
             loss_fn_config: settings of the loss.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Among the metrics of the result, ``loss:sum`` comes from the server; for open servers that send none,
         this client computes it. ``loss:mean``, unless the server sends it, is that sum divided by the number
@@ -271,8 +269,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             data: the examples, with `target_tokens`; the loss may read all their other inputs.
             loss_fn: the loss, or a handle of `ServiceClient.create_custom_loss`.
             loss_type_input: has no effect, and must be None or "logprobs".
-            deadline: the seconds after which the call is given up; a running loss is not interrupted, but its
-                result is not used.
+            deadline: seconds until the call gives up; None: the default of the client. A running loss is not
+                interrupted, but its result is dropped.
 
         Raises:
             InvalidInputError: the data cannot be sent, or a handle is of another session; nothing was sent.
@@ -310,7 +308,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Args:
             data: the examples, with `target_tokens`; the loss may read all their other inputs.
             loss_fn: the loss, as for `forward_backward_custom`; its gradients are checked, but not used.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the data cannot be sent, or a handle is of another session; nothing was sent.
@@ -365,7 +363,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Args:
             optim_params: the settings of the optimizer for this step.
             adam_params: the older name of `optim_params`.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             ValueError: both are given.
@@ -420,8 +418,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             name: the name of the checkpoint.
             ttl_seconds: its lifetime in seconds; None: the server's default.
             overwrite: replace a checkpoint of the same name, including its metadata.
-            user_metadata: your own notes about it.
-            deadline: the seconds after which the call is given up.
+            user_metadata: metadata of your own for it.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the name cannot be part of a path, or another argument has a wrong value.
@@ -483,7 +481,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             name: the name of the export.
             ttl_seconds: its lifetime in seconds.
             age_encryption_recipients: public keys for which the export is encrypted.
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             InvalidInputError: the name cannot be part of a path, or the lifetime is not positive.
@@ -591,7 +589,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         of this client does not change.
 
         Args:
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
             TinkerError: this client has saved no state and did not start from one.
@@ -625,7 +623,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         its end. So `ServiceClient.close` unloads the models of its clients on such servers.
 
         Args:
-            deadline: the seconds after which the call is given up.
+            deadline: seconds until the call gives up; None: the default of the client.
 
         The future fails with `UnsupportedByServerError` if the server has no such call.
 

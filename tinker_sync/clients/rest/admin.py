@@ -25,7 +25,7 @@ _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organization
 
 @names_requests
 class AdminClient(RestBase):
-    """A client for billing and the audit log. Threads may share it.
+    """A client for billing and the audit log. Thread-safe.
 
     `AdminClient(service.holder)`, without further arguments, uses the connections of a service client.
 

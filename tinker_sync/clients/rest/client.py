@@ -129,7 +129,7 @@ class UnknownOwnerError(UnsupportedByServerError, RuntimeError):
 
 @names_requests
 class RestClient(RestBase):
-    """A client for runs, checkpoints, sessions and their files. Threads may share it.
+    """A client for runs, checkpoints, sessions and their files. Thread-safe.
 
     The `iter_...` methods return iterators; the others return futures, and their calls are sent in parallel.
     Clients that are made without a service client, for the same server and key, share their connections.
