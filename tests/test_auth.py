@@ -162,7 +162,7 @@ def test_refusals_are_raised_at_once_and_typed(
 
 @pytest.mark.parametrize("body", [b"hello", b"[]", b"", b"[" * 100_000])
 def test_an_invalid_config_is_an_error(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    with pytest.raises(errors.APIResponseValidationError, match="no JSON object"):
+    with pytest.raises(errors.APIResponseValidationError, match="the answer of client_config cannot be read"):
         ask(monkeypatch, CONFIG=answer(body))
 
 
@@ -195,7 +195,7 @@ def test_an_unexpected_exception_is_a_tinker_error_too(monkeypatch: pytest.Monke
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd tml-planted-key-0123456789")
 
-    monkeypatch.setattr("tinker_sync.auth.Http", broken)
+    monkeypatch.setattr("tinker_sync.runtime.connection.Http", broken)
     monkeypatch.setenv("TINKER_API_KEY", "tml-e")
     with pytest.raises(errors.TinkerError, match=r"RuntimeError: odd \*\*\*"):
         raise_if_tinker_not_accessible()

@@ -14,7 +14,7 @@ import tinker_sync
 # The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
-    *("config", "types", "wire", "transport", "auth", "runtime"),
+    *("config", "types", "wire", "transport", "runtime", "auth"),
     *("losses", "transfer", "data", "insight", "batch", "loop"),
     *("clients", "ray", "diagnose", "local", "testing", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),

@@ -9,26 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import (
     APIResponseValidationError,
-    APIStatusError,
     AuthenticationError,
     PermissionDeniedError,
     TinkerError,
 )
-from tinker_sync.transport.auth import KeyRing, choose_source, static_key
-from tinker_sync.transport.call import Call, Reply
-from tinker_sync.transport.caller import Caller
-from tinker_sync.transport.http import Http
-from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.tokens import Grant, read_grant
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.connection import Connection
+from tinker_sync.runtime.handshake import Handshake
+from tinker_sync.transport.auth import choose_source, static_key
+from tinker_sync.transport.call import Reply
+from tinker_sync.wire.endpoints import ENDPOINTS
 
 __all__ = [
     "KeyDetails",
@@ -38,8 +35,6 @@ __all__ = [
     "raise_if_tinker_not_accessible",
     "tinker_has_credentials",
 ]
-
-_KEY_PATH: Final = "/api/v1/auth/apikey/me"
 
 
 def get_tinker_token() -> str | None:
@@ -135,7 +130,7 @@ def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
         AuthenticationError: the service does not accept the key.
         TinkerError: anything else.
     """
-    reply = _about_key("GET", Secret(api_key), base_url)
+    reply = _about_key("get_api_key", Secret(api_key), base_url)
     try:
         tree = json.loads(reply.body)
         return KeyDetails(
@@ -147,7 +142,10 @@ def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         message = "the answer does not describe a key"
-    raise APIResponseValidationError(message, status_code=reply.status, method="GET", path=_KEY_PATH)
+    row = ENDPOINTS["get_api_key"]
+    raise APIResponseValidationError(
+        message, status_code=reply.status, method=row.method, path=row.path_for()
+    )
 
 
 def delete_key(api_key: str, *, base_url: str | None = None) -> None:
@@ -155,24 +153,24 @@ def delete_key(api_key: str, *, base_url: str | None = None) -> None:
 
     The arguments and the errors are those of `describe_key`.
     """
-    _about_key("DELETE", Secret(api_key), base_url)
+    _about_key("revoke_api_key", Secret(api_key), base_url)
 
 
-def _about_key(method: str, api_key: Secret, base_url: str | None) -> Reply:
+def _about_key(name: str, api_key: Secret, base_url: str | None) -> Reply:
     settings = Settings.resolve(base_url=base_url, api_key=api_key, max_retries=0)
-    with _calling(settings) as (caller, _):
-        return caller.call(Call(method=method, path=_KEY_PATH, credential="exchange"))
+    with _connected(settings) as connection:
+        return connection.caller.call(make_call(name, settings))
 
 
 def _ask(settings: Settings) -> None:
-    with _calling(settings) as (caller, keys):
-        _prepare(caller, keys, settings.sdk_version)
-        caller.call(Call(method="GET", path="/api/v1/get_server_capabilities"))
+    with _connected(settings) as connection:
+        Handshake(connection).sign_in()
+        connection.caller.call(make_call("get_server_capabilities", settings))
         if not settings.is_vendor_host:
-            _refuse_wrong_key(caller)
+            _refuse_wrong_key(connection)
 
 
-def _refuse_wrong_key(caller: Caller) -> None:
+def _refuse_wrong_key(connection: Connection) -> None:
     """Raise an error if an open server (one that is not of the hosted service) does not accept the key.
 
     Some open servers answer the request for their capabilities without a key, so this function makes a call
@@ -181,9 +179,8 @@ def _refuse_wrong_key(caller: Caller) -> None:
     Raises:
         AuthenticationError, PermissionDeniedError: the server does not accept the key.
     """
-    call = Call(method="GET", path="/api/v1/training_runs", query="limit=1")
     try:
-        caller.call(call)
+        connection.caller.call(make_call("list_training_runs", connection.settings, query={"limit": 1}))
     except (AuthenticationError, PermissionDeniedError):
         raise
     except TinkerError:  # the server has no such list, or cannot return it now
@@ -191,45 +188,10 @@ def _refuse_wrong_key(caller: Caller) -> None:
 
 
 @contextmanager
-def _calling(settings: Settings) -> Iterator[tuple[Caller, KeyRing]]:
-    keys = KeyRing(settings)
-    keys.check()
-    journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=lambda: keys.secrets)
-    http = Http(settings, keys, journal=journal)
+def _connected(settings: Settings) -> Iterator[Connection]:
+    connection = Connection(settings)
+    connection.keys.check()
     try:
-        yield Caller(http, settings, journal=journal, secrets=lambda: keys.secrets), keys
+        yield connection
     finally:
-        http.close()
-
-
-def _prepare(caller: Caller, keys: KeyRing, sdk_version: str) -> None:
-    """Ask the server if it wants tokens, and set up their exchange if it does."""
-    path = "/api/v1/client/config"
-    body = json.dumps({"sdk_version": sdk_version}).encode()
-    try:
-        reply = caller.call(Call(method="POST", path=path, body=body, credential="exchange"))
-    except APIStatusError as error:
-        if error.status_code in NO_SUCH_CALL:  # a server without this call exchanges no tokens either
-            return
-        raise
-    config = _config_in(reply)
-    if config is None:
-        raise APIResponseValidationError(
-            "the answer is no JSON object", status_code=reply.status, method="POST", path=path
-        )
-    if config.get("pjwt_auth_enabled"):
-        enforce_cmd = config.get("credential_default_source") == "credential_cmd"
-        keys.use_exchange(lambda: _fetch_token(caller), enforce_cmd=enforce_cmd)
-
-
-def _fetch_token(caller: Caller) -> Grant:
-    call = Call(method="POST", path="/api/v1/auth/token", body=b"{}", credential="exchange")
-    return read_grant(caller.call(call))
-
-
-def _config_in(reply: Reply) -> dict[str, Any] | None:
-    try:
-        config = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
+        connection.http.close()

@@ -110,5 +110,9 @@ def test_timeouts_follow_the_protocol(name: str, timeout_s: float | None) -> Non
     assert ENDPOINTS[name].timeout_s == timeout_s
 
 
-def test_only_the_first_calls_use_the_long_lived_credential() -> None:
-    assert {row.name for row in ROWS if row.credential == "exchange"} == {"client_config", "auth_token"}
+def test_only_the_first_calls_and_those_about_a_key_use_the_key_itself() -> None:
+    about_keys = {"get_api_key", "revoke_api_key"}
+    assert {row.name for row in ROWS if row.credential == "exchange"} == {
+        *("client_config", "auth_token"),
+        *about_keys,
+    }

@@ -80,9 +80,7 @@ class Handshake:
         Raises:
             TinkerError: the server cannot be reached, refuses the client, or answers in an unknown form.
         """
-        answer = self._get("client_config")
-        config = self._convert("client_config", answer, ClientConfigResponse)
-        self._use_tokens(config)
+        answer, config = self.sign_in()
         dialect = self._dialect(answer)
         dynamic = ClientDynamicConfigResponse()
         if dialect.offers("dynamic_config"):
@@ -90,6 +88,17 @@ class Handshake:
             dialect = dialect.after_dynamic_config(answer.status, answer.tree)
             dynamic = self._convert("dynamic_config", answer, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
+
+    def sign_in(self) -> tuple[_Answer, ClientConfigResponse]:
+        """Ask the server for its settings, and set up access tokens if it wants them.
+
+        Raises:
+            TinkerError: the server cannot be reached, refuses the client, or answers in an unknown form.
+        """
+        answer = self._get("client_config")
+        config: ClientConfigResponse = self._convert("client_config", answer, ClientConfigResponse)
+        self._use_tokens(config)
+        return answer, config
 
     def has_forward(self) -> bool:
         """Return True if the server has a separate call for forward passes, as older servers have.
@@ -139,7 +148,7 @@ class Handshake:
 
     def _convert(self, name: str, answer: _Answer, kind: Any) -> Any:
         try:
-            return wire_json.from_plain(answer.tree or {}, kind)
+            return wire_json.from_plain({} if answer.tree is None else answer.tree, kind)
         except WireError as error:
             raise odd_answer(ENDPOINTS[name], answer.reply, error, self._secrets) from error
 

@@ -279,10 +279,10 @@ _REST: Final = (
         reply="CurrentCheckpointStorageUsageResponse", since=(0, 23), large=True,
     ),
     _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse", since=(0, 22), large=True),
-    _row("get_api_key", "GET", "/auth/apikey/me", timeout_s=30, patient=False),
+    _row("get_api_key", "GET", "/auth/apikey/me", credential="exchange", timeout_s=30, patient=False),
     _row(
         "revoke_api_key", "DELETE", "/auth/apikey/me",
-        changes=True, timeout_s=30, patient=False,
+        changes=True, credential="exchange", timeout_s=30, patient=False,
     ),
 )  # fmt: skip
 
