@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final, NoReturn, Protocol
@@ -369,7 +368,12 @@ class Exchange:
             ConfigurationError: A certificate file or a proxy cannot be used for the address of a redirect.
             InvalidInputError: The request had to be sent again, but an array of its body has changed.
         """
-        return self._advance(wait=False)
+        try:
+            raw = self._take_arrived()
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+            return None
+        return None if raw is None else self._conclude(raw)
 
     def finish(self) -> Reply:
         """Wait for the reply and return it.
@@ -377,9 +381,15 @@ class Exchange:
         Raises:
             SendFailed, CredentialError, ConfigurationError, InvalidInputError: As for `step`.
         """
-        while (reply := self._advance(wait=True)) is None:
-            pass
-        return reply
+        try:
+            while True:
+                self._await_bytes()
+                reply = self.step()
+                if reply is not None:
+                    return reply
+        except BaseException:  # Ctrl-C leaves half an answer on the connection
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
@@ -592,77 +602,23 @@ class Exchange:
             )
         self._send_piece(last)
 
-    def _advance(self, *, wait: bool) -> Reply | None:
-        try:
-            if wait and not self._parser.done:
-                self._await_bytes()
-            raw = self._take_arrived()
-        except SendFailed as failed:
-            self._replace_or_raise(failed)
-            return None
-        except BaseException:  # Ctrl-C leaves half an answer on the connection
-            self.abort()
-            raise
-        return None if raw is None else self._conclude(raw)
-
     def _await_bytes(self) -> None:
-        left_s = self.expires_at_s - self._http.clock.now()
-        while left_s > 0:
-            now_s = slice_of(left_s)
-            if has_arrived(self._connection.sock, now_s):
-                return
-            left_s -= now_s
-        self._fail(TimeoutError("timed out"))
+        """Wait until `step` makes progress, or until `expires_at_s`."""
+        left_s = 0.0 if self._parser.done else self.expires_at_s - self._http.clock.now()
+        while left_s > 0 and not has_arrived(self._connection.sock, slice_of(left_s)):
+            left_s -= slice_of(left_s)
 
     def _take_arrived(self) -> ReplyParser | None:
         """Take the bytes that have arrived. Return the answer if it is whole, else None."""
-        sock, parser = self._connection.sock, self._parser
+        connection, parser = self._connection, self._parser
         try:
-            never_block(sock)
-            while not parser.done:
-                self._take_from(sock)
-        except self._connection.nothing_yet:
+            self._read(parser)
+        except connection.nothing_yet:
             if self._http.clock.now() >= self.expires_at_s:
                 self._fail(TimeoutError("timed out"))
             return None
         except (OSError, MalformedMessage, MessageTooLarge) as error:
             self._fail(error)
-        return self._end()
-
-    def _begin_silence(self, limit_s: float) -> None:
-        self.expires_at_s = min(self._http.clock.now() + limit_s, self._give_up_s)
-
-    def _take_from(self, sock: socket.socket) -> None:
-        parser = self._parser
-        room = parser.room() if parser.started else None
-        if room is not None:
-            with room:
-                count = sock.recv_into(room)
-            parser.fill(count)
-        elif data := sock.recv(parser.wants if parser.started else RECEIVE_BYTES):
-            parser.feed(data)
-        else:
-            parser.eof()
-        if not parser.done:
-            self._begin_silence(self._idle_s)
-
-    def _answered_early(self) -> bool:
-        """Return True if the whole answer has arrived, though the request was not sent to its end.
-
-        A server may refuse a large body before it has read the whole.
-        """
-        sock = self._connection.sock
-        try:
-            never_block(sock)
-            while not self._parser.done:
-                self._take_from(sock)
-        except (OSError, MalformedMessage, MessageTooLarge):
-            return False
-        self._parser.keep_alive = False
-        return True
-
-    def _end(self) -> ReplyParser:
-        parser, connection = self._parser, self._connection
         if not self._over:
             self._over = True
             connection.requests += 1
@@ -673,6 +629,38 @@ class Exchange:
             else:
                 self._http.pools.discard(connection)
         return parser
+
+    def _begin_silence(self, limit_s: float) -> None:
+        self.expires_at_s = min(self._http.clock.now() + limit_s, self._give_up_s)
+
+    def _read(self, parser: ReplyParser) -> None:
+        """Read until the answer is whole, without waiting for bytes."""
+        sock = self._connection.sock
+        never_block(sock)
+        while not parser.done:
+            room = parser.room() if parser.started else None
+            if room is not None:
+                with room:
+                    count = sock.recv_into(room)
+                parser.fill(count)
+            elif data := sock.recv(parser.wants if parser.started else RECEIVE_BYTES):
+                parser.feed(data)
+            else:
+                parser.eof()
+            if not parser.done:
+                self._begin_silence(self._idle_s)
+
+    def _answered_early(self) -> bool:
+        """Return True if the whole answer has arrived, though the request was not sent to its end.
+
+        A server may refuse a large body before it has read the whole.
+        """
+        try:
+            self._read(self._parser)
+        except (OSError, MalformedMessage, MessageTooLarge):
+            return False
+        self._parser.keep_alive = False
+        return True
 
     def _fail(self, error: Exception) -> NoReturn:
         self.abort()
