@@ -24,8 +24,8 @@ from tinker_sync.errors import (
     DeadlineError,
     UnprocessableEntityError,
 )
+from tinker_sync.runtime.admission import Turn
 from tinker_sync.runtime.rate_limiter import RateLimiter
-from tinker_sync.runtime.sample import SampleJob
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -139,15 +139,15 @@ def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pauses_s: fl
 def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    submit, refused = SampleJob.submit, []
+    may_pass, refused = Turn.may_pass, []
 
-    def refuse_another_before(job: SampleJob) -> None:
+    def refuse_another_before(turn: Turn) -> bool:
         if not refused:
-            refused.append(job._scheduler.gate.limiter)
+            refused.append(turn._admission.gate.limiter)
             refused[0].close_for(3)
-        submit(job)
+        return may_pass(turn)
 
-    monkeypatch.setattr(SampleJob, "submit", refuse_another_before)
+    monkeypatch.setattr(Turn, "may_pass", refuse_another_before)
     with world() as (stub, client):
         sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         assert sum(paused(client)) == pytest.approx(3.0, abs=0.1)
@@ -155,14 +155,14 @@ def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
 
 
 def test_refused_samples_are_sent_again_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, sent, count = SampleJob.submit, [], 15
+    admit, sent, count = Turn.admit, [], 15
     clock, release = FakeClock(automatic=False), threading.Event()
 
-    def note(job: SampleJob) -> None:
-        sent.append(job._number)
-        submit(job)
+    def note(turn: Turn, *given: Any) -> None:
+        sent.append(turn.arrival)
+        admit(turn, *given)
 
-    monkeypatch.setattr(SampleJob, "submit", note)
+    monkeypatch.setattr(Turn, "admit", note)
     limiter = RateLimiter(clock=clock)
     with (
         StubServer() as stub,
@@ -186,7 +186,7 @@ def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:
         sampler = sampler_of(client)
         release = stub.hold("/asample", 100)
         first = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(500)]
-        until(lambda: len(client.holder.server.ready().scheduler) == 482)  # a worker holds one more
+        until(lambda: client.holder.server.ready().admission.waiting == 483)
         assert len(stub.await_asked("/asample", 17)) == 17
         release.set()
         for future in first:
@@ -194,7 +194,7 @@ def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:
         stub.script("/asample", *[Answer(status=0)] * 450)
         for _ in range(450):
             sampler.sample(PROMPT, 1, ONE_TOKEN)
-        until(lambda: len(client.holder.server.ready().scheduler) == 48)
+        until(lambda: client.holder.server.ready().admission.waiting == 49)
         assert len(stub.await_asked("/asample", 901)) == 901
 
 
@@ -261,7 +261,8 @@ def test_a_paused_model_holds_its_own_samples_back_and_sends_them_in_order_after
             late.result(PATIENCE_S)
         assert len(stub.asked("/asample")) == 2
         line.hold_back(0.0)
-        line._wait_for_capacity()
+        machinery = client.holder.server.ready()
+        client.holder.server.flows.soon(machinery.admission._end_pause, line.pause)
         for future in held:
             future.result(PATIENCE_S)
 

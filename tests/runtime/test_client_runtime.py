@@ -154,7 +154,6 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     locks = [
         runtime.poller._lock,
         runtime.pools.fetch._membership,
-        runtime.server.ready().scheduler._lock,
     ]
     held = weakref.ref(runtime)
     for lock in locks:

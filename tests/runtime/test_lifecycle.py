@@ -17,7 +17,7 @@ from tinker_sync.runtime.workers import WorkerPools
 
 
 def lifecycle() -> Lifecycle:
-    parts: Any = SimpleNamespace()
+    parts: Any = SimpleNamespace(poller=SimpleNamespace())
     return Lifecycle(parts, parts, WorkerPools(), PendingChanges())
 
 

@@ -185,7 +185,7 @@ def test_a_result_that_cannot_be_read_names_its_request(bench: Bench) -> None:
 def test_a_result_that_is_gone_when_it_is_asked_for_again_has_the_first_error(
     bench: Bench, status: int
 ) -> None:
-    future = bench.fetch(decode=raising(errors.WireError("odd", "$.a")), on_gone=raising(RuntimeError()))
+    future = bench.fetch(decode=raising(errors.WireError("odd", "$.a")))
     bench.poller.answer(200, {"a": 1})
     bench.poller.answer(status, {"detail": "gone"})
     with pytest.raises(errors.APIResponseValidationError, match=r"\$\.a: odd"):
@@ -198,13 +198,6 @@ def test_a_decoder_that_fails_otherwise_fails_the_future(bench: Bench) -> None:
     assert isinstance(future.exception(0), ZeroDivisionError)
 
 
-def test_a_step_that_breaks_fails_the_future(bench: Bench) -> None:
-    future = bench.fetch(on_gone=raising(RuntimeError("no way on")))
-    bench.poller.answer(410, {"detail": "gone"})
-    with pytest.raises(RuntimeError, match="no way on"):
-        future.result(0)
-
-
 def test_a_poll_that_cannot_be_sent_fails_the_future(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     future = bench.fetch()
     bench.poller.answer(503, {})
@@ -214,15 +207,10 @@ def test_a_poll_that_cannot_be_sent_fails_the_future(bench: Bench, monkeypatch: 
         future.result(0)
 
 
-def test_a_410_is_left_to_on_gone(bench: Bench) -> None:
-    gone: list[Exception] = []
-    future = bench.fetch(on_gone=gone.append)
+def test_a_forgotten_promise_fails_the_future_with_the_answer(bench: Bench) -> None:
+    future = bench.fetch()
     bench.poller.answer(410, {"detail": "forgotten"})
-    assert not future.done()
-    assert isinstance(gone[0], errors.APIStatusError)
-    other = bench.fetch()
-    bench.poller.answer(410, {"detail": "forgotten"})
-    assert isinstance(other.exception(0), errors.APIStatusError)
+    assert isinstance(future.exception(0), errors.APIStatusError)
 
 
 def test_a_paused_queue_shows_in_the_status_and_is_reported(bench: Bench) -> None:
@@ -298,8 +286,8 @@ def test_a_future_that_ends_before_its_bytes_are_used_gives_them_back(bench: Ben
 
 def test_a_forgotten_promise_gives_its_bytes_back(bench: Bench) -> None:
     free: list[int] = []
-    promise = Promise("req-1", "Sample", announced_bytes=400)
-    bench.fetch(promise, on_gone=lambda _: free.append(bench.free))
+    future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
+    future._when_done(lambda _: free.append(bench.free))
     bench.poller.answer(410, {"detail": "forgotten"})
     assert free == [1000]
 

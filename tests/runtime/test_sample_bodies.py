@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tinker_sync.runtime.sample_line import SampleBodies
+from tinker_sync.runtime.samples import SampleBodies
 from tinker_sync.types import (
     EncodedTextChunk,
     ImageChunk,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from support.clock import FakeClock
 from support.polls import HandPoller
 from support.sends import NoWorkers
 
-from tinker_sync.runtime.flows import Flows, Quota
+from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import Polls, Promise
+from tinker_sync.runtime.polls import GoneError, Polls, Promise
 from tinker_sync.runtime.session_poll import PATH, SessionPoll
 from tinker_sync.transport.call import SendFailed
 
@@ -23,14 +25,29 @@ class Bench:
     def __init__(self, clone_id: int = 0) -> None:
         self.clock = FakeClock()
         self.poller = HandPoller(self.clock)
-        flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
-        polls = Polls(flows, Quota(10_000), clock=self.clock)
+        self.flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        polls = Polls(self.flows, Quota(10_000), clock=self.clock)
         self.together = SessionPoll(polls, "sampler-1", clone_id, clock=self.clock)
 
-    def wait_for(self, request_id: str, **options: Any) -> APIFuture[Any]:
+    def wait_for(
+        self,
+        request_id: str,
+        *,
+        deadline_at: float = math.inf,
+        on_gone: Callable[[Exception], object] = print,
+    ) -> APIFuture[Any]:
+        """Fetch a sample. `on_gone` gets the error if the server has forgotten it."""
+
+        def flow() -> Flow[Any]:
+            promise = Promise(request_id, "Sample", wants_proto=True)
+            try:
+                return (yield from self.together.fetch(promise, future, lambda _, tree: tree, deadline_at))
+            except GoneError as gone:
+                on_gone(gone.error)
+                raise CalledOff from None  # the future stays as it is
+
         future: APIFuture[Any] = APIFuture(clock=self.clock)
-        promise = Promise(request_id, "Sample", wants_proto=True)
-        self.together.fetch(promise, future, lambda reply, tree: tree, **options)
+        self.flows.start(flow(), future)
         return future
 
     def announce(self, cursor: int, *request_ids: str, failed: tuple[str, ...] = ()) -> None:
@@ -399,21 +416,6 @@ def test_without_such_a_poll_there_is_no_last_call(bench: Bench) -> None:
     bench.poller.answer(404, {"detail": "no"}, path=PATH)
     bench.fetch_next({"of": "a"})
     assert bench.together.last_call() is None
-
-
-def test_timers_are_started_without_the_lock(bench: Bench) -> None:
-    taken: list[bool] = []
-    after = bench.poller.after
-
-    def note(delay_s: float, action: Any) -> Any:
-        taken.append(bench.together._lock.locked())
-        return after(delay_s, action)
-
-    bench.poller.after = note  # type: ignore[method-assign]
-    bench.wait_for("a", deadline_at=bench.clock.now() + 60)
-    bench.clock.advance(30)
-    bench.announce(0)
-    assert taken == [False]
 
 
 def test_an_answer_that_makes_no_sense_ends_the_polling(bench: Bench) -> None:

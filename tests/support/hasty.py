@@ -92,7 +92,7 @@ def _hasten(poller: Any, clock: HastyClock) -> None:
         return after(0.0, action)
 
     def later(delay_s: float, action: Callable[[], object]) -> Any:
-        pauses = getattr(action, "__name__", "") == "_wait_for_capacity"
+        pauses = getattr(action, "__name__", "") == "end_of_pause"
         return at_once(delay_s, action) if pauses else after(delay_s, action)
 
     poller.pause, poller.after = at_once, later

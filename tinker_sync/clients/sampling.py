@@ -23,7 +23,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import Lazy, Shared
 from tinker_sync.runtime.naming import find_call_site, log_if_unread, names_requests
-from tinker_sync.runtime.sample_line import SampleLine
+from tinker_sync.runtime.samples import SampleLine
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
 from tinker_sync.types.session import CreateSamplingSessionRequest
 

@@ -2,11 +2,11 @@
 
 The steps of a sample and of a training call, with the modules that take them:
 
-    sampling.sample()      sample_line, sample         SampleJob: checked, then prepared
-      schedule             sample_scheduler            order, rate limit, bytes, number
-      submit               sample, poller, transport   sends the request; the answer is a promise
+    sampling.sample()      samples                     SampleJob: checked and prepared; then the flow `sample`
+      wait for its turn    admission                   order, slots, bytes, rate limit, capacity of the model
+      submit               samples, flows, poller      sends the request; the answer is a promise
       poll                 polls, retrieval            asks until the promise has a result
-      decode, resolve      sample, futures             on the poller's thread, or on a worker that helps it
+      decode, resolve      samples, futures            on the poller's thread, or on a worker that helps it
 
     training.optim_step()  training                    OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
@@ -40,7 +40,8 @@ Glossary:
     vendor       the company of the hosted service; an open server is any other server
     dialect      the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`)
     facts        the settings and the dialect of a server
-    machinery    the objects of a client that depend on the facts: the polls, the scheduler, the limits
+    machinery    the objects of a client that depend on the facts: the polls, the admission, the limits
+    flow         the life of a call as a generator, which the poller's thread resumes (`flows`)
     ticket       a request or a timer that the poller holds
 
 The other modules and their contents:
@@ -53,14 +54,14 @@ The other modules and their contents:
     handshake              the first exchange with a server: its settings and its dialect
     session, heartbeat     the session at the server, and the thread that keeps it alive
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
-    sample_line            the sampler, the numbers and the body format of one client's samples
-    sample_scheduler       the queue of a client's samples, their places under the limits, and the decisions
-                           about submits that the server refuses
+    samples                the life of a sample; the sampler, numbers and bodies of one client's samples
+    admission              the one queue of a client's samples, by arrival, and the limits that they wait for
+    flows                  the lives of calls as generators, and the queue from which they are resumed
     poller, tickets        the requests under way and the timers; the sockets that the thread watches
     poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
                            answers, admits samples and sends small requests
-    rate_limiter           the limit that the server's refusals set; samples wait there
-    byte_budget            the limit on bytes under way; samples and chunks wait there; the sizes of requests
+    rate_limiter           the limit that the server's refusals set, shared by clients
+    byte_budget            the limit on bytes under way; chunks wait there; the sizes of requests
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
     futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`
@@ -68,7 +69,6 @@ The other modules and their contents:
                            failures that the user never looks at
     calls, failures        calls made from the table of endpoints, and their answers; copies of errors
     published              the description that an open server publishes of itself
-    flows                  the lives of calls as generators, and the thread that resumes them, one at a time
     billing                the wait after a 402
     spending               limits on the tokens that calls use
     pending                the calls that the end of a client waits for
@@ -85,17 +85,16 @@ another.
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 
     set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
-    dict.pop, list.pop                the places of a sample (`sample_scheduler`), the action of a ticket
-                                      (`tickets`): the thread that pops acts
+    list.pop                          the action of a ticket (`tickets`), the right to resume flows (`flows`):
+                                      the thread that pops acts
     dict[key] = ..., dict.pop         the calls that the end of a client waits for (`pending`)
     deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`), the jobs
                                       of a pool (`workers`), the calls on a client that is not ready
-                                      (`held_calls`)
-    deque.append                      the turn of a training call (`send_queue`) and of a sample
-                                      (`sample_scheduler`)
+                                      (`held_calls`), the flows that are to be resumed (`flows`)
+    deque.append                      the turn of a training call (`send_queue`)
     list.append                       what happens to a call: its callbacks, its begin, its end (`futures`)
     list.append, list.pop, list.remove   the idle threads of a pool (`workers`)
     dict.setdefault                   the first `close` of a client (`client_runtime`)
-    reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_line`)
+    reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`samples`)
     next(numbers())                   numbers and keys (`tinker_sync._base.numbers`)
 """

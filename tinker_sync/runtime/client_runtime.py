@@ -73,10 +73,11 @@ class ClientRuntime:
         self.pools = pools = WorkerPools(pending.under_way)
         self.notices = Notices(clock, pools.callback.run)
         self.poller = Poller(connection.http, pools.fetch, clock, needed=pending.under_way)
-        self.lifecycle = Lifecycle(connection, self.poller, pools, pending)
+        flows = Flows(self.poller, pools.fetch)
+        self.lifecycle = Lifecycle(connection, flows, pools, pending)
         self.server = Server(
             connection,
-            Flows(self.poller, pools.fetch),
+            flows,
             pools,
             self.lifecycle,
             self.notices,

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.workers import no_thread
+from tinker_sync.runtime.workers import WorkersClosedError, no_thread
 from tinker_sync.transport.call import Call
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ Step = Callable[[Any], object]
 
 # So that the poller reads answers that have arrived while many flows begin.
 _AT_ONCE: Final = 64
+_NUMBERS: Final = (float, int)
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Flows:
     def __init__(self, poller: Poller, workers: Runner) -> None:
         self.poller = poller
         self._workers = workers
+        self._closed = False  # final
         self._begin()
         _fork.renew_in_child(self)
 
@@ -122,12 +124,21 @@ class Flows:
         """
         task = Task(self, flow, future)
         try:
+            if self._closed:
+                raise WorkersClosedError
             self.soon(task._start, None)
         except RuntimeError as error:
             if future is None:
                 raise
             future.fail(no_thread(error))
         return task
+
+    def close(self) -> None:
+        """Call off all flows, and start no others."""
+        self._closed = True
+        for task in list(_under_way):
+            if task._flows is self:
+                task.call_off()
 
     def soon(self, step: Step, value: Any = None) -> None:
         """Call `step(value)` soon, on the thread that resumes the flows.
@@ -235,7 +246,13 @@ class Task:
 
     def resume(self, value: Any = None) -> None:
         """Go on with the flow, whose wait has ended with this value. For threads of the poller."""
-        self._flows.act(self._step, value)
+        flows = self._flows
+        flows._ready.append((self._advance, value))
+        flows.run()
+
+    def throw(self, failure: BaseException) -> None:
+        """Go on with the flow, whose wait has ended with a failure. For threads of the poller."""
+        self._flows.act(self._raise, failure)
 
     def call_off(self, _future: object = None) -> None:
         """End the flow, because nobody needs it any more. Any thread may call this."""
@@ -262,16 +279,11 @@ class Task:
         _under_way.add(self)
         future = self._future
         if future is not None:
-            if future.done():
+            if future._outcome is not None:
                 self._end(None, CalledOff())
                 return
             future._when_done(self.call_off)
-        self._step(None)
-
-    def _step(self, value: Any) -> None:
-        flow, self._wait = self._flow, None
-        assert flow is not None  # noqa: S101  # a wait ends once, and the flow was at it
-        self._advance(flow, flow.send, value)
+        self._advance(None)
 
     def _throw(self, failure: BaseException) -> None:
         flow, wait = self._flow, self._wait
@@ -280,11 +292,13 @@ class Task:
         self._failure = failure
         # If it cannot be called off, its outcome is on its way, and the flow goes on to its next wait.
         if wait is not None and wait.cancel():
-            self._wait = None
-            self._advance(flow, flow.throw, failure)
+            self._advance(failure, flow.throw)
 
-    def _advance(self, flow: Flow[Any], go: Callable[[Any], Any], value: Any) -> None:
-        flows = self._flows
+    def _advance(self, value: Any, go: Callable[[Any], Any] | None = None) -> None:
+        """Resume the flow with `go(value)`, in general its `send`, and begin its next wait."""
+        flow, flows, self._wait = self._flow, self._flows, None
+        assert flow is not None  # noqa: S101  # a wait ends once, and the flow was at it
+        go = go or flow.send
         try:
             while True:
                 wish = go(value)
@@ -294,7 +308,7 @@ class Task:
                 try:
                     if type(wish) is Call:
                         self._wait = flows.poller.start(wish, self.resume)
-                    elif type(wish) is float:
+                    elif type(wish) in _NUMBERS:
                         self._wait = flows.poller.pause(wish, self.resume)
                     else:
                         self._wait = wish
@@ -327,14 +341,14 @@ class Task:
     def _tell_parent(self) -> None:
         parent, self._parent = self._parent, None
         if parent is not None:
-            self._flows.act(
-                parent._step if self._failure is None else parent._raise, self._failure or self._value
-            )
+            if self._failure is None:
+                parent.resume(self._value)
+            else:
+                parent.throw(self._failure)
 
     def _raise(self, failure: BaseException) -> None:
-        flow, self._wait = self._flow, None
-        assert flow is not None  # noqa: S101  # as in `_step`
-        self._advance(flow, flow.throw, failure)
+        if self._flow is not None:
+            self._advance(failure, self._flow.throw)
 
 
 class Moment:
@@ -373,12 +387,23 @@ class Moment:
             return
         self._task = task
         if self._limit_s < math.inf:
-            flows = task._flows
+            self.limit(self._limit_s)
 
-            def expire() -> None:
-                flows.act(self.tell)
+    def limit(self, limit_s: float) -> None:
+        """Limit the wait of the flow from now on, unless it is limited already."""
+        if self._timer is None and self._task is not None:
+            self._timer = self._task._flows.poller.after(limit_s, self.expire)
 
-            self._timer = flows.poller.after(self._limit_s, expire)
+    @property
+    def limited(self) -> bool:
+        """True if the wait has a limit."""
+        return self._timer is not None
+
+    def expire(self) -> None:
+        """End the wait, on a thread of the poller."""
+        task = self._task
+        if task is not None:
+            task._flows.act(self.tell)
 
     def cancel(self) -> bool:
         """Call the wait off."""

@@ -397,7 +397,7 @@ class APIFuture(ProgressFuture[T]):
         An exception of `fn` is logged. For the runtime, not for users.
         """
         story = self._story
-        if self._look() is None:
+        if self._outcome is None:
             entry = (fn,)  # a new object, so that its place in the story can be told
             story.append(entry)
             if _outcome_in(story, before=entry) is None:

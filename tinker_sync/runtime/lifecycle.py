@@ -27,6 +27,7 @@ from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.connection import Connection
+    from tinker_sync.runtime.flows import Flows
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
     from tinker_sync.runtime.workers import WorkerPools, Workers
@@ -66,7 +67,7 @@ class Lifecycle:
     """
 
     def __init__(
-        self, connection: Connection, poller: Poller, pools: WorkerPools, pending: PendingChanges
+        self, connection: Connection, flows: Flows, pools: WorkerPools, pending: PendingChanges
     ) -> None:
         self.leaving = False
         """True from the first `close` of the client on; final. New calls of the user are refused."""
@@ -90,11 +91,14 @@ class Lifecycle:
         self._failure: Exception | None = None  # set once, final
         self.connection = connection
         """The connection of the client; it is open until `shut`."""
-        self._poller = poller
+        self._flows = flows
+        self._poller = flows.poller
         self._pools = pools.in_order_of_end()
         # Bound once, because tens of thousands of futures may refer to them.
         self._run_callback = pools.callback.run
-        self.run_soon: Callable[[Callable[[], object]], object] = partial(_run_soon, poller, pools.enter)
+        self.run_soon: Callable[[Callable[[], object]], object] = partial(
+            _run_soon, flows.poller, pools.enter
+        )
         """Queues a short step, which never waits, for a thread of the client (`_run_soon`)."""
 
     # -------------------------------------------------------------------------------------- news
@@ -363,6 +367,7 @@ class Lifecycle:
         if self.session is not None:
             self.session.end()
         self.connection.caller.close()
+        self._flows.close()
         self._poller.close()
         self.connection.http.close()
         # With everything closed, the threads end at once, except those in a callback of the user. The workers

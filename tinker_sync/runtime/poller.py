@@ -394,6 +394,8 @@ class Poller(PollerThread):
             if not self._watched:
                 self._expiries.clear()  # expiries of requests that are over would keep an idle thread alive
             soonest = self._expiries[0][0] if self._expiries else math.inf
+            while self._timers and self._timers[0][2].ended:  # cancelled
+                heapq.heappop(self._timers)
             if self._timers and self._timers[0][0] < soonest:
                 soonest = self._timers[0][0]
             self._sleeps_until = self._look_at = soonest

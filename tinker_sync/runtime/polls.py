@@ -25,7 +25,7 @@ from tinker_sync._base.secret import Secret
 from tinker_sync.errors import APIResponseValidationError, DeadlineError, InvalidInputError, WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import redact_exception
-from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Quota, Task
+from tinker_sync.runtime.flows import Flow, Flows, Quota, Task
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.progress import FutureState
@@ -142,7 +142,6 @@ class Polls:
         decode: Decode[T],
         *,
         deadline_at: float = math.inf,
-        on_gone: Callable[[Exception], object] | None = None,
     ) -> Task:
         """Begin to poll for the result of a promise, which ends `future`. Return the task of the polls.
 
@@ -154,9 +153,8 @@ class Polls:
             decode: makes the result from the answer, on the thread of the poller or a worker that helps it;
                 an exception that it raises fails the future.
             deadline_at: the deadline, in seconds of the clock; the future then fails.
-            on_gone: called with the error if the server has forgotten the promise; None to fail the future.
         """
-        return self.flows.start(_fetch(self, promise, future, decode, deadline_at, on_gone), future)
+        return self.flows.start(_fetch(self, promise, future, decode, deadline_at), future)
 
 
 def _fetch(
@@ -165,15 +163,11 @@ def _fetch(
     future: APIFuture[T],
     decode: Decode[T],
     deadline_at: float,
-    on_gone: Callable[[Exception], object] | None,
 ) -> Flow[T]:
     try:
         return (yield from poll(polls, promise, future, decode, deadline_at))
     except GoneError as gone:
-        if on_gone is None:
-            raise gone.error from None
-        on_gone(gone.error)
-        raise CalledOff from None  # the future is left to `on_gone`
+        raise gone.error from None
 
 
 def poll(  # noqa: C901  # a life from beginning to end is easier to read in one piece

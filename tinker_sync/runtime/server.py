@@ -23,8 +23,8 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 from tinker_sync.runtime import exits
+from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
-from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.connection import Connection, Refresher
 from tinker_sync.runtime.flows import Flows, Quota
@@ -35,7 +35,7 @@ from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise
 from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.runtime.retrieval import QueueNotice
-from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
+from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call
@@ -54,7 +54,8 @@ class Machinery(NamedTuple):
     facts: ServerFacts
     billing: BillingPause
     polls: Polls
-    scheduler: SampleScheduler
+    admission: Admission
+    policy: SubmitPolicy
     train_bytes: Quota
 
 
@@ -206,21 +207,18 @@ class Server:
             read_timeout_s=self.poll_s,
             clock=clock,
         )
-        places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
-        scheduler = SampleScheduler(
-            polls,
+        admission = Admission(
+            self.flows,
             self._pools.fetch,
             gate,
-            ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=clock),
-            # A budget admits one more while it is not overdrawn, so it is one less than the number of places.
-            ByteBudget(max(places - 1, 0), clock=clock),
-            SubmitPolicy(self.connection.caller.judge, billing),
-            has_idle_connection=self.connection.http.has_idle_connection,
-            clock=clock,
+            2**31 if config.sample_use_retrieve_futures else max(config.sample_max_concurrent_requests, 1),
+            config.sample_dispatch_bytes_semaphore_size,
+            clock,
         )
+        policy = SubmitPolicy(self.connection.caller.judge, billing)
         train_bytes = Quota(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES))
-        self.lifecycle.queues = (scheduler,)
-        return Machinery(facts, billing, polls, scheduler, train_bytes)
+        self.lifecycle.queues = (gate,)
+        return Machinery(facts, billing, polls, admission, policy, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
         handshake = Handshake(self.connection, lambda: self._left_s(deadline_at))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.clock import FakeClock
 from support.crowd import until
 from support.hasty import FLAGS, hasty_service
 from support.raising import raising
@@ -18,9 +19,21 @@ from support.wires import Notebook
 from tinker_sync import types
 from tinker_sync._base.events import TokensUsed
 from tinker_sync.clients.sampling import SamplingClient
-from tinker_sync.errors import APIResponseValidationError, APIStatusError, DeadlineError
-from tinker_sync.runtime.sample import SampleJob
-from tinker_sync.transport.call import Reply
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    BillingError,
+    DeadlineError,
+    TinkerError,
+)
+from tinker_sync.runtime.admission import Admission
+from tinker_sync.runtime.billing import BillingPause
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.lifecycle import Lifecycle
+from tinker_sync.runtime.samples import SubmitPolicy, Throttled
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.verdict import Judge
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -40,6 +53,12 @@ def stub() -> Iterator[Stub]:
 def sampler(stub: Stub) -> Iterator[SamplingClient]:
     with hasty_service(stub) as service:
         yield service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+
+
+def admission_of(sampler: SamplingClient) -> Admission:
+    machinery = sampler.holder.server.machinery.value
+    assert machinery is not None
+    return machinery.admission
 
 
 def sample(sampler: SamplingClient, **options: Any) -> Any:
@@ -103,7 +122,7 @@ def test_samples_sent_again_need_no_other_place(stub: Stub, sampler: SamplingCli
     stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)
     futures = [sample(sampler) for _ in range(PLACES + 2)]
     stub.await_asked(path, PLACES)
-    until(lambda: sampler.holder.server.machinery.value.scheduler.places._line)
+    until(lambda: admission_of(sampler).waiting == 2)
     release.set()
     for future in futures:
         assert future.result(PATIENCE_S).sequences
@@ -117,38 +136,25 @@ def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}, gate=release))
         futures = [sample(sampler) for _ in range(4)]
         stub.await_asked("/asample")
-        until(lambda: sampler.holder.server.machinery.value.scheduler.sending_bytes._line)
+        until(lambda: admission_of(sampler).waiting == 3)
         release.set()
         for future in futures:
             assert future.result(PATIENCE_S).sequences
         numbers = [asked.json()["seq_id"] for asked in stub.asked("/asample")]
-    assert sorted(numbers) == sorted([*set(numbers), numbers[0]])
-    # The second sample may have been the next to go already when the first came back.
-    assert numbers[:3].count(numbers[0]) == 2
+    assert numbers == [0, 0, 1, 2, 3]
 
 
 def test_a_sample_that_is_cancelled_while_it_is_sent_gives_everything_back_at_once(
-    stub: Stub, sampler: SamplingClient, monkeypatch: pytest.MonkeyPatch
+    stub: Stub, sampler: SamplingClient
 ) -> None:
-    submitted, gate = threading.Event(), threading.Event()
-    submit = SampleJob._submit
-
-    def submit_and_note(job: SampleJob) -> None:
-        submit(job)
-        submitted.set()
-
-    monkeypatch.setattr(SampleJob, "_submit", submit_and_note)
+    gate = threading.Event()
     stub.script("/asample", Answer(usual=True, gate=gate))
     future = sample(sampler)
-    assert submitted.wait(PATIENCE_S)
-    machinery = sampler.holder.server.machinery.value
-    assert machinery is not None
+    stub.await_asked("/asample")
     assert future.cancel()
-    free = (f"{PLACES - 1} of {PLACES - 1}", "10485760 of 10485760")
-    wanted = [f"<ByteBudget {each} bytes free, 0 in line>" for each in free]
-    scheduler = machinery.scheduler
+    admission = admission_of(sampler)
     # A thread of the client gives them back; the server has not answered yet.
-    until(lambda: [repr(scheduler.places), repr(scheduler.sending_bytes)] == wanted)
+    until(lambda: (admission.slots, admission.bytes) == (PLACES, 10_485_760))
     gate.set()
 
 
@@ -161,9 +167,7 @@ def test_a_call_that_is_interrupted_reserves_no_tokens(
     )
     sample(sampler).result(PATIENCE_S)
     sampler.holder.spending.attach(limiter)
-    machinery = sampler.holder.server.machinery.value
-    assert machinery is not None
-    monkeypatch.setattr(machinery.scheduler, "put", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(sampler.holder.server.flows, "start", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         sample(sampler)
     assert held == []
@@ -172,14 +176,13 @@ def test_a_call_that_is_interrupted_reserves_no_tokens(
 def test_a_sample_that_is_cancelled_as_its_promise_arrives_is_given_up_at_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    accept = SampleJob._on_promise
+    accept = Lifecycle.accept
 
-    def cancel_first(job: SampleJob, reply: Reply) -> None:
-        assert job._future is not None
-        assert job._future.cancel()
-        accept(job, reply)
+    def cancel_first(lifecycle: Lifecycle, future: APIFuture[Any], request_id: str) -> bool:
+        assert future.cancel()
+        return accept(lifecycle, future, request_id)
 
-    monkeypatch.setattr(SampleJob, "_on_promise", cancel_first)
+    monkeypatch.setattr(Lifecycle, "accept", cancel_first)
     flags = {"sample_cancel_enabled": True}
     with StubServer(config=FLAGS, dynamic_config=flags) as stub, hasty_service(stub) as service:
         sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
@@ -199,3 +202,63 @@ def test_tokens_of_a_response_that_does_not_fit_the_request_count(
     with pytest.raises(APIResponseValidationError):
         sample(sampler).result(PATIENCE_S)
     assert [event.sampled for event in notebook.events if isinstance(event, TokensUsed)] == [4]
+
+
+# ------------------------------------------------------------------------------------------- the policy
+def policy(*, billing_s: float = 0.0) -> SubmitPolicy:
+    clock = FakeClock(automatic=False)
+    judge = Judge("http://127.0.0.1:1", clock, tuple)
+    return SubmitPolicy(judge, BillingPause(billing_s, clock=clock), draw=lambda: 1.0)
+
+
+def decide(
+    outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, max_attempts: int = 3, **options: Any
+) -> Any:
+    call = Call(method="POST", path="/api/v1/asample", body=b"{}", attempt=attempt)
+    return policy(**options).decide(outcome, call, size, max_attempts)
+
+
+@pytest.mark.parametrize(("size", "pause_s"), [(10, None), (128 * 1024, None), (128 * 1024 + 1, 5.0)])
+def test_a_429_closes_the_limiter_for_longer_after_a_large_prompt(size: int, pause_s: float | None) -> None:
+    assert decide(Reply(429, {}), size=size) == Throttled(pause_s)
+
+
+def test_a_429_with_a_wish() -> None:
+    assert decide(Reply(429, {"Retry-After": "7"})) == Throttled(7.0)
+
+
+def test_a_402_is_waited_out_while_the_server_allows() -> None:
+    assert decide(Reply(402, {}), billing_s=100.0) == Throttled(1.0)
+    with pytest.raises(BillingError):
+        decide(Reply(402, {}))
+
+
+def test_trouble_that_passes_is_tried_again_a_number_of_times() -> None:
+    assert [decide(Reply(503, {}), attempt=attempt) for attempt in (1, 2)] == [0.5, 1.0]
+    with pytest.raises(APIStatusError):
+        decide(Reply(503, {}), attempt=3)
+
+
+def test_a_conflict_is_tried_again_twice_at_most() -> None:
+    assert [decide(Reply(409, {}), attempt=attempt, max_attempts=10) for attempt in (1, 2)] == [0.5, 1.0]
+    with pytest.raises(APIStatusError):
+        decide(Reply(409, {}), attempt=3, max_attempts=10)
+
+
+def test_a_refusal_is_final() -> None:
+    with pytest.raises(APIStatusError):
+        decide(Reply(422, {}, b'{"detail": "no"}'))
+
+
+def test_no_answer_is_tried_again_unless_it_would_end_the_same_way() -> None:
+    assert decide(SendFailed("broken", maybe_received=True)) == 0.5
+    with pytest.raises(APIConnectionError):
+        decide(SendFailed("no certificate", maybe_received=False, final=True))
+
+
+def test_an_error_of_the_client_itself_stays_what_it_is() -> None:
+    failed, cause = SendFailed("no key", maybe_received=False), TinkerError("no key")
+    failed.__cause__ = cause
+    with pytest.raises(TinkerError) as caught:
+        decide(failed)
+    assert caught.value is cause

@@ -1,0 +1,259 @@
+"""The queue of samples, without threads: the tests end the waits, and run the worker at the gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.polls import HandPoller
+from support.sends import HandWorkers, NoWorkers
+
+from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.runtime.admission import Admission, ModelPause, Turn
+from tinker_sync.runtime.flows import Flow, Flows, Moment
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.rate_limiter import RateLimiter
+
+MANY = 10**9
+
+
+class Bench:
+    def __init__(self, *, slots: int = MANY, sending_bytes: int = MANY, workers: Any = None) -> None:
+        self.clock = FakeClock()
+        self.poller = HandPoller(self.clock)
+        self.flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        self.workers = workers or HandWorkers()
+        self.limiter = RateLimiter(clock=self.clock)
+        self.gate = self.limiter.gate()
+        self.admission = Admission(self.flows, self.workers, self.gate, slots, sending_bytes, self.clock)
+        self.log: list[str] = []
+        self.ends: dict[str, Moment] = {}
+        self.turns: dict[str, Turn] = {}
+        self.futures: dict[str, APIFuture[Any]] = {}
+        self.pause = ModelPause()
+
+    def put(
+        self,
+        names: str,
+        size: int = 10,
+        deadline_s: float = math.inf,
+        pause: ModelPause | None = None,
+        again: Callable[[Turn], bool] = lambda _: False,
+    ) -> None:
+        """Let samples wait for their turns. Each that is admitted holds it until `end`, or tries `again`."""
+
+        def flow(name: str) -> Flow[None]:
+            turn = self.turns[name]
+            try:
+                while True:
+                    admitted = yield turn
+                    self.log.append(name if admitted else f"{name} late")
+                    if not admitted:
+                        return
+                    if not again(turn):
+                        break
+                    turn.give_back()
+                yield self.ends[name]
+            finally:
+                turn.give_back()
+
+        for name in names:
+            deadline_at = self.clock.now() + deadline_s
+            self.turns[name] = Turn(self.admission, size, deadline_at, pause or ModelPause())
+            self.ends[name], self.futures[name] = Moment(), APIFuture()
+            self.flows.start(flow(name), self.futures[name])
+
+    def end(self, names: str) -> None:
+        for name in names:
+            self.flows.soon(self.ends[name].tell)
+
+    @property
+    def admitted(self) -> str:
+        return "".join(self.log)
+
+    @property
+    def free(self) -> tuple[int, int]:
+        return self.admission.slots, self.admission.bytes
+
+
+def test_samples_are_admitted_by_arrival_as_slots_become_free() -> None:
+    bench = Bench(slots=2)
+    bench.put("abcd")
+    assert bench.admitted == "ab"
+    bench.end("b")
+    assert bench.admitted == "abc"
+    bench.end("ca")
+    assert bench.admitted == "abcd"
+    bench.end("d")
+    assert bench.free == (2, MANY)
+
+
+def test_a_sample_larger_than_the_limit_enters_and_keeps_the_others_out() -> None:
+    bench = Bench(sending_bytes=1600)
+    bench.put("a", size=5000)
+    bench.put("bc")
+    assert bench.admitted == "a"
+    bench.flows.soon(lambda _: bench.turns["a"].sent())
+    assert bench.admitted == "abc"
+    bench.end("abc")
+    assert bench.free == (MANY, 1600)
+
+
+def test_a_sample_that_is_sent_again_keeps_its_place_by_arrival() -> None:
+    bench, tries = Bench(slots=1), iter([True, True])
+    bench.put("a", again=lambda _: next(tries, False))
+    bench.put("bc")
+    assert bench.admitted == "aaa"
+    bench.end("abc")
+    assert bench.admitted == "aaabc"
+
+
+def test_all_samples_that_were_refused_go_again_in_the_order_of_the_calls() -> None:
+    bench = Bench()
+    refused: list[Turn] = []
+
+    def refuse(turn: Turn) -> bool:
+        refused.append(turn)
+        turn.throttled(5.0)
+        return len(refused) <= 3
+
+    bench.put("abc", again=refuse)
+    assert bench.admitted == "a"  # the refusal has closed the limiter
+    for _ in range(5):
+        bench.workers.do_all()
+    assert bench.admitted == "aaaabc"
+
+
+def test_one_worker_waits_at_the_closed_gate_and_its_permit_goes_to_the_first_by_arrival() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.flows.soon(lambda _: bench.turns["a"].throttled(5.0))
+    bench.put("bcd")
+    assert bench.admitted == "a"
+    assert len(bench.workers.jobs) == 1
+    assert bench.futures["b"].cancel()
+    bench.workers.do_all()
+    assert bench.admitted == "acd"
+    bench.end("acd")
+    assert bench.free == (MANY, MANY)
+
+
+def test_deadlines_end_waits_on_time_whatever_is_waited_for() -> None:
+    bench = Bench()
+    bench.limiter.close_for(600.0)
+    bench.put("a", deadline_s=9.0)
+    bench.put("b")
+    bench.put("c", deadline_s=4.0)
+    bench.put("d", deadline_s=90.0)
+    assert bench.poller.pass_time() == 4.0
+    assert bench.log == ["c late"]
+    assert bench.poller.pass_time() == 5.0
+    assert bench.log == ["c late", "a late"]
+    assert bench.poller.pass_time() == 60.0  # so that a timer does not keep the thread for long
+    assert bench.poller.pass_time() == 21.0
+    assert bench.log == ["c late", "a late", "d late"]
+    assert not any(timer.live for timer in bench.poller.timers)
+    assert not bench.futures["b"].done()
+    assert bench.free == (MANY, MANY)
+
+
+def test_deadlines_of_samples_that_were_admitted_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.admission._STALE_DEADLINES", 5)
+    bench = Bench(slots=0)
+    for _ in range(50):
+        bench.put("a", deadline_s=3600.0)
+        bench.futures["a"].cancel()
+    assert len(bench.admission._deadlines) < 10
+
+
+def test_samples_of_a_model_without_capacity_stand_aside() -> None:
+    bench = Bench()
+    bench.pause.until_s = bench.clock.now() + 8.0
+    bench.put("a", pause=bench.pause)
+    bench.put("b")
+    bench.put("c", pause=bench.pause)
+    bench.put("d", pause=bench.pause, deadline_s=3.0)
+    assert bench.admitted == "b"
+    assert bench.turns["a"].last_words == "the server has no capacity for the model"
+    assert bench.poller.pass_time() == 3.0
+    assert bench.log == ["b", "d late"]
+    bench.pause.until_s += 2.0  # another report
+    bench.clock.advance(5.0)
+    bench.poller.timers[0].end()
+    assert bench.log == ["b", "d late"]
+    assert bench.futures["c"].cancel()
+    assert bench.poller.pass_time() == 2.0
+    assert bench.log == ["b", "d late", "a"]
+    assert bench.admission.waiting == 0
+
+
+def test_a_sample_that_stood_aside_goes_before_later_ones() -> None:
+    bench = Bench(slots=1)
+    bench.pause.until_s = bench.clock.now() + 8.0
+    bench.put("a", pause=bench.pause)
+    bench.put("bc")
+    assert bench.poller.pass_time() == 8.0
+    bench.end("bac")
+    assert bench.admitted == "bac"
+
+
+def test_large_prompts_weigh_more_after_a_refusal() -> None:
+    bench = Bench(sending_bytes=10_000)
+    bench.put("a", size=2000)
+    bench.flows.soon(lambda _: bench.turns["a"].throttled(0.0))
+    bench.end("a")
+    bench.put("bc", size=2000)
+    bench.workers.do_all()
+    assert bench.admitted == "ab"
+
+
+def test_the_thread_reads_answers_while_it_admits_many() -> None:
+    bench = Bench(slots=0)
+    for _ in range(200):  # so that the limiter lets many be sent at once
+        bench.gate.succeeded(bench.gate.acquire())  # type: ignore[arg-type]
+    bench.put("abcdefghijklmnopqrstuvwxyz")
+    soon: list[Callable[[], object]] = []
+    bench.poller.run_soon = lambda job: soon.append(job) is None  # type: ignore[method-assign]
+    bench.admission.slots = MANY
+    bench.flows.act(bench.admission.pump)
+    first = bench.admitted
+    assert 0 < len(first) < 26
+    while soon:
+        soon.pop(0)()
+    assert bench.admitted == "abcdefghijklmnopqrstuvwxyz"
+
+
+def test_without_a_worker_at_the_gate_the_samples_fail_and_later_ones_do_not() -> None:
+    bench = Bench(workers=NoWorkers())
+    bench.limiter.close_for(5.0)
+    bench.put("ab")
+    assert all(isinstance(bench.futures[name].exception(0), TinkerError) for name in "ab")
+    bench.clock.advance(600.0)
+    bench.put("c")
+    assert bench.admitted == "c"
+
+
+def test_the_close_of_the_gate_ends_the_worker_that_waits() -> None:
+    bench = Bench()
+    bench.limiter.close_for(5.0)
+    bench.put("a")
+    bench.gate.close(ClientClosedError())
+    bench.workers.do_all()
+    assert bench.admitted == ""
+    bench.put("b")
+    for name in "ab":
+        bench.futures[name].fail(ClientClosedError())
+    assert bench.admission.waiting == 0
+
+
+def test_a_child_begins_with_an_empty_queue_and_free_slots() -> None:
+    bench = Bench(slots=1)
+    bench.put("ab")
+    bench.flows.renew_after_fork()
+    bench.admission.renew_after_fork()
+    bench.put("c")
+    assert bench.admitted == "ac"
+    assert bench.admission.waiting == 0

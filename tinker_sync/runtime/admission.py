@@ -1,0 +1,354 @@
+"""`Admission`: the one queue in which the samples of a service wait for their turn.
+
+A sample is admitted when four limits allow it: the slots for samples under way, the bytes being sent, the
+rate limiter that it shares with other clients, and the capacity of its model. Samples are admitted by
+arrival, and a sample that is sent again keeps its place by arrival. Those of a model without capacity stand
+aside, so that the others can go meanwhile.
+
+While the limiter is closed, one worker waits at its gate, and passes on the permit that it gets.
+
+Everything here belongs to the thread that resumes the flows, except what says otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from tinker_sync._base.clock import Clock
+from tinker_sync._base.numbers import numbers
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.workers import no_thread
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.flows import Flows, Task
+    from tinker_sync.runtime.rate_limiter import Gate, Permit
+    from tinker_sync.runtime.tickets import Ticket
+    from tinker_sync.runtime.workers import Workers
+
+# For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
+_WEIGHT_AFTER_REFUSAL: Final = 20
+# The most samples admitted at once, because the thread reads no answers meanwhile.
+_ADMITTED_AT_ONCE: Final = 16
+# The heap of deadlines also has samples that do not wait any more, until it is larger than this number plus
+# twice the number of those that wait.
+_STALE_DEADLINES: Final = 1024
+_EARLY_S: Final = 0.001
+_LOOK_EVERY_S: Final = 60.0
+
+
+class ModelPause:
+    """The time until which a model has no capacity, and its samples that stand aside until then."""
+
+    def __init__(self) -> None:
+        self.until_s = -math.inf
+        self.aside: list[Turn] = []
+
+
+class Admission:
+    """The queue of the samples of one service client, and of the clients that it makes.
+
+    Args:
+        flows: the flows that wait here.
+        workers: one of them waits while the limiter is closed.
+        gate: the gate to the shared rate limiter.
+        slots: the most samples under way.
+        sending_bytes: the limit on the bytes of the prompts that are being sent. A sample may enter unless
+            those before it exceed the limit.
+        clock: measures time.
+    """
+
+    def __init__(
+        self,
+        flows: Flows,
+        workers: Workers,
+        gate: Gate,
+        slots: int,
+        sending_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self.gate = gate
+        self._flows = flows
+        self._workers = workers
+        self._most_slots = slots
+        self._most_bytes = sending_bytes
+        self._clock = clock
+        self._begin()
+        _fork.renew_in_child(self)
+
+    def _begin(self) -> None:
+        self.slots = self._most_slots
+        """The slots that are free."""
+        self.bytes = self._most_bytes
+        """The bytes that are free; negative while the last sample to enter exceeds the limit."""
+        self._queue: list[tuple[int, Turn]] = []  # a heap by arrival; also has turns that were called off
+        self._deadlines: list[tuple[float, int, Turn]] = []  # a heap
+        self._timer: tuple[float, Ticket | None] = math.inf, None  # for the first deadline
+        self._next_arrival = numbers().__next__
+        self._permit: Permit | None = None  # from the gate, for the next sample
+        self._at_gate = False  # a worker waits at the gate
+        self._pumping = False  # another round follows
+
+    def renew_after_fork(self) -> None:
+        """Forget the samples of the parent in a forked child."""
+        self._begin()
+
+    @property
+    def waiting(self) -> int:
+        """The number of samples that wait. Any thread may ask; the number may be outdated."""
+        return sum(turn.task is not None for _, turn in list(self._queue))
+
+    # -------------------------------------------------------------------------------------- the queue
+
+    def enter(self, turn: Turn) -> None:
+        """Let a sample wait, at its place by arrival."""
+        if turn.arrival is None:
+            turn.arrival = self._next_arrival()
+        heapq.heappush(self._queue, (turn.arrival, turn))
+        self.pump()
+        if turn.task is not None and turn.deadline_at < math.inf:
+            self._watch(turn, turn.arrival)
+
+    def pump(self, _: object = None) -> None:
+        """Admit the samples that the limits allow now."""
+        queue, gate = self._queue, self.gate
+        left = _ADMITTED_AT_ONCE
+        while queue:
+            turn = queue[0][1]
+            if turn.task is None:
+                heapq.heappop(queue)
+            elif turn.pause.until_s > self._clock.now():
+                heapq.heappop(queue)
+                self._set_aside(turn)
+            elif self.slots <= 0 or self.bytes < 0:
+                return
+            elif left == 0:
+                self._pump_soon()
+                return
+            else:
+                try:
+                    permit, self._permit = self._permit, None
+                    if permit is None or not gate.lets_pass(permit):
+                        permit = gate.try_acquire()
+                except TinkerError:  # the client is closed; the end of the futures ends the waits
+                    return
+                if permit is None:
+                    self._wait_at_gate()
+                    return
+                heapq.heappop(queue)
+                left -= 1
+                limiter, size = gate.limiter, turn.size
+                if limiter.recently_closed():
+                    size *= _WEIGHT_AFTER_REFUSAL
+                size = max(size, self._most_bytes // limiter.sent_at_once)
+                self.slots -= 1
+                self.bytes -= size
+                turn.admit(permit, size)
+
+    def _pump_soon(self) -> None:
+        """Go on after the answers that have arrived meanwhile."""
+        if not self._pumping:
+            self._pumping = True
+            if not self._flows.poller.run_soon(self._pump_again):
+                self._flows.soon(self._go_on)
+
+    def _pump_again(self) -> None:
+        self._flows.act(self._go_on)
+
+    def _go_on(self, _: None) -> None:
+        self._pumping = False
+        self.pump()
+
+    # -------------------------------------------------------------------------------------- the limiter
+
+    def _wait_at_gate(self) -> None:
+        if self._at_gate:
+            return
+        self._at_gate = True
+        try:
+            self._workers.run(self._wait_for_permit)
+        except RuntimeError as error:
+            self._at_gate = False
+            self._fail_all(no_thread(error))
+
+    def _wait_for_permit(self) -> None:
+        """Wait for a permit, on a worker."""
+        with suppress(TinkerError, RuntimeError):  # the client is closed
+            self._flows.soon(self._get_permit, self.gate.acquire())
+
+    def _get_permit(self, permit: Permit | None) -> None:
+        self._at_gate = False
+        self._permit = permit
+        self.pump()
+
+    def _fail_all(self, error: Exception) -> None:
+        queue, self._queue = self._queue, []
+        for _, turn in queue:
+            turn.fail(error)
+
+    # -------------------------------------------------------------------------------------- deadlines
+
+    def _watch(self, turn: Turn, arrival: int) -> None:
+        heapq.heappush(self._deadlines, (turn.deadline_at, arrival, turn))
+        if len(self._deadlines) > 2 * len(self._queue) + _STALE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].task is not None]
+            heapq.heapify(self._deadlines)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        first_s = self._deadlines[0][0] if self._deadlines else math.inf
+        now = self._clock.now()
+        # A timer keeps the poller's thread, so one that is not needed any more should end soon.
+        look_at_s = min(first_s, now + _LOOK_EVERY_S)
+        at_s, timer = self._timer
+        if first_s == math.inf or look_at_s >= at_s:
+            return
+        if timer is not None:
+            timer.cancel()
+
+        def expire() -> None:
+            self._flows.act(self._expire)
+
+        self._timer = look_at_s, self._flows.poller.after(look_at_s - now, expire)
+
+    def _expire(self, _: None) -> None:
+        self._timer = math.inf, None
+        # The poller runs timers early if it has no thread.
+        now = self._clock.now() + _EARLY_S
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].task is None):
+            heapq.heappop(self._deadlines)[2].expire()
+        self._set_timer()
+
+    # -------------------------------------------------------------------------------------- capacity
+
+    def _set_aside(self, turn: Turn) -> None:
+        pause = turn.pause
+        turn.last_words = "the server has no capacity for the model"
+        pause.aside.append(turn)
+        if len(pause.aside) == 1:
+            self._wait_for_capacity(pause)
+
+    def _wait_for_capacity(self, pause: ModelPause) -> None:
+        def end_of_pause() -> None:
+            self._flows.act(self._end_pause, pause)
+
+        self._flows.poller.after(pause.until_s - self._clock.now(), end_of_pause)
+
+    def _end_pause(self, pause: ModelPause) -> None:
+        if pause.until_s > self._clock.now():
+            self._wait_for_capacity(pause)
+            return
+        back, pause.aside = pause.aside, []
+        for turn in back:
+            if turn.arrival is not None:
+                heapq.heappush(self._queue, (turn.arrival, turn))
+        self.pump()
+
+
+class Turn:
+    """The turn of one sample: a flow waits for it, and then holds a slot, bytes and a permit.
+
+    Args:
+        admission: the queue.
+        size: the estimated size of the prompt in bytes.
+        deadline_at: the deadline for the wait, in seconds of the clock.
+        pause: the pause of the model.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_bytes",
+        "_permit",
+        "_slot",
+        "arrival",
+        "deadline_at",
+        "last_words",
+        "pause",
+        "size",
+        "task",
+    )
+
+    def __init__(self, admission: Admission, size: int, deadline_at: float, pause: ModelPause) -> None:
+        self._admission = admission
+        self.size = size
+        self.deadline_at = deadline_at
+        self.pause = pause
+        self.arrival: int | None = None
+        """The position among the samples, by the order of the calls; None until it waits."""
+        self.last_words = ""
+        """What the sample has met last, for the error of a deadline."""
+        self.task: Task | None = None
+        """The flow while it waits."""
+        self._slot = False
+        self._bytes: int | None = None
+        self._permit: Permit | None = None
+
+    # -------------------------------------------------------------------------------------- the wait
+
+    def begin(self, task: Task) -> None:
+        """Let a flow wait until the sample is admitted, or until its deadline. The value is True or False."""
+        self.task = task
+        self._admission.enter(self)
+
+    def cancel(self) -> bool:
+        """Leave the queue."""
+        waits, self.task = self.task is not None, None
+        return waits
+
+    def admit(self, permit: Permit, size: int) -> None:
+        """Resume the flow, which holds a slot, `size` bytes and a permit now."""
+        self._slot, self._bytes, self._permit = True, size, permit
+        task, self.task = self.task, None
+        assert task is not None  # noqa: S101  # it waits
+        task.resume(True)
+
+    def expire(self) -> None:
+        """Resume the flow at its deadline."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.resume(False)
+
+    def fail(self, error: Exception) -> None:
+        """Resume the flow with an error."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.throw(error)
+
+    # -------------------------------------------------------------------------------------- what it holds
+
+    def may_pass(self) -> bool:
+        """Return True unless the limiter has closed since it gave the permit. Ask right before sending."""
+        return self._permit is not None and self._admission.gate.lets_pass(self._permit)
+
+    def sent(self, *, accepted: bool = False) -> None:
+        """Give back the permit and the bytes, because the request is over."""
+        permit, self._permit = self._permit, None
+        admission = self._admission
+        if permit is not None and accepted:
+            admission.gate.succeeded(permit)
+        size, self._bytes = self._bytes, None
+        if size is not None:
+            admission.bytes += size
+            if admission._queue:
+                admission.pump()
+
+    def throttled(self, pause_s: float | None) -> None:
+        """Close the limiter, because the server asks for fewer requests."""
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            self._admission.gate.throttled(permit, pause_s)
+
+    def give_back(self) -> None:
+        """Give back the slot and all else that the sample holds."""
+        slot, self._slot = self._slot, False
+        if slot:
+            self._admission.slots += 1
+            self._permit = None
+            size, self._bytes = self._bytes, None
+            if size is not None:
+                self._admission.bytes += size
+            if self._admission._queue:
+                self._admission.pump()
