@@ -118,3 +118,24 @@ def test_a_chain_of_calls_does_not_lie_on_one_stack() -> None:
 
         sample(sampler).add_done_callback(follow)
         assert over.wait(PATIENCE_S)
+
+
+def test_callbacks_that_wait_at_the_close_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.lifecycle._JOIN_S", 0.0)  # the close need not wait for them
+    gate, ran = threading.Event(), threading.Semaphore(0)
+
+    def call_back(_: object) -> None:
+        gate.wait(PATIENCE_S)
+        ran.release()
+
+    with StubServer() as stub:
+        client = client_of(stub)
+        sampler = sampler_of(client)
+        for future in [sample(sampler) for _ in range(100)]:
+            future.add_done_callback(call_back)
+            future.result(PATIENCE_S)
+        client.close("success").result(PATIENCE_S)
+        assert not ran.acquire(blocking=False)
+        gate.set()
+        for _ in range(100):
+            assert ran.acquire(timeout=PATIENCE_S)

@@ -113,6 +113,43 @@ def test_a_silent_server_does_not_hold_the_process(stub: Stub) -> None:
     assert len(finishes(stub)) == 1
 
 
+MANY = """
+url, count = os.environ["URL"], int(os.environ["COUNT"])
+services = [ServiceClient(base_url=url, api_key="tml-x") for _ in range(count)]
+for service in services:
+    service.create_sampling_client(base_model="stub/model").result()
+"""
+
+
+def sessions_finished(stub: Stub) -> list[tuple[str, str]]:
+    """Return the session and the status of each request that finishes one, sorted."""
+    paths = [asked for asked in list(stub.log) if asked.path.endswith("/finish")]
+    return sorted((asked.path.split("/")[-2], asked.json()["reason"]["type"]) for asked in paths)
+
+
+def test_every_open_session_is_finished(stub: Stub) -> None:
+    text = MANY + "services.pop(1).close('errored').result(); del service, services[1]"
+    with Script(text, URL=stub.url, COUNT="4", unhurried=True) as script:
+        assert script.wait().code == 0
+    expected = [f"session-{number}" for number in range(4)]
+    assert [session for session, _ in sessions_finished(stub)] == expected
+    assert sorted(status for _, status in sessions_finished(stub)) == ["errored", *["success"] * 3]
+
+
+def test_a_silent_server_is_waited_for_by_all_sessions_together(stub: Stub) -> None:
+    """One after the other they would take a second each, longer than the process may take."""
+    count = int(GONE_S) + 30
+    for number in range(count):
+        stub.script(f"/sessions/session-{number}/finish", Answer(status=0))
+    with Script(MANY + "say('made'); hear()", URL=stub.url, COUNT=str(count)) as script:
+        assert script.hear() == "made"
+        script.say("go on")
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.took_s < GONE_S
+    assert len(sessions_finished(stub)) == count
+
+
 def test_a_dead_server_does_not_hold_the_process() -> None:
     with StubServer(config=FULL, latency_s=3600.0) as stub:
         script = run(stub, IN_FLIGHT)

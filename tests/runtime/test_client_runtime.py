@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import logging
 import math
 import threading
 import weakref
@@ -136,15 +135,6 @@ def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the end
-def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
-    found = Settings.resolve(base_url=stub.url, api_key="tml-planted-0123456789", log="curl", environ={})
-    runtime = ClientRuntime(found)
-    with caplog.at_level(logging.DEBUG, "tinker_sync"):
-        runtime.server.call("get_server_capabilities")
-    runtime.close().result(120)
-    assert "curl -sS" in caplog.text
-    assert "get_server_capabilities" in caplog.text
-    assert "planted" not in caplog.text
 
 
 def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
@@ -184,20 +174,6 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
-def test_the_end_of_the_process_reports_the_users_status(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process ends before the thread of `close` has begun, the status passed to `close` counts."""
-    runtime = runtime_of(stub)
-    runtime.server.open_session()
-    with monkeypatch.context() as patch:
-        patch.setattr(runtime, "_close", lambda *_: None)
-        runtime.close("errored", "a detail")
-    finished = runtime.lifecycle.finish("success", None, 5.0, quiet=True)
-    assert finished.wait(120)
-    (asked,) = stub.asked("/sessions/session-0/finish")
-    assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
-    runtime.lifecycle.shut()
-
-
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
     runtime = runtime_of(stub)
     runtime.close().result(120)
@@ -217,26 +193,3 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     assert runtime.close().done()  # a new future of the child
     release.set()
     closing.result(120)
-
-
-def test_the_repr_shows_the_state(stub: Stub) -> None:
-    runtime = runtime_of(stub)
-    assert repr(runtime) == f"<ClientRuntime {stub.url} not started>"
-    runtime.server.open_session()
-    assert repr(runtime) == f"<ClientRuntime {stub.url} session-0>"
-    runtime.close().result(120)
-    assert repr(runtime) == f"<ClientRuntime {stub.url} closed>"
-
-
-def test_callbacks_that_wait_at_the_close_still_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.lifecycle._JOIN_S", 0.0)
-    runtime = runtime_of(stub)
-    gate, ran = threading.Event(), threading.Event()
-    for _ in range(runtime.pools.callback._max_workers):
-        runtime.pools.callback.run(lambda: gate.wait(120))
-    runtime.pools.callback.run(ran.set)
-    runtime.close("success").result(120)
-    assert not ran.is_set()
-    gate.set()
-    assert ran.wait(120)
-    until(lambda: our_threads() == set())

@@ -1,17 +1,16 @@
-"""The work at the end of a process, tested without ending one."""
+"""What `test_life_exit.py` cannot bring about in a process that ends."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.exits import find_status, finish_all, finish_at_exit, forget, hang_up_at_exit
+from tinker_sync.runtime.exits import finish_all, finish_at_exit, hang_up_at_exit
 
 
 class Member:
@@ -45,17 +44,6 @@ def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "_open", exits._Registry(inherited=False))
 
 
-def test_every_open_session_is_finished() -> None:
-    members = [Member() for _ in range(3)]
-    for member in members:
-        finish_at_exit(member)
-    forget(members[1])
-    finish_all()
-    assert [len(member.finished) for member in members] == [1, 0, 1]
-    assert members[0].finished == [("success", None, exits.EXIT_LIMIT_S, True)]
-    assert members[0].waited_s <= exits.PENDING_LIMIT_S
-
-
 def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([0.0, 0.0, 45.0, 70.0])  # the members take 45 s and 25 s
     monkeypatch.setattr(exits, "time", SimpleNamespace(monotonic=lambda: next(moments, 70.0)))
@@ -66,17 +54,6 @@ def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatc
     assert sorted(member.waited_s for member in members) == [0.0, 15.0, 60.0]
 
 
-def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "EXIT_LIMIT_S", 0.2)
-    members = [Member(silent=True) for _ in range(200)]
-    for member in members:
-        finish_at_exit(member)
-    began = time.monotonic()
-    finish_all()
-    assert time.monotonic() - began < 20  # one after the other, 200 times 0.2 s would take 40 s
-    assert [len(member.finished) for member in members] == [1] * 200
-
-
 @pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
 def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
     member = Member(failure=failure)
@@ -84,15 +61,6 @@ def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.Capt
     finish_all()
     assert len(member.finished) == 1
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_limit_leaves_time_for_the_interpreter() -> None:
-    assert exits.EXIT_LIMIT_S <= 1.0  # a process must end within two seconds
-
-
-def test_a_collected_client_is_not_finished() -> None:
-    finish_at_exit(Member())
-    assert exits._open.all() == []
 
 
 def test_connections_that_open_during_the_end_do_not_disturb_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,32 +81,3 @@ def test_connections_that_open_during_the_end_do_not_disturb_it(caplog: pytest.L
         sys.setswitchinterval(usual_s)
         opening.join()
     assert caplog.records == []
-
-
-def test_a_child_finishes_nothing_of_its_parents() -> None:
-    member = Member()
-    finish_at_exit(member)
-    exits._open.renew_after_fork()
-    finish_all()
-    assert member.finished == []
-
-
-@pytest.mark.parametrize(
-    ("last", "prompt", "ended"),
-    [
-        (None, False, "success"),
-        (ValueError(), False, "errored"),
-        (KeyboardInterrupt(), False, "interrupted"),
-        (ValueError(), True, "success"),
-    ],
-)
-def test_the_status_of_a_process_that_ended(
-    monkeypatch: pytest.MonkeyPatch, last: BaseException | None, prompt: bool, ended: str
-) -> None:
-    monkeypatch.delattr(sys, "last_value", raising=False)
-    monkeypatch.delattr(sys, "ps1", raising=False)
-    if last is not None:
-        monkeypatch.setattr(sys, "last_value", last, raising=False)
-    if prompt:
-        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert find_status() == ended
