@@ -4,3 +4,5 @@ from __future__ import annotations
 
 __title__ = "tinker_sync"
 __version__ = "0.2.0"
+PROTOCOL_VERSION = "0.38.0"
+"""The version of the reference client that this package follows."""

@@ -47,19 +47,15 @@ _ADVICE: Final = (
     ("APITimeoutError", "tinker-sync doctor finds out what is slow."),
     ("APIConnectionError", "tinker-sync doctor finds out why."),
     ("UnsupportedByServerError", "tinker-sync probe shows what the server offers."),
-    (
-        "CredentialError",
-        "tinker-sync auth login stores a key; --base-url local uses a server on this machine, without one.",
-    ),
 )
 
 
 def explain(error: BaseException) -> CliError:
     """Return a `CliError` for any error, with a message and, for some errors, advice for the user.
 
-    >>> from tinker_sync.errors import CredentialError
-    >>> explain(CredentialError("there is no API key")).advice
-    'tinker-sync auth login stores a key; --base-url local uses a server on this machine, without one.'
+    >>> from tinker_sync.errors import UnsupportedByServerError
+    >>> explain(UnsupportedByServerError("the server has no search")).advice
+    'tinker-sync probe shows what the server offers.'
     """
     from tinker_sync import errors
 

@@ -141,14 +141,12 @@ def version(cli: Cli) -> None:
 
     JSON also has the version of the protocol.
     """
-    from tinker_sync._version import __version__
+    from tinker_sync._version import PROTOCOL_VERSION, __version__
 
     if cli.sink.for_people:
         cli.sink.raw(f"tinker-sync {__version__}")
         return
-    from tinker_sync.config.settings import SDK_VERSION
-
-    cli.sink.item({"version": __version__, "protocol": SDK_VERSION})
+    cli.sink.item({"version": __version__, "protocol": PROTOCOL_VERSION})
 
 
 @command("completion", example='eval "$(tinker-sync completion bash)"')

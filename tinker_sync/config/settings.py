@@ -33,6 +33,7 @@ from tinker_sync._base.secret import (
     secrets_of_header,
     secrets_of_login,
 )
+from tinker_sync._version import PROTOCOL_VERSION
 from tinker_sync.config.address import DEFAULT_BASE_URL, is_vendor_url, normalize_base_url
 from tinker_sync.config.credentials_file import CredentialsFile
 from tinker_sync.config.timeout import Timeout
@@ -97,7 +98,7 @@ class DefaultInt(int):
 
 
 # The protocol version that this package implements. Hosted servers enable features by the declared version.
-SDK_VERSION: Final = "0.38.0"
+SDK_VERSION: Final = PROTOCOL_VERSION
 # No answer is larger. Each kind of call has a lower limit (`transport.call`), unless the user sets one.
 MAX_BODY_BYTES: Final = DefaultInt(1 << 30)
 MAX_RETRIES: Final = DefaultInt(10)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync.errors import MissingExtraError
 from tinker_sync.insight import page
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState
 
 if TYPE_CHECKING:
     from tinker_sync.insight.usage import Usage
@@ -298,19 +297,19 @@ def usage_html(usage: Usage) -> str:
 
 
 _COLOURS: Final = {
-    FutureState.QUEUED: "#9ca3af",
-    FutureState.SENDING: "#3b82f6",
-    FutureState.WAITING: "#3b82f6",
-    FutureState.PAUSED: "#f59e0b",
-    FutureState.DONE: "#22c55e",
+    "queued": "#9ca3af",
+    "sending": "#3b82f6",
+    "waiting": "#3b82f6",
+    "paused": "#f59e0b",
+    "done": "#22c55e",
 }
 _FAILED: Final = "#ef4444"
 _WORDS: Final = {
-    FutureState.QUEUED: "queued here",
-    FutureState.SENDING: "being sent",
-    FutureState.WAITING: "the server works on it",
-    FutureState.PAUSED: "paused by the server",
-    FutureState.DONE: "done",
+    "queued": "queued here",
+    "sending": "being sent",
+    "waiting": "the server works on it",
+    "paused": "paused by the server",
+    "done": "done",
 }
 
 
@@ -342,14 +341,14 @@ def _state(future: APIFuture[Any]) -> str:
     if future.done() and not future.cancelled():
         failure = APIFuture.exception(future)
     bad = failure is not None or future.cancelled()
-    colour = _FAILED if bad else _COLOURS[status.state]
+    colour = _FAILED if bad else _COLOURS[status.state.value]
     now = future._clock.now() if timeline.completed is None else timeline.completed
     times = [f"{page.seconds(now - timeline.queued)} {'so far' if timeline.completed is None else 'in all'}"]
     if timeline.sending is not None:
         times.append(f"{page.seconds(timeline.sending - timeline.queued)} in the queue")
     if timeline.accepted is not None:
         times.append(f"{page.seconds(now - timeline.accepted)} at the server")
-    words = _WORDS[status.state] if not bad else status.reason or "failed"
+    words = _WORDS[status.state.value] if not bad else status.reason or "failed"
     if status.reason and not bad:
         words += f": {status.reason}"
     if failure is not None:
