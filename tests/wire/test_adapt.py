@@ -10,13 +10,7 @@ import pytest
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
-from tinker_sync.wire.adapt import (
-    check_checkpoint_name,
-    json_body,
-    normalise_forward_backward,
-    normalise_sample_request,
-    refuse_unsupported,
-)
+from tinker_sync.wire.adapt import fit, json_body
 from tinker_sync.wire.dialect import Dialect, decide
 
 OLD = Dialect.forced("json")
@@ -48,23 +42,23 @@ def examples(*inputs: dict[str, Any], **fields: Any) -> types.ForwardBackwardInp
 def test_sampling_features_that_would_vanish_are_refused(fields: dict[str, Any], feature: str) -> None:
     for dialect in (OLD, TUFT):
         with pytest.raises(UnsupportedByServerError) as caught:
-            refuse_unsupported(sample(**fields), dialect)
+            fit(sample(**fields), dialect)
         assert caught.value.feature == feature
-    refuse_unsupported(sample(**fields), NEW)
+    fit(sample(**fields), NEW)
 
 
 def test_plain_samples_pass_everywhere() -> None:
     plain = sample(topk_prompt_logprobs=2, prompt_logprobs=True, record_stability_info=False)
     for dialect in (OLD, TUFT, NEW):
-        refuse_unsupported(plain, dialect)
+        fit(plain, dialect)
 
 
 def test_text_in_the_loss_config_is_refused() -> None:
     given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"reduction": "mean"})
     with pytest.raises(UnsupportedByServerError, match="text in loss_fn_config"):
-        refuse_unsupported(types.ForwardBackwardRequest(given, "m"), TUFT)
-    refuse_unsupported(given, NEW)
-    refuse_unsupported(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
+        fit(given, TUFT)
+    fit(given, NEW)
+    fit(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
 
 
 def test_provenance_is_refused() -> None:
@@ -74,8 +68,8 @@ def test_provenance_is_refused() -> None:
     )
     given = types.ForwardBackwardInput([datum], "cross_entropy")
     with pytest.raises(UnsupportedByServerError, match="provenance"):
-        refuse_unsupported(types.ForwardRequest(given, "m"), TUFT)
-    refuse_unsupported(given, NEW)
+        fit(given, TUFT)
+    fit(given, NEW)
 
 
 def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
@@ -88,28 +82,28 @@ def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
     ]
     for request in requests:
         with pytest.raises(UnsupportedByServerError):
-            refuse_unsupported(request, OLD)
-        refuse_unsupported(request, NEW)
-    refuse_unsupported(types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m"), OLD)
-    refuse_unsupported(types.LoadWeightsRequest(model_id="m", seq_id=1, path="p", optimizer=False), OLD)
+            fit(request, OLD)
+        fit(request, NEW)
+    fit(types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m"), OLD)
+    fit(types.LoadWeightsRequest(model_id="m", seq_id=1, path="p", optimizer=False), OLD)
 
 
 def test_a_stop_text_travels_in_a_list_to_older_servers() -> None:
     request = sample(sampling_params=types.SamplingParams(max_tokens=4, stop="END"))
-    assert normalise_sample_request(request, OLD).sampling_params.stop == ["END"]
-    assert normalise_sample_request(request, NEW) is request
+    assert fit(request, OLD).sampling_params.stop == ["END"]
+    assert fit(request, NEW) is request
     listed = sample(sampling_params=types.SamplingParams(max_tokens=4, stop=[5]))
-    assert normalise_sample_request(listed, OLD) is listed
+    assert fit(listed, OLD) is listed
 
 
 def test_older_servers_need_max_tokens() -> None:
     request = sample(sampling_params=types.SamplingParams())
     with pytest.raises(UnsupportedByServerError, match="max_tokens"):
-        normalise_sample_request(request, OLD)
-    assert normalise_sample_request(request, NEW) is request
-    assert normalise_sample_request(request, OLD, lambda: 4).sampling_params.max_tokens == 1
+        fit(request, OLD)
+    assert fit(request, NEW) is request
+    assert fit(request, OLD, context_length=lambda: 4).sampling_params.max_tokens == 1
     with pytest.raises(InvalidInputError, match="3 tokens leave no room in the context of 3"):
-        normalise_sample_request(request, OLD, lambda: 3)
+        fit(request, OLD, context_length=lambda: 3)
 
 
 def test_sparse_and_shaped_tensors_become_flat() -> None:
@@ -121,34 +115,47 @@ def test_sparse_and_shaped_tensors_become_flat() -> None:
         {"target_tokens": types.TensorData([[1, 2, 3, 4]], "int64", [1, 4]), "weights": sparse},
         {"target_tokens": [1, 2, 3, 4]},
     )
-    flat = normalise_forward_backward(given, OLD)
+    flat = fit(given, OLD)
     weights = flat.data[0].loss_fn_inputs["weights"]
     assert (weights.is_sparse, weights.shape, weights.data) == (False, [4], dense.reshape(-1).tolist())
     assert flat.data[0].loss_fn_inputs["target_tokens"].shape == [4]
     assert flat.data[1] is given.data[1]
-    assert normalise_forward_backward(given, NEW) is given
+    assert fit(given, NEW) is given
 
 
 def test_flat_examples_are_not_copied() -> None:
     given = examples({"target_tokens": [1, 2, 3, 4], "weights": np.ones(4, dtype=np.float32)})
-    assert normalise_forward_backward(given, OLD) is given
+    assert fit(given, OLD) is given
 
 
 def test_two_real_dimensions_are_refused_with_their_place() -> None:
     given = examples({"target_tokens": np.ones((4, 2), dtype=np.int64)})
     with pytest.raises(UnsupportedByServerError, match=r"data\[0\]\.loss_fn_inputs\['target_tokens'\]"):
-        normalise_forward_backward(given, OLD)
+        fit(given, OLD)
+
+
+def save(name: str | None) -> types.SaveWeightsRequest:
+    return types.SaveWeightsRequest(model_id="m", path=name)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 256, "a\n"])
 def test_names_that_older_servers_refuse(name: str) -> None:
-    with pytest.raises(InvalidInputError):
-        check_checkpoint_name(name, OLD)
-    check_checkpoint_name(name, NEW)
+    with pytest.raises(InvalidInputError, match="this server takes 1 to 255 letters"):
+        fit(save(name), OLD)
+    assert fit(save(name), NEW).path == name
 
 
-def test_usual_names_pass() -> None:
-    check_checkpoint_name("step-0001_final", OLD)
+@pytest.mark.parametrize("name", ["step-0001_final", None])
+def test_usual_names_pass(name: str | None) -> None:
+    assert fit(save(name), OLD).path == name
+
+
+def test_calls_that_the_server_lacks_are_refused() -> None:
+    request = types.SaveWeightsExternalRequest(model_id="m", path="a")
+    with pytest.raises(UnsupportedByServerError, match="does not offer save_weights_external") as caught:
+        fit(request, OLD, call="save_weights_external")
+    assert caught.value.feature == "save_weights_external"
+    assert fit(request, NEW, call="save_weights_external") is request
 
 
 def body(request: Any, dialect: Dialect) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from tinker_sync.types import (
     WeightsInfoResponse,
 )
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.adapt import refuse_unsupported
+from tinker_sync.wire.adapt import fit
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 T = TypeVar("T")
@@ -227,7 +227,7 @@ def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at:
     """Make a new model, and return its id. Blocks."""
     request = asked.model_copy(update={"session_id": runtime.server.open_session(deadline_at)})
     dialect = runtime.server.ready().facts.dialect
-    refuse_unsupported(request, dialect)
+    request = fit(request, dialect)
     runtime.server.published.check_fields("create_model", request, dialect)
     runtime.server.published.check_model(request.base_model, dialect)
     _, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)

@@ -39,7 +39,7 @@ from tinker_sync.types.custom_loss import (
     CustomLossNode,
 )
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.adapt import refuse_unsupported
+from tinker_sync.wire.adapt import fit
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def create(
             inputs=list(handle.inputs),
             graph=graph,
         )
-        refuse_unsupported(request, machinery.facts.dialect)
+        request = fit(request, machinery.facts.dialect)
         runtime.pools.loss.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
     except BaseException as failure:
         future.fail(failure)

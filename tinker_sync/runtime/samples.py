@@ -51,10 +51,9 @@ from tinker_sync.types.session import JoinSamplingSessionRequest
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import (
     check_response,
+    fit,
     json_body,
     name_sequences,
-    normalise_sample_request,
-    refuse_unsupported,
 )
 from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.proto.samples import decode_sample_response
@@ -276,9 +275,8 @@ class SampleJob:
         if self._may_forbid_retries and machinery.facts.config.sample_no_retries:
             self.max_submissions = 1
         dialect = machinery.facts.dialect
-        refuse_unsupported(request, dialect)
         context = partial(runtime.server.published.context_length, line.base_model)
-        self._wire_request = normalise_sample_request(request, dialect, context)
+        self._wire_request = fit(request, dialect, context_length=context)
         self._reservation = runtime.spending.reserve(self._estimate_cost, self.limiters)
         try:
             future = self.future if self._held else self.make_future()

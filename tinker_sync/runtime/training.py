@@ -81,11 +81,8 @@ from tinker_sync.types.weights import LoadWeightsRequest
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire import zstd
 from tinker_sync.wire.adapt import (
-    check_checkpoint_name,
+    fit,
     json_body,
-    normalise_forward_backward,
-    refuse_missing_call,
-    refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
 from tinker_sync.wire.proto.codec import Buffers, varint
@@ -400,11 +397,8 @@ class OrderedCall(TrainingCall):
         dialect = runtime.server.ready().facts.dialect
         if request.model_id != self.line.model_id:
             request = request.model_copy(update={"model_id": self.line.model_id})
-        refuse_missing_call(self.name, dialect)
-        refuse_unsupported(request, dialect)
+        request = fit(request, dialect, call=self.name)
         runtime.server.published.check_fields(self.name, request, dialect)
-        if self.name in ("save_weights", "save_weights_for_sampler") and request.path is not None:
-            check_checkpoint_name(request.path, dialect)
         body = json_body(request, dialect)
         future = self._future or self._make_future()
         read = partial(read_result, name, request.model_id, kind)
@@ -510,9 +504,7 @@ class PassCall(TrainingCall):
         chunk_input = self._whole
         if len(chunk.data) != len(chunk_input.data):
             chunk_input = chunk_input._with(data=list(chunk.data))
-        if not dialect.knows_all:
-            refuse_unsupported(chunk_input, dialect)
-            chunk_input = normalise_forward_backward(chunk_input, dialect)
+        chunk_input = fit(chunk_input, dialect)
         return chunk_input, encode_pass(
             chunk_input, self.line.model_id, dialect, forward_only=self._forward_only
         )

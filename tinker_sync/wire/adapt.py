@@ -1,7 +1,9 @@
-"""Functions that fit requests to the dialect of a server, or refuse features that the server would drop.
+"""Requests in the form that a server of some dialect takes, and responses that show what it dropped.
 
-Further functions check the responses to sample requests, because a response shows which features the server
-has dropped. No function does I/O. A request that needs no change is returned as it is.
+`fit` is the one way from a request to what is sent: it refuses what the server lacks or would drop silently,
+and gives the rest the form that older servers read. `json_body` then leaves out the fields that they do not
+know. `check_response` looks at samples, because a response shows which features the server has dropped. No
+function does I/O.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tinker_sync import types
 from tinker_sync._base.numpy import np
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     )
     from tinker_sync.types._model import Model
 
+ModelT = TypeVar("ModelT", bound="Model")
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 # Fields that requests always carry, and their first version: older servers may refuse them. Requests are
@@ -47,22 +51,49 @@ _FIELDS_SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
 }
 
 
-def refuse_unsupported(request: Model, dialect: Dialect) -> None:
-    """Refuse a request with features that the server would skip silently.
+def fit(
+    request: ModelT,
+    dialect: Dialect,
+    *,
+    call: str | None = None,
+    context_length: Callable[[], int | None] = lambda: None,
+) -> ModelT:
+    """Return a request in the form that the server takes. For a server of today, that is the request itself.
+
+    Callers do this before they take a sequence number.
+
+    Args:
+        request: the request, or the data of a pass.
+        dialect: the dialect of the server.
+        call: the name of the call, to refuse one that the server does not offer.
+        context_length: returns the context length of the model in tokens, or None if it is not known. It is
+            called if a sample gives no `max_tokens` and the server needs it.
 
     Raises:
-        UnsupportedByServerError: the request has such a feature; nothing was sent.
+        UnsupportedByServerError: the server lacks the call, or would skip a part of the request silently.
+        InvalidInputError: the server would refuse the request.
 
     >>> from tinker_sync.types import ModelInput, SampleRequest, SamplingParams
     >>> request = SampleRequest(
     ...     prompt=ModelInput.from_ints([1]), sampling_params=SamplingParams(), topk_sample_logprobs=2
     ... )
-    >>> refuse_unsupported(request, Dialect.forced("json"))
+    >>> fit(request, Dialect.of_vendor()) is request
+    True
+    >>> fit(request, Dialect.forced("json"))
     Traceback (most recent call last):
         ...
     tinker_sync.errors.UnsupportedByServerError: this server does not know topk_sample_logprobs ...
     """
-    find_features = _FEATURES_OF.get(type(request).__name__)
+    if call is not None and not dialect.offers(call):
+        raise UnsupportedByServerError(
+            f"this server does not offer {call} "
+            f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
+            feature=call,
+        )
+    if dialect.knows_all:
+        return request
+    kind = type(request).__name__
+    find_features = _FEATURES_OF.get(kind)
     for feature in find_features(request) if find_features is not None else ():
         if not dialect.knows(feature):
             raise UnsupportedByServerError(
@@ -70,25 +101,15 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
                 f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
                 feature=feature,
             )
-
-
-def refuse_missing_call(name: str, dialect: Dialect) -> None:
-    """Refuse a call that the server does not offer. Callers check this before they take a sequence number.
-
-    Raises:
-        UnsupportedByServerError: the server has no such call; nothing was sent.
-
-    >>> refuse_missing_call("save_weights_external", Dialect.forced("json"))
-    Traceback (most recent call last):
-        ...
-    tinker_sync.errors.UnsupportedByServerError: this server does not offer save_weights_external ...
-    """
-    if not dialect.offers(name):
-        raise UnsupportedByServerError(
-            f"this server does not offer {name} "
-            f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
-            feature=name,
-        )
+    if not dialect.reads_data_only:
+        return request
+    if kind == "SampleRequest":
+        return cast("ModelT", _fit_sample(cast("Any", request), context_length))
+    if kind == "ForwardBackwardInput":
+        return cast("ModelT", _fit_training(cast("Any", request)))
+    if kind in ("SaveWeightsRequest", "SaveWeightsForSamplerRequest"):
+        _check_checkpoint_name(cast("Any", request).path)
+    return request
 
 
 def _of_sampling(request: SampleRequest) -> Iterator[str]:
@@ -130,8 +151,6 @@ def _of_saving(request: types.SaveWeightsForSamplerRequest) -> Iterator[str]:
 _FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
     "SampleRequest": _of_sampling,
     "ForwardBackwardInput": _of_training,
-    "ForwardBackwardRequest": lambda request: _of_training(request.forward_backward_input),
-    "ForwardRequest": lambda request: _of_training(request.forward_input),
     "OptimStepRequest": _of_optim_step,
     "CreateModelRequest": _of_creation,
     "LoadWeightsRequest": _of_loading,
@@ -141,32 +160,21 @@ _FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
 """The functions that yield the newer features that a request uses, by the class of the request."""
 
 
-def normalise_sample_request(
-    request: SampleRequest, dialect: Dialect, context_length: Callable[[], int | None] = lambda: None
-) -> SampleRequest:
-    """Fit a sample request to an older server: put a stop text into a list, and set `max_tokens`.
-
-    For a newer server, return the request as it is, and raise nothing.
-
-    Args:
-        request: the request.
-        dialect: the dialect of the server.
-        context_length: returns the context length of the model in tokens, or None if it is not known. It is
-            called if `max_tokens` is not given: the sample may then be as long as the context allows.
+def _fit_sample(request: SampleRequest, context_length: Callable[[], int | None]) -> SampleRequest:
+    """Put a stop text into a list, and set `max_tokens`.
 
     Raises:
         UnsupportedByServerError: `max_tokens` is not given, and the context length is not known.
         InvalidInputError: the prompt leaves no room in the context, or the length of the prompt is unknown.
     """
     params = request.sampling_params
-    fits = params.max_tokens is not None and not isinstance(params.stop, str)
-    if fits or not dialect.reads_data_only:
-        return request
     changes: dict[str, Any] = {}
     if params.max_tokens is None:
         changes["max_tokens"] = _room_for_tokens(request, context_length())
     if isinstance(params.stop, str):
         changes["stop"] = [params.stop]
+    if not changes:
+        return request
     return request.model_copy(update={"sampling_params": params.model_copy(update=changes)})
 
 
@@ -185,14 +193,12 @@ def _room_for_tokens(request: SampleRequest, context: int | None) -> int:
     return room
 
 
-def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) -> ForwardBackwardInput:
-    """Fit examples to a server that reads only flat values: make all tensors dense and one-dimensional.
+def _fit_training(given: ForwardBackwardInput) -> ForwardBackwardInput:
+    """Make all tensors dense and one-dimensional.
 
     Raises:
         UnsupportedByServerError: a tensor has more than one dimension of a size other than 1.
     """
-    if not dialect.reads_data_only:
-        return given
     data = [_flat_datum(datum, index) for index, datum in enumerate(given.data)]
     if all(new is old for new, old in zip(data, given.data, strict=True)):
         return given
@@ -221,16 +227,8 @@ def _flat(tensor: TensorData, place: str) -> TensorData:
     return types.TensorData._wrap(tensor.to_numpy().reshape(-1), tensor.dtype, [math.prod(shape)])
 
 
-def check_checkpoint_name(name: str, dialect: Dialect) -> None:
-    """Refuse a checkpoint name that an older server would refuse. For a newer server, accept every name.
-
-    Callers check this before they take a sequence number.
-
-    Raises:
-        InvalidInputError: the server is an older one, and the name is empty, too long or has other characters
-            than letters, digits, `_`, `-`.
-    """
-    if dialect.reads_data_only and not _NAME.fullmatch(name):
+def _check_checkpoint_name(name: str | None) -> None:
+    if name is not None and not _NAME.fullmatch(name):
         raise InvalidInputError(
             f"checkpoint name {name!r}: this server takes 1 to 255 letters, digits, '_' and '-'"
         )
