@@ -4,7 +4,8 @@ import threading
 from itertools import chain
 
 from support.clock import PATIENCE_S
-from support.crowd import aside, together
+from support.crowd import aside, together, until
+from support.isolation import our_threads
 
 from tinker_sync.runtime.workers import Workers
 
@@ -21,7 +22,7 @@ def test_nothing_is_lost_when_threads_come_and_go() -> None:
         results = together(*[lambda offset=offset: use(offset) for offset in range(0, 400, 50)])
         assert sorted(chain.from_iterable(results)) == list(range(400))
         assert pool.close(PATIENCE_S)
-        assert repr(pool) == "<Workers 'send' 0 threads, closed>"
+        until(lambda: our_threads() == set())
 
 
 def test_a_close_from_many_threads() -> None:

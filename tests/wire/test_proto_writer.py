@@ -163,8 +163,7 @@ def test_empty_buffers_count_as_default() -> None:
     assert write_message(tables.DMEL_CHUNK, {"dmel": Buffers()}).size == 0
 
 
-def test_the_repr_of_buffers_is_short() -> None:
+def test_buffers_join_to_their_bytes() -> None:
     buffers = Buffers([b"abc", memoryview(np.zeros(3, dtype=np.float32))])
     assert buffers.size == 15
-    assert repr(buffers) == "<Buffers of 15 bytes in 2 pieces>"
     assert buffers.join() == b"abc" + bytes(12)
