@@ -18,6 +18,7 @@ from support.wires import Notebook
 
 from tinker_sync import types
 from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.policy import Ledger, Stage
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import (
     APIConnectionError,
@@ -212,10 +213,17 @@ def policy(*, billing_s: float = 0.0) -> SubmitPolicy:
 
 
 def decide(
-    outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, max_attempts: int = 3, **options: Any
+    outcome: Reply | SendFailed,
+    *,
+    attempt: int = 1,
+    ledger: Ledger | None = None,
+    size: int = 10,
+    max_attempts: int = 3,
+    **options: Any,
 ) -> Any:
     call = Call(method="POST", path="/api/v1/asample", body=b"{}", attempt=attempt)
-    return policy(**options).decide(outcome, call, size, max_attempts)
+    ledger = ledger or Ledger(Stage.SUBMIT)
+    return policy(**options).decide(outcome, call, ledger, size, max_attempts)
 
 
 @pytest.mark.parametrize(("size", "pause_s"), [(10, None), (128 * 1024, None), (128 * 1024 + 1, 5.0)])
@@ -240,9 +248,10 @@ def test_trouble_that_passes_is_tried_again_a_number_of_times() -> None:
 
 
 def test_a_conflict_is_tried_again_twice_at_most() -> None:
-    assert [decide(Reply(409, {}), attempt=attempt, max_attempts=10) for attempt in (1, 2)] == [0.5, 1.0]
+    options: Any = {"ledger": Ledger(Stage.SUBMIT), "max_attempts": 10}
+    assert [decide(Reply(409, {}), attempt=attempt, **options) for attempt in (1, 2)] == [0.5, 1.0]
     with pytest.raises(APIStatusError):
-        decide(Reply(409, {}), attempt=3, max_attempts=10)
+        decide(Reply(409, {}), attempt=3, **options)
 
 
 def test_a_refusal_is_final() -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync import errors
+from tinker_sync._base.policy import Ledger, Stage
 from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict, retry_after_s
@@ -25,7 +26,7 @@ def call(**fields: Any) -> Call:
 def judged(
     status: int, answered: dict[str, str] | None = None, body: bytes = b"x", **options: Any
 ) -> Verdict | None:
-    return JUDGE.reply(Reply(status, answered or {}, body), call(**options))
+    return JUDGE.reply(Reply(status, answered or {}, body), call(**options), Ledger(Stage.CALL))
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
@@ -83,7 +84,7 @@ def test_patient_calls_are_sent_again_against_the_wish_of_a_server(status: int) 
     against, alone = judged(status, unwished, patient=True), judged(status, patient=True)
     assert isinstance(against, Retry)
     assert isinstance(alone, Retry)
-    assert (against.limit, against.after_s) == (alone.limit, alone.after_s)
+    assert against.after_s == alone.after_s
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 501])
@@ -101,15 +102,14 @@ def test_an_empty_400_comes_from_a_proxy() -> None:
         verdict = judged(400, headers, b"", repeatable=False)
         assert isinstance(verdict, Retry)
         assert verdict.fresh
-        assert verdict.limit is not None
     assert isinstance(judged(400, {"Content-Length": "2"}, b"{}"), Fatal)
     assert isinstance(judged(400, {"Transfer-Encoding": "chunked"}, b'{"detail": "no"}'), Fatal)
 
 
 def test_a_conflict_is_not_retried_for_minutes() -> None:
-    verdict = judged(409)
-    assert isinstance(verdict, Retry)
-    assert verdict.limit == 2
+    ledger = Ledger(Stage.CALL)
+    verdicts = [JUDGE.reply(Reply(409, {}, b"x"), call(), ledger) for _ in range(3)]
+    assert [type(verdict) for verdict in verdicts] == [Retry, Retry, Fatal]
 
 
 def test_the_error_has_status_call_and_attempts() -> None:

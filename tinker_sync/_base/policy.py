@@ -71,8 +71,13 @@ _BAD_POLL: Final = Rule(Meaning.SUSPECT, 3)
 # Right after a submit, another machine of the server may not have the promise yet.
 _UNKNOWN_YET: Final = Rule(Meaning.SUSPECT, 3)
 
+# A request fails with the third answer that cannot be read; fewer may come from a proxy on the way.
+_ODD: Final = Rule(Meaning.RETRY, 2)
+
 EMPTY_400: Final = -400
 """The key in the table for a 400 without a body."""
+UNREADABLE: Final = -1
+"""The key in the table for an answer that cannot be read."""
 
 _STAGES: Final = tuple(Stage)
 _4XX: Final = 4
@@ -80,6 +85,7 @@ _5XX: Final = 5
 
 #              CALL        SUBMIT      RETRIEVE      SESSION_POLL  FILE
 TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
+    UNREADABLE: (_ODD, _ODD, _ODD, _ODD, _ODD),
     EMPTY_400: (_NO_REASON, _NO_REASON, _RETRY, _UNWANTED, _MOVED),
     400: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _MOVED),
     401: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED),
@@ -125,6 +131,35 @@ def rule_for(status: int, stage: Stage) -> Rule:
     return row[_STAGES.index(stage)]
 
 
+class Ledger:
+    """The failures of one request at a stage, counted by status. For one thread at a time.
+
+    >>> ledger = Ledger(Stage.CALL)
+    >>> [ledger.is_spent(409) for _ in range(3)], ledger.is_spent(503), ledger.count(409)
+    ([False, False, True], False, 3)
+    """
+
+    __slots__ = ("_counts", "stage")
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._counts: dict[int, int] = {}
+
+    def is_spent(self, status: int) -> bool:
+        """Count a failure, and return True if the table allows no further retry after this status."""
+        self._counts[status] = count = self.count(status) + 1
+        limit = rule_for(status, self.stage).limit
+        return limit is not None and count > limit
+
+    def count(self, *statuses: int) -> int:
+        """Return how many failures had one of these statuses."""
+        return sum(self._counts.get(status, 0) for status in statuses)
+
+    def forget(self) -> None:
+        """Count from the beginning, because the request has made progress."""
+        self._counts.clear()
+
+
 # Gateways send the others too, and a gateway may have passed the request on before.
 _REFUSALS: Final = frozenset({400, 401, 402, 403, 404, 405, 409, 410, 415, 422})
 _TOO_LARGE: Final = 413
@@ -146,9 +181,6 @@ def proves_refusal(status: int, body: object) -> bool:
     """
     return status == _TOO_LARGE or (status in _REFUSALS and isinstance(body, dict) and bool(body))
 
-
-UNREADABLE_ANSWERS: Final = 3
-"""A request fails with this many answers that cannot be read; fewer may come from a proxy on the way."""
 
 EQUAL_ERRORS: Final = 8
 """A poll of an open server fails with this many answers 500 in a row that have one JSON error: the result

@@ -24,9 +24,9 @@ from tinker_sync._base.policy import (
     EMPTY_400,
     EQUAL_ERRORS,
     FIRST_S,
-    UNREADABLE_ANSWERS,
+    UNREADABLE,
+    Ledger,
     Meaning,
-    Rule,
     Stage,
     delay_s,
     rule_for,
@@ -169,9 +169,7 @@ class Retrieval:
     _equal_errors: int = field(default=0, init=False)
     _last_error: bytes = field(default=b"", init=False)
     _quick_polls: int = field(default=0, init=False)
-    _bad_polls: int = field(default=0, init=False)
-    _unknown_polls: int = field(default=0, init=False)
-    _odd_answers: int = field(default=0, init=False)
+    _doubts: Ledger | None = field(default=None, init=False)  # none is made for most results
 
     def ask(self) -> Ask:
         """Return the next poll, and count it."""
@@ -251,7 +249,13 @@ class Retrieval:
 
         A call of hours may meet a bad page of a proxy now and then.
         """
-        self._odd_answers = self._unknown_polls = self._bad_polls = 0
+        self._doubts = None
+
+    @property
+    def _ledger(self) -> Ledger:
+        if self._doubts is None:
+            self._doubts = Ledger(Stage.RETRIEVE)
+        return self._doubts
 
     def _poll_again(self, asked_at: float, now: float) -> Action:
         """Return the action of a new poll: at once if the server held the last one, else after a pause."""
@@ -318,7 +322,6 @@ class Retrieval:
         The answer may come from a proxy.
         """
         self.last_words = what
-        self._odd_answers += 1
         error = APIResponseValidationError(
             f"the result of request {self.request_id} does not have the expected form: {what}",
             response=None,
@@ -328,9 +331,9 @@ class Retrieval:
             path=PATH,
             attempts=self.iteration,
         )
-        if self._odd_answers >= UNREADABLE_ANSWERS:
+        if self._ledger.is_spent(UNREADABLE):
             return Failed(error)
-        pause_s = delay_s(self._odd_answers, draw=self.draw(), first_s=1.0)
+        pause_s = delay_s(self._ledger.count(UNREADABLE), draw=self.draw(), first_s=1.0)
         return self._wait_out(now, pause_s, what, lambda: error)
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
@@ -353,9 +356,10 @@ class Retrieval:
         if rule.meaning is Meaning.NO_NEWS:
             return self._on_expired_poll(reply, asked_at, now)
         if rule.passes:
-            return self._on_passing(reply, now)
+            spent = self._ledger.is_spent(status)
+            return Failed(self._status_error(reply)) if spent else self._on_passing(reply, now)
         if rule.meaning is Meaning.SUSPECT:
-            return self._on_suspect(reply, rule)
+            return self._on_suspect(reply)
         if rule.meaning is Meaning.FORGOTTEN:
             return Gone(self._status_error(reply))
         if rule.meaning is Meaning.NOT_READY:
@@ -392,7 +396,7 @@ class Retrieval:
         pause_s = delay_s(self._failures, draw=self.draw())
         return self._wait_out(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
-    def _on_suspect(self, reply: Reply, rule: Rule) -> Action:
+    def _on_suspect(self, reply: Reply) -> Action:
         """Return the action after a doubtful status: poll a few more times, then fail.
 
         An open server reports a failed request by a repeated 400 or 422. For other servers, the first 422
@@ -401,13 +405,11 @@ class Retrieval:
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
             return Failed(self._status_error(reply))
-        if reports:
-            self._bad_polls = count = self._bad_polls + 1
-        else:
-            self._unknown_polls = count = self._unknown_polls + 1
+        spent = self._ledger.is_spent(reply.status)
+        count = self._ledger.count(400, 422) if reports else self._ledger.count(reply.status)
         if reports and self.open_server and count > 1:
             return Failed(self._reported_failure(reply))
-        if rule.limit is not None and count > rule.limit:
+        if spent:
             return Failed(self._status_error(reply))
         first_s = _BAD_POLL_PAUSE_S if reports else FIRST_S
         return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")

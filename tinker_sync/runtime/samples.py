@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.numbers import numbers
-from tinker_sync._base.policy import UNREADABLE_ANSWERS, Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.policy import UNREADABLE, Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineError, TinkerError
 from tinker_sync.runtime import _fork
@@ -143,6 +143,7 @@ def submit(  # noqa: C901  # as `polls.poll`
     runtime = line.runtime
     number: int | None = None
     body, key, attempt = b"", "", 0
+    ledger = Ledger(Stage.SUBMIT)
     while True:
         if not (yield turn):
             raise job.late(turn, attempt)
@@ -182,7 +183,7 @@ def submit(  # noqa: C901  # as `polls.poll`
                 if future._outcome is not None:  # cancelled meanwhile
                     raise CalledOff
             except APIResponseValidationError as error:
-                if attempt >= min(UNREADABLE_ANSWERS, line.max_attempts):
+                if ledger.is_spent(UNREADABLE) or attempt >= line.max_attempts:
                     raise
                 turn.last_words, pause_s = str(error), delay_s(attempt, draw=1.0)
             else:
@@ -190,7 +191,7 @@ def submit(  # noqa: C901  # as `polls.poll`
         else:
             lost = isinstance(outcome, SendFailed)
             turn.last_words = str(outcome) if lost else f"status {outcome.status} on submit"
-            decision = machinery.policy.decide(outcome, call, job.size, line.max_attempts)
+            decision = machinery.policy.decide(outcome, call, ledger, job.size, line.max_attempts)
             if isinstance(decision, Throttled):
                 # This does not count as an attempt: the server asks for fewer requests of all kinds.
                 attempt -= 1
@@ -421,13 +422,14 @@ class SubmitPolicy:
         self._draw = draw
 
     def decide(
-        self, outcome: Reply | SendFailed, call: Call, size: int, max_attempts: int
+        self, outcome: Reply | SendFailed, call: Call, ledger: Ledger, size: int, max_attempts: int
     ) -> float | Throttled:
         """Return the pause before the next submit, or `Throttled`, after an outcome that is not a promise.
 
         Args:
             outcome: the answer, or the failure to get one.
             call: the request; its `attempt` counts the tries so far.
+            ledger: counts the failures of the sample.
             size: the estimated size of the prompt.
             max_attempts: the most tries.
 
@@ -443,7 +445,7 @@ class SubmitPolicy:
             meaning = rule_for(outcome.status, Stage.SUBMIT).meaning
             if meaning is Meaning.BLOCKED and self._billing.may_pause():
                 return Throttled(_BILLING_PAUSE_S)
-            found = self._judge.reply(outcome, call, Stage.SUBMIT)
+            found = self._judge.reply(outcome, call, ledger)
         if found is None:
             raise APIError(
                 "the server sent us elsewhere", method=call.method, path=call.path, attempts=call.attempt
@@ -453,7 +455,7 @@ class SubmitPolicy:
         if meaning is Meaning.THROTTLED:
             large = found.after_s is None and size > _SMALL_BYTES
             return Throttled(_LARGE_PAUSE_S if large else found.after_s)
-        if call.attempt >= (max_attempts if found.limit is None else min(max_attempts, found.limit + 1)):
+        if call.attempt >= max_attempts:
             raise found.error
         return delay_s(call.attempt, hint_s=found.after_s, draw=self._draw())
 

@@ -33,7 +33,7 @@ from attrs import evolve
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.numbers import numbers
-from tinker_sync._base.policy import Stage, delay_s, rule_for
+from tinker_sync._base.policy import Ledger, Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import redact_exception
@@ -93,6 +93,7 @@ class SessionPoll:
         self._singles = False  # final: there is no such poll
         self._cursor = 0
         self._failures = 0
+        self._ledger = Ledger(Stage.SESSION_POLL)
         self._quick_polls = 0
         self._silent_polls = 0
         _fork.renew_in_child(self)
@@ -226,7 +227,7 @@ class SessionPoll:
                 self._note_silence()
             else:
                 self._retrieved.difference_update(reported)
-        elif _is_passing(outcome):
+        elif self._may_pass(outcome):
             self._failures += 1
             if self._failures >= _FAILURES_BEFORE_SINGLES:
                 if not awaited:
@@ -236,10 +237,17 @@ class SessionPoll:
             self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
         return True
 
+    def _may_pass(self, outcome: Reply | SendFailed) -> bool:
+        if isinstance(outcome, SendFailed):
+            return not outcome.final
+        status = outcome.status
+        return rule_for(status, Stage.SESSION_POLL).passes and not self._ledger.is_spent(status)
+
     def _on_completions(
         self, answer: FuturesRetrieveResponse, reported: list[str], *, awaited: bool, quick: bool
     ) -> bool:
         self._failures = 0
+        self._ledger.forget()
         moved, self._cursor = answer.cursor != self._cursor, answer.cursor
         self._retrieved.difference_update(reported)
         ready = 0
@@ -292,12 +300,6 @@ class SessionPoll:
         self._early.clear()
         self._retrieved.clear()
         self._release(list(self._waiting))
-
-
-def _is_passing(outcome: Reply | SendFailed) -> bool:
-    if isinstance(outcome, SendFailed):
-        return not outcome.final
-    return rule_for(outcome.status, Stage.SESSION_POLL).passes
 
 
 class _Waiter(Moment):

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from attrs import evolve, frozen
 
-from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.policy import Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import TransferError
 from tinker_sync.transfer.download_state import FileVersion
@@ -80,7 +80,9 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
         raise TryAgain(f"the server refuses with status {answer.status}", refused=True)
     if rule.passes:
         after_s = retry_after_s(answer.headers, now_s)
-        raise TryAgain(f"the server answers with status {answer.status}", after_s=after_s)
+        raise TryAgain(
+            f"the server answers with status {answer.status}", after_s=after_s, status=answer.status
+        )
     if answer.status not in _READERS:
         raise TransferError(f"the server answers with status {answer.status}")
     if answer.headers.get("content-encoding", "identity") != "identity" and not encoded:
@@ -186,12 +188,16 @@ class TryAgain(Exception):
         message: the description of the failure.
         after_s: the pause that the server asked for.
         refused: True if the signed address is no longer valid.
+        status: the status of the answer, if it is one that may pass.
     """
 
-    def __init__(self, message: str, *, after_s: float | None = None, refused: bool = False) -> None:
+    def __init__(
+        self, message: str, *, after_s: float | None = None, refused: bool = False, status: int | None = None
+    ) -> None:
         super().__init__(message)
         self.after_s = after_s
         self.refused = refused
+        self.status = status
 
 
 class FileChanged(Exception):
@@ -220,14 +226,18 @@ class Attempts:
         self._progressed_at = now_s
         self._failures = 0
         self._refusals = 0
+        self._ledger = Ledger(Stage.FILE)
 
     def count_failure(self, error: Exception, now_s: float) -> bool:
         """Count a failure. Return True if no further attempt is allowed."""
         if self.progressed:
             self._progressed_at, self._failures, self._refusals, self.progressed = now_s, 0, 0, False
+            self._ledger.forget()
         else:
             self._failures += 1
         self._refusals += isinstance(error, TryAgain) and error.refused
+        if isinstance(error, TryAgain) and error.status and self._ledger.is_spent(error.status):
+            return True
         return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
 
     def pause_s(self, error: Exception, draw: float) -> float:

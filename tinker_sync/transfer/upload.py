@@ -16,7 +16,7 @@ from typing import IO, Final, TypeVar
 from attrs import frozen
 
 from tinker_sync._base.clock import Clock
-from tinker_sync._base.policy import Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.policy import Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
 from tinker_sync.transfer.names import UnsafeName, safe_parts
@@ -122,7 +122,7 @@ class DirectoryUpload:
         return files
 
     def _send(self, name: str, file: Path, url: Secret, size: int) -> None:
-        failures = 0
+        failures, ledger = 0, Ledger(Stage.FILE)
         while True:
             self.cancellation.refuse_stopped()
             counted, hint_s = None, None
@@ -132,7 +132,7 @@ class DirectoryUpload:
                         raise TransferError(f"{name}: it has changed since the upload began; upload again")
                     counted = _CountedFile(opened, self.cancellation, self.reporter)
                     with self.cancellation.reading(self.http.put(url.reveal(), counted, size)) as answer:
-                        problem = self._find_problem(name, answer)
+                        problem = self._find_problem(name, answer, ledger)
                         if problem is None and counted.count < size:
                             problem = "the server answers before it has the whole file"
                         hint_s = retry_after_s(answer.headers, self.clock.time())
@@ -151,7 +151,7 @@ class DirectoryUpload:
             self.cancellation.pause(self.clock, delay_s(failures, hint_s=hint_s, draw=self.draw()))
 
     @staticmethod
-    def _find_problem(name: str, answer: SignedResponse) -> str | None:
+    def _find_problem(name: str, answer: SignedResponse, ledger: Ledger) -> str | None:
         """Return None after success, or the problem if a retry may help.
 
         Raises:
@@ -163,6 +163,6 @@ class DirectoryUpload:
         rule = rule_for(answer.status, Stage.FILE)
         if rule.meaning is Meaning.MOVED:
             raise AddressesExpired
-        if rule.passes:
+        if rule.passes and not ledger.is_spent(answer.status):
             return f"the server answers with status {answer.status}"
         raise TransferError(f"{name}: the server refuses it with status {answer.status}")

@@ -20,7 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.numbers import unique_keys
-from tinker_sync._base.policy import UNREADABLE_ANSWERS, delay_s, proves_refusal
+from tinker_sync._base.policy import UNREADABLE, Ledger, Stage, delay_s, proves_refusal
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
@@ -226,7 +226,7 @@ class Tries:
         "_clock",
         "_cuts_tries",
         "_free_until_s",
-        "_limited",
+        "_ledger",
         "_lost",
         "_retries",
         "_trouble",
@@ -246,7 +246,7 @@ class Tries:
         # No try begins after this moment of the clock. A deadline also ends a try under way.
         self._until_s = now_s + (PATIENCE_S if deadline_s is None else deadline_s)
         self._cuts_tries = deadline_s is not None
-        self._limited = 0  # the failures of a kind that has its own limit of retries
+        self._ledger = Ledger(Stage.CALL)
         self._lost = False  # the server may have carried out a try whose answer did not arrive
         self._trouble: Trouble | None = None
 
@@ -269,7 +269,7 @@ class Tries:
             caller.note_deprecation(outcome, call)
             if 200 <= outcome.status < 300:
                 return outcome
-            judged = caller.judge.reply(outcome, call)
+            judged = caller.judge.reply(outcome, call, self._ledger)
             if judged is None:
                 return outcome
             found = judged
@@ -287,10 +287,10 @@ class Tries:
             APIResponseValidationError: the given error, if the call must not be repeated or no try is left.
         """
         error.ambiguous = True  # the server has answered, so it may have carried out the call
-        if not self._call.repeatable:
+        if not self._call.repeatable or self._ledger.is_spent(UNREADABLE):
             raise error
         # On a connection that is an answer behind, every answer belongs to an earlier request.
-        return self._pause_before(Retry(error, limit=UNREADABLE_ANSWERS - 1, fresh=True))
+        return self._pause_before(Retry(error, fresh=True))
 
     def _pause_before(self, found: Retry) -> float:
         """Count a retry, report it, and return the seconds to wait before it."""
@@ -316,10 +316,8 @@ class Tries:
         Raises:
             APIError: the error of `verdict`, because no retry or no time is left.
         """
-        limit = verdict.limit
-        self._limited += limit is not None
         spent = self._retries <= 0 and next_try_s >= self._free_until_s
-        if spent or next_try_s >= self._until_s or (limit is not None and self._limited > limit):
+        if spent or next_try_s >= self._until_s:
             raise self.explained(verdict.error)
         self._lost = self._lost or _may_have_been_done(verdict.error)
         self._retries -= 1

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tinker_sync._base.clock import Clock, http_date, in_seconds
-from tinker_sync._base.policy import EMPTY_400, Meaning, Stage, rule_for
+from tinker_sync._base.policy import EMPTY_400, Ledger, Meaning, rule_for
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -32,8 +32,6 @@ class Retry(NamedTuple):
     """The error to raise if no tries are left."""
     after_s: float | None = None
     """The pause that the server asked for."""
-    limit: int | None = None
-    """The limit of retries for this kind of failure; None means that only the limit of the call applies."""
     fresh: bool = False
     """True to send over a new connection."""
 
@@ -68,7 +66,7 @@ class Judge:
         self._clock = clock
         self._secrets = secrets
 
-    def reply(self, reply: Reply, call: Call, stage: Stage = Stage.CALL) -> Verdict | None:
+    def reply(self, reply: Reply, call: Call, ledger: Ledger) -> Verdict | None:
         """Return the verdict on an answer, or None for a 2xx or a redirect that the call does not follow.
 
         The header `x-should-retry` with "true" or "false" overrides the policy. Only the policy's limits of
@@ -78,7 +76,7 @@ class Judge:
         Args:
             reply: the answer.
             call: the call that was sent; its `attempt` counts the tries so far.
-            stage: the stage of the call, such as a submit or a poll.
+            ledger: counts the failures of the call.
         """
         if reply.ok or (300 <= reply.status < 400 and not call.follow_redirects):
             return None
@@ -88,14 +86,19 @@ class Judge:
         if wish == "false" and not call.patient:
             return Fatal(error)
         status = EMPTY_400 if _is_empty_400(reply) else reply.status
-        rule = rule_for(status, stage)
-        limit = None if status >= 500 and (call.needed or wish == "true") else rule.limit
+        rule = rule_for(status, ledger.stage)
+        if (
+            rule.passes
+            and ledger.is_spent(status)
+            and not (status >= 500 and (call.needed or wish == "true"))
+        ):
+            return Fatal(error)
         if wish == "true":
-            return Retry(error, after_s, limit if rule.passes else None)
+            return Retry(error, after_s)
         safe = rule.meaning in (Meaning.UNTOUCHED, Meaning.THROTTLED) or call.repeatable
         if not rule.passes or rule.meaning is Meaning.BLOCKED or not safe:
             return Fatal(error)
-        return Retry(error, after_s, limit, fresh=status == EMPTY_400)
+        return Retry(error, after_s, fresh=status == EMPTY_400)
 
     def failure(self, failed: SendFailed, call: Call) -> Verdict:
         """Return the verdict on an attempt without an answer."""
