@@ -134,11 +134,8 @@ def test_import_loads_nothing_else() -> None:
     assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
         "tinker_sync",
         "tinker_sync._exceptions",  # another name of the package
-        *(
-            "tinker_sync.display",
-            "tinker_sync.text",
-            "tinker_sync.usage",
-        ),  # former names of modules, without the modules
+        # Former names of modules, without the modules.
+        *("tinker_sync.diagnose", "tinker_sync.display", "tinker_sync.text", "tinker_sync.usage"),
         "tinker_sync._base",
         "tinker_sync._base.lazy",
     }

@@ -49,6 +49,7 @@ _HOMES = {
 _OTHER_PATHS = "_exceptions"
 # Packages by their names in earlier versions.
 _MOVED = {
+    "diagnose": "tinker_sync.insight",
     "display": "tinker_sync.insight.displays",
     "text": "tinker_sync.data",
     "usage": "tinker_sync.insight",

@@ -1,10 +1,16 @@
 from tinker_sync.insight.budget import Budget as Budget
 from tinker_sync.insight.displays import shade as shade
+from tinker_sync.insight.doctor import Finding as Finding
+from tinker_sync.insight.doctor import examine as examine
 from tinker_sync.insight.meter import TokenCounts as TokenCounts
 from tinker_sync.insight.prices import Estimate as Estimate
 from tinker_sync.insight.prices import Price as Price
 from tinker_sync.insight.prices import PriceTable as PriceTable
 from tinker_sync.insight.prices import estimate as estimate
 from tinker_sync.insight.prices import estimate_samples as estimate_samples
+from tinker_sync.insight.probing import CallFound as CallFound
+from tinker_sync.insight.probing import FeatureFound as FeatureFound
+from tinker_sync.insight.probing import ProbeReport as ProbeReport
+from tinker_sync.insight.probing import probe as probe
 from tinker_sync.insight.usage import Usage as Usage
 from tinker_sync.insight.usage import UsageRow as UsageRow

@@ -113,8 +113,8 @@ def status(cli: Cli) -> None:
     """
     from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
     from tinker_sync.config import Settings
-    from tinker_sync.diagnose.doctor import describe_key_source
     from tinker_sync.errors import TinkerError
+    from tinker_sync.insight.doctor import describe_key_source
 
     server: str | None = None
     source: str | None = None

@@ -1,4 +1,4 @@
-"""`tinker-sync probe` and `tinker-sync doctor`: the reports of `tinker_sync.diagnose` as tables."""
+"""`tinker-sync probe` and `tinker-sync doctor`: the reports of `tinker_sync.insight` as tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.table import Table
-    from tinker_sync.diagnose import CallFound, ProbeReport
+    from tinker_sync.insight import CallFound, ProbeReport
 
 _MARKS: Final = {"ok": "ok", "warning": "!", "failure": "FAIL", "skipped": "-"}
 
@@ -24,7 +24,7 @@ def probe(cli: Cli, url: str | None) -> None:
 
     URL is the server; default: the one in use. This is harmless: it creates, changes and bills nothing.
     """
-    from tinker_sync.diagnose import probe as run_probe
+    from tinker_sync.insight import probe as run_probe
 
     report = run_probe(url or cli.base_url)
     if not cli.sink.for_people:
@@ -90,7 +90,7 @@ def doctor(cli: Cli) -> None:
     For each problem the command prints what to do. It fails if a check fails; a warning is not a failure.
     """
     from tinker_sync.cli.table import Column, Table
-    from tinker_sync.diagnose import examine
+    from tinker_sync.insight import examine
 
     findings = examine(cli.base_url)
     rows = []

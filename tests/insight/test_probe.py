@@ -9,8 +9,8 @@ import pytest
 from support import open_servers
 from support.tinker_stub import _POSTS, Answer, Asked, Stub, StubServer
 
-from tinker_sync.diagnose import ProbeReport, probe
 from tinker_sync.errors import APIConnectionError, AuthenticationError, ConfigurationError
+from tinker_sync.insight import ProbeReport, probe
 from tinker_sync.testing import LocalServer
 from tinker_sync.wire.endpoints import ENDPOINTS, find
 

@@ -18,8 +18,8 @@ from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
 from tinker_sync._base.clock import SYSTEM_CLOCK
-from tinker_sync.diagnose import Finding, examine
-from tinker_sync.diagnose.doctor import VARIABLES
+from tinker_sync.insight import Finding, examine
+from tinker_sync.insight.doctor import VARIABLES
 
 KEY = "tml-secret-of-the-doctor"
 
