@@ -1,8 +1,12 @@
-"""Packages import only from packages above them. No module imports an event loop or the reference client."""
+"""Packages import only from packages above them. No module imports an event loop or the reference client.
+
+The steps of the checks name tests that exist.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from support.sources import statements
 
 import tinker_sync
 
+ROOT = Path(__file__).parents[1]
 # The packages from top to bottom. A module may import from its own package and from packages above it.
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
@@ -212,3 +217,11 @@ def test_what_is_allowed_passes(tmp_path: Path, place: str, line: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(line, encoding="utf-8")
     assert list(violations(tmp_path / "tinker_sync")) == []
+
+
+def test_every_place_in_the_steps_of_the_checks_exists() -> None:
+    """A step that names a place which has moved runs no test at all."""
+    text = (ROOT / ".ci" / "run").read_text("utf-8")
+    places = set(re.findall(r"(?<![\w/.'-])(?:tests|tinker_sync)/[\w./*]+", text))
+    assert len(places) > 20
+    assert [place for place in sorted(places) if not list(ROOT.glob(place))] == []
