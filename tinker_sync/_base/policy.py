@@ -143,21 +143,23 @@ class Ledger:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, int] | None = None  # most requests have no failure
 
     def is_spent(self, status: int) -> bool:
         """Count a failure, and return True if the table allows no further retry after this status."""
+        self._counts = self._counts or {}
         self._counts[status] = count = self.count(status) + 1
         limit = rule_for(status, self.stage).limit
         return limit is not None and count > limit
 
     def count(self, *statuses: int) -> int:
         """Return how many failures had one of these statuses."""
-        return sum(self._counts.get(status, 0) for status in statuses)
+        counts = self._counts or {}
+        return sum(counts.get(status, 0) for status in statuses)
 
     def forget(self) -> None:
         """Count from the beginning, because the request has made progress."""
-        self._counts.clear()
+        self._counts = None
 
 
 # Gateways send the others too, and a gateway may have passed the request on before.

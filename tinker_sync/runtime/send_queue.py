@@ -159,7 +159,6 @@ class SendQueue(Generic[RequestT]):
             not wait for missing numbers. It may block, so a worker calls it.
         workers: call `make_filler`.
         waits: takes an entry that waits for its turn, to end it at its deadline.
-        lease: returns a future that fails when the client is closed, which ends the flow of the queue.
     """
 
     def __init__(
@@ -170,14 +169,12 @@ class SendQueue(Generic[RequestT]):
         workers: Workers,
         *,
         waits: Callable[[Entry[RequestT]], object] = lambda _entry: None,
-        lease: Callable[[], APIFuture[None]] = APIFuture,
     ) -> None:
         self._flows = flows
         self._send = send
         self._make_filler = make_filler
         self._workers = workers
         self._waits = waits
-        self._lease = lease
         self._lock = threading.Lock()
         # Any thread appends without a lock; _lock guards the rest, which the flow and its steps change.
         self._put: deque[tuple[Entry[RequestT], ...]] = deque()
@@ -303,7 +300,7 @@ class SendQueue(Generic[RequestT]):
         if not self._flowing and self._find_next() is not None:
             with self._lock:
                 self._flowing = True
-            self._flows.start(self._send_all(), self._lease())
+            self._flows.start(self._send_all())
 
     def _find_next(self) -> Entry[RequestT] | None:
         """Return the first entry if its requests are known. Drop those that have ended."""

@@ -118,7 +118,6 @@ class TrainingLine:
             partial(_make_filler, weakref.ref(self)),
             runtime.pools.send,
             waits=partial(_end_in_turn, runtime),
-            lease=partial(_lease, runtime),
         )
         self.held = HeldCalls()
         self.model_id = ""
@@ -283,13 +282,6 @@ def _make_filler(line_ref: weakref.ref[TrainingLine]) -> TrainingRequest | None:
 def _end_in_turn(runtime: ClientRuntime, entry: Entry[TrainingRequest]) -> None:
     """Let an entry fail at its deadline while it waits behind others."""
     runtime.lifecycle.end_in_turn(entry.future, entry.requests[0].deadline_at, entry.name)
-
-
-def _lease(runtime: ClientRuntime) -> APIFuture[None]:
-    """Return a future that fails when the client is closed."""
-    lease: APIFuture[None] = APIFuture(clock=runtime.clock)
-    runtime.lifecycle.end_with_client(lease)
-    return lease
 
 
 class TrainingCall(ABC):
