@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import DEFAULT_DATA_DIR
@@ -37,6 +37,7 @@ from tinker_sync.local.launch import BUILT_IN_MODEL, HOST, ServerRecord
 if TYPE_CHECKING:
     from tinker_sync.local.server.http import Application
 
+_HIGHEST_PORT: Final = 65_535
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
 
@@ -80,6 +81,8 @@ def serve(
     """
     secret = key if isinstance(key, Secret) else Secret(key or f"tml-local-{os.urandom(24).hex()}")
     _check_host(host, allow_remote, secret)
+    if not 0 <= port <= _HIGHEST_PORT:
+        raise ConfigurationError(f"port {port}: give 0 to {_HIGHEST_PORT}; 0 stands for a free one")
 
     directory = Path(data_dir if data_dir is not None else DEFAULT_DATA_DIR).expanduser().absolute()
     flags = {"json_only": json_only}
@@ -403,7 +406,52 @@ def _abort(place: Path) -> None:
 
 
 KEY_VARIABLE: Final = "TINKER_LOCAL_KEY"
-_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class Option(NamedTuple):
+    """An option of the command line, of `python -m tinker_sync.local` as of `tinker-sync serve`.
+
+    Attributes:
+        kind: the type of the value; bool stands for a flag, and a tuple for a choice of its members.
+    """
+
+    name: str
+    help: str
+    kind: Any = str
+    default: Any = None
+
+
+OPTIONS: Final = (
+    Option("port", "The port to listen on; 0: a free one.", int, 0),
+    Option("data-dir", f"The directory for checkpoints; default: {DEFAULT_DATA_DIR}."),
+    Option("model", "A Hugging Face directory to offer beside the built-in model."),
+    Option("key", f"The key for clients; other users can see it here: better set {KEY_VARIABLE}."),
+    Option("key-file", "A file with the key in its first line."),
+    Option("show-key", "Print the key, once, to standard output.", bool, False),
+    Option("json-only", "Speak JSON only, as older servers do.", bool, False),
+    Option("host", f"The address to listen on; default: {HOST}.", str, HOST),
+    Option("allow-remote", "Allow a --host that other machines can reach.", bool, False),
+    Option("log", "What to log; default: warning.", ("debug", "info", "warning", "error"), "warning"),
+)
+
+
+def serve_with(options: dict[str, Any], ready: Callable[[str, str | None], object]) -> None:
+    """Run a server until a signal ends it.
+
+    Args:
+        options: the value of each of `OPTIONS`, by its name with underscores.
+        ready: called once the server accepts requests, with the address, and with the key if it is to be
+            shown.
+
+    Raises:
+        ConfigurationError: the server cannot run.
+    """
+    given, path = options.pop("key"), options.pop("key_file")
+    key = Secret(given) if given else _read_key(path)
+    given = None
+    log, show_key = options.pop("log"), options.pop("show_key")
+    logging.basicConfig(level=log.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    serve(**options, key=key, ready=lambda url, used: ready(url, used.reveal() if show_key else None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -417,58 +465,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["--host", "0.0.0.0"])
     1
     """
-    options = _make_parser().parse_args(arguments)
-    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    key = None if options.key is None else Secret(options.key)
-    options.key = None
-
-    def ready(url: str, secret: Secret) -> None:
-        _print(f"Serving on {url} - Ctrl-C ends it.")
-        if options.show_key:
-            sys.stdout.write(f"{secret.reveal()}\n")
-            sys.stdout.flush()
-        else:
-            _print("Your programs on this machine find the key by the address; --show-key prints it.")
-
-    try:
-        serve(
-            port=options.port,
-            data_dir=options.data_dir,
-            model=options.model,
-            key=key or _read_key(options.key_file),
-            json_only=options.json_only,
-            host=options.host,
-            allow_remote=options.allow_remote,
-            ready=ready,
-        )
-    except TinkerError as problem:
-        _print(f"Error: {problem}")
-        return 1
-    return 0
-
-
-def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tinker_sync.local",
         description="Run an embedded server: it trains and samples on this machine.",
     )
-    parser.add_argument("--port", type=int, default=0, help="the port to listen on; default: a free one")
-    parser.add_argument(
-        "--data-dir", default=DEFAULT_DATA_DIR, help="the directory for checkpoints (default: %(default)s)"
-    )
-    parser.add_argument("--model", help="a Hugging Face directory to offer beside the built-in model")
-    parser.add_argument(
-        "--key", help=f"the key for clients; other users can see it here: better set {KEY_VARIABLE}"
-    )
-    parser.add_argument("--key-file", help="a file with the key in its first line")
-    parser.add_argument("--show-key", action="store_true", help="print the key, once, to standard output")
-    parser.add_argument("--json-only", action="store_true", help="speak JSON only, as older servers do")
-    parser.add_argument(
-        "--log", choices=_LEVELS, default="warning", help="what to log (default: %(default)s)"
-    )
-    parser.add_argument("--host", default=HOST, help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--allow-remote", action="store_true", help="allow a --host that others can reach")
-    return parser
+    for option in OPTIONS:
+        how: dict[str, Any] = {"type": option.kind}
+        if option.kind is bool:
+            how = {"action": "store_true"}
+        elif isinstance(option.kind, tuple):
+            how = {"choices": option.kind}
+        parser.add_argument(f"--{option.name}", default=option.default, help=option.help, **how)
+
+    def ready(url: str, key: str | None) -> None:
+        _print(f"Serving on {url} - Ctrl-C ends it.")
+        if key is None:
+            _print("Your programs on this machine find the key by the address; --show-key prints it.")
+        else:
+            sys.stdout.write(f"{key}\n")
+            sys.stdout.flush()
+
+    try:
+        serve_with(vars(parser.parse_args(arguments)), ready)
+    except TinkerError as problem:
+        _print(f"Error: {problem}")
+        return 1
+    return 0
 
 
 def _read_key(path: str | None) -> Secret | None:

@@ -211,6 +211,15 @@ def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert _embedded.find_key(url) is None
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_does_not_exist_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], port: int
+) -> None:
+    assert running.main(["--data-dir", str(tmp_path / "data"), f"--port={port}"]) == 1
+    assert f"port {port}: give 0 to 65535" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_bad_directory_is_refused_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
