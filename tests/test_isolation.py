@@ -74,23 +74,23 @@ def test_passes():
     ),
     "a lock under a lock": (
         """
-from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.rate_limiter import RateLimiter
 def test_nests():
-    with ByteBudget(1)._lock:
-        ByteBudget(1).release(1)
+    with RateLimiter()._lock:
+        RateLimiter().close_for(1)
 """,
-        "is taken under the lock of tinker_sync.runtime.byte_budget",
+        "is taken under the lock of tinker_sync.runtime.rate_limiter",
     ),
     "a future that ends under a lock": (
         """
-from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.rate_limiter import RateLimiter
 def test_ends():
     future = APIFuture()
-    with ByteBudget(1)._lock:
+    with RateLimiter()._lock:
         future.resolve(1)
 """,
-        "is called under the lock of tinker_sync.runtime.byte_budget",
+        "is called under the lock of tinker_sync.runtime.rate_limiter",
     ),
 }
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.runtime.byte_budget import estimate_bytes, estimate_prompt_bytes, split
+from tinker_sync.runtime.byte_sizes import estimate_bytes, estimate_prompt_bytes, split
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.model_input import (
     DmelChunk,

@@ -61,7 +61,7 @@ The other modules and their contents:
     poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
                            answers, admits samples and sends small requests
     rate_limiter           the limit that the server's refusals set, shared by clients
-    byte_budget            the limit on bytes under way; chunks wait there; the sizes of requests
+    byte_sizes             the sizes of requests and results, and the split of data into chunks
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
     futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`

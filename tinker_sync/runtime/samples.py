@@ -31,7 +31,7 @@ from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineErr
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import ModelPause, Turn
 from tinker_sync.runtime.billing import BillingPause
-from tinker_sync.runtime.byte_budget import estimate_prompt_bytes, most_sample_bytes
+from tinker_sync.runtime.byte_sizes import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import foreign_promise, read_promise
 from tinker_sync.runtime.flows import CalledOff, Flow
 from tinker_sync.runtime.futures import APIFuture

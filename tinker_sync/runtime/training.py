@@ -53,7 +53,7 @@ from tinker_sync.runtime.answers import (
     weights_of,
 )
 from tinker_sync.runtime.billing import PAUSE_S
-from tinker_sync.runtime.byte_budget import DataChunk, most_pass_bytes, split
+from tinker_sync.runtime.byte_sizes import DataChunk, most_pass_bytes, split
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.flows import Flow
