@@ -430,9 +430,17 @@ class Quota:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.free = limit
+        self._begin()
+        _fork.renew_in_child(self)
+
+    def _begin(self) -> None:
+        self.free = self.limit
         """The balance; negative while the quota is overdrawn."""
         self._line: deque[tuple[Moment, int]] = deque()  # empty while the balance is not negative
+
+    def renew_after_fork(self) -> None:
+        """Forget what the flows of the parent hold."""
+        self._begin()
 
     def take(self, size: int, limit_s: float = math.inf) -> Flow[bool]:
         """Wait at most `limit_s` for room, take `size`, and return True; or return False."""

@@ -174,6 +174,8 @@ class SessionPoll:
                     continue
                 self._quick_polls += 1
                 yield delay_s(self._quick_polls, draw=1.0, first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
+        except Exception as failure:  # noqa: BLE001  # the samples wait for this flow
+            self._give_up(f"{type(failure).__name__}: {failure}")
         finally:
             self._polling = False
 
