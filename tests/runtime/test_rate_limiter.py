@@ -367,7 +367,7 @@ class TestReopening:
             accept_all(clock, gate, 0.5)
             rates.append(limiter._rate.a_second / before)
         assert rates == sorted(rates, reverse=True)
-        assert rates[0] > 1.2 > 1.05 > rates[2] > 1
+        assert rates[0] > 1.08 > 1.02 > rates[2] > 1
 
     def test_until_nothing_is_limited(self) -> None:
         clock, limiter, gate = throttled_once()
@@ -603,12 +603,15 @@ class TestLimits:
         named: bool,
     ) -> None:
         seconds, refused = send_all(limit(), count, work_s, named=named)
-        assert seconds < 1.9 * ideal_s
+        assert seconds < 2 * ideal_s
         assert refused < most_refused * count
 
-    @pytest.mark.parametrize(("share", "longest_s"), [(0.02, 8.0), (0.15, 60.0)])
+    @pytest.mark.parametrize(
+        ("share", "named", "longest_s"),
+        [(0.02, False, 8.0), (0.15, False, 60.0), (0.02, True, 60.0), (0.15, True, 220.0)],
+    )
     def test_refusals_that_do_not_depend_on_the_rate_starve_nobody(
-        self, share: float, longest_s: float
+        self, share: float, named: bool, longest_s: float
     ) -> None:
-        seconds, _ = send_all(Chance(share), 600, 0.05, named=False)
+        seconds, _ = send_all(Chance(share), 600, 0.05, named=named)
         assert seconds < longest_s

@@ -36,12 +36,15 @@ FIRST_RATE: Final = 50.0
 _OPEN_RATE: Final = 3000.0
 # The growth in a second until the next refusal shows where the limit is, as a share of the rate.
 _FAST: Final = 1.5
-# From then on, a refusal takes a tenth of the rate. The tenth comes back while requests pass for twice as
-# long as the pause was, so pauses take a third of the time at most. If the server names no time, the pause is
-# as long as two requests take: such pauses cost little, and the server refuses one request in five. To aim
-# at a lower share would let refusals that do not depend on the rate, such as those of one bad machine among
-# many, lower it again and again.
+# From then on, a refusal takes a tenth of the rate, which grows back in proportion to the length of the
+# pause. If the server names no time, the pause is as long as two requests take, and the tenth is back when
+# requests have passed for twice as long: such pauses cost little, and the server refuses one request in five.
+# To aim at a lower share would let refusals that do not depend on the rate, such as those of one bad machine
+# among many, lower it again and again. A pause that the server names is longer and costs more, so the rate
+# grows more slowly then. At a low rate even such a pause costs few requests, so the rate falls no further.
 _SLOW: Final = 0.05
+_SLOW_IF_NAMED: Final = 0.02
+_LEAST_IF_NAMED: Final = 10.0
 _FIRST_DROP: Final = 0.7
 _DROP: Final = 0.9
 _PAUSED_REQUESTS: Final = 2.0
@@ -195,12 +198,14 @@ class SendRate:
             self.a_second, self._growth, self._found, self._pauses = self._first, _FAST, False, 1.0
         else:
             found = self._found or self._accepted
-            self.a_second *= _DROP if found == self._found else _FIRST_DROP
-            self._found = found
+            lowered = self.a_second * (_DROP if found == self._found else _FIRST_DROP)
+            if named_s is not None:
+                lowered = max(lowered, min(self.a_second, _LEAST_IF_NAMED / max(named_s, 1.0)))
+            self.a_second, self._found = lowered, found
         self._accepted = False
         pause_s = min(max(_PAUSED_REQUESTS / self.a_second, _SHORTEST_PAUSE_S), _FIRST_PAUSE_S)
         if self._found:
-            self._growth = _SLOW / max(pause_s if named_s is None else named_s, _SHORTEST_PAUSE_S)
+            self._growth = _SLOW / pause_s if named_s is None else _SLOW_IF_NAMED / max(named_s, pause_s)
         if named_s is not None:
             return named_s
         pause_s = min(pause_s * self._pauses, _LONGEST_PAUSE_S)
