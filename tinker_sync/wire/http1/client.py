@@ -43,10 +43,6 @@ _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _TLS_HANDSHAKE, _TLS_ALERT, _TLS_MAJOR_VERSION = 0x16, 0x15, 3
 
 
-class Unanswered(MalformedMessage):
-    """The error for a connection that was closed without a byte of an answer."""
-
-
 class SpeaksTls(MalformedMessage):
     """The error for an answer that is TLS instead of HTTP."""
 
@@ -229,13 +225,12 @@ class ReplyParser:
         An answer that states no length is complete then.
 
         Raises:
-            MalformedMessage: the answer is unfinished, or nothing has arrived (`Unanswered`).
+            MalformedMessage: the answer is unfinished, or nothing has arrived.
         """
         if self._state is _State.UNTIL_CLOSE:
             self._enter(_State.DONE)
         elif not self.done:
-            kind = MalformedMessage if self.started else Unanswered
-            raise kind(f"the connection was closed {self._place()}")
+            raise MalformedMessage(f"the connection was closed {self._place()}")
 
     def _place(self) -> str:
         if not self.started:
