@@ -49,6 +49,23 @@ def supervised() -> list[types.Datum]:
     return made
 
 
+def candidates(weights: str, *, sparse: bool) -> list[types.Datum]:
+    """Return data with up to six targets a token; `weights` is "random", "ones" or "none"."""
+    rng = np.random.default_rng(5)
+    made = []
+    for tokens in sequences(3, 5):
+        length = len(tokens) - 1
+        targets = rng.integers(5, 200, (length, 6)) * (rng.random((length, 6)) < 0.2)
+        shares = rng.random((length, 6)) + 0.1 if weights == "random" else 1.0
+        layout = types.TensorData.from_numpy_sparse if sparse else types.TensorData.from_numpy
+        inputs = {"target_tokens": layout(targets), "weights": layout(np.float32(shares * (targets != 0)))}
+        if weights == "none":
+            del inputs["weights"]
+        assert inputs["target_tokens"].is_sparse is sparse
+        made.append(types.Datum(types.ModelInput.from_ints(tokens[:-1]), inputs))
+    return made
+
+
 def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
     """Return data with random advantages, and with log-probabilities close to those of the model."""
     bare = supervised()
@@ -83,43 +100,63 @@ def trained(
     ]
 
 
-def test_numpy_losses_match_the_server(server: Running) -> None:
-    with service(server) as client:
-        for name, loss in (
-            ("cross_entropy", losses.CrossEntropy()),
-            ("importance_sampling", losses.ImportanceSampling()),
-            ("ppo", losses.PPO()),
-        ):
-            data = supervised() if name == "cross_entropy" else sampled(trainer(client))
-            server_side, client_side = (
-                trained(trainer(client), data, name),
-                trained(trainer(client), data, loss),
-            )
-            assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
-            # Rounding errors grow from step to step.
-            np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
-            assert server_side[0][1] > 0.1
-
-
-@needs_torch
-def test_torch_losses_match_the_server(server: Running) -> None:
+def torch_loss(name: str) -> Any:
+    """Return the server's loss of this name, written in torch."""
     import torch
 
-    def ppo(data: Any, logprobs: Any) -> Any:
+    def compute(data: Any, logprobs: Any) -> Any:
         total = torch.zeros(())
         for datum, p in zip(data, logprobs, strict=True):
-            inputs = {name: each.to_torch() for name, each in datum.loss_fn_inputs.items()}
-            ratio = torch.exp(p - inputs["logprobs"])
-            clipped = ratio.clamp(0.8, 1.2)
-            total = total - torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"]).sum()
+            given = {name: each.to_torch() for name, each in datum.loss_fn_inputs.items()}
+            if name == "cross_entropy":
+                total = total - (p * given["weights"]).sum()
+                continue
+            ratio, advantages = torch.exp(p - given["logprobs"]), given["advantages"]
+            held = ratio.clamp(0.8, 1.2) if name == "ppo" else ratio
+            total = total - torch.minimum(ratio * advantages, held * advantages).sum()
         return total, {}
 
+    return compute
+
+
+LOSSES = {
+    "cross_entropy": losses.CrossEntropy(),
+    "importance_sampling": losses.ImportanceSampling(),
+    "ppo": losses.PPO(),
+}
+CASES = [
+    ("cross_entropy", "tokens"),
+    ("cross_entropy", "dense"),
+    ("cross_entropy", "sparse"),
+    ("importance_sampling", "tokens"),
+    ("ppo", "tokens"),
+]
+
+
+def test_custom_losses_train_like_those_of_the_server(server: Running) -> None:
+    has_torch = importlib.util.find_spec("torch") is not None
     with service(server) as client:
-        data = sampled(trainer(client))
-        server_side = trained(trainer(client), data, "ppo")
-        client_side = trained(trainer(client), data, ppo)
-        assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
-        np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
+        for name, layout in CASES:
+            if name != "cross_entropy":
+                data = sampled(trainer(client))
+            elif layout == "tokens":
+                data = supervised()
+            else:
+                data = candidates("random", sparse=layout == "sparse")
+            on_server = trained(trainer(client), data, name)
+            assert on_server[0][1] > 0.1
+            for loss in [LOSSES[name], *([torch_loss(name)] if has_torch else [])]:
+                found = trained(trainer(client), data, loss)
+                assert found[0] == pytest.approx(on_server[0], rel=1e-5)
+                # Rounding errors grow from step to step.
+                np.testing.assert_allclose(found, on_server, rtol=1e-3)
+
+
+def test_missing_weights_count_every_listed_token(server: Running) -> None:
+    with service(server) as client:
+        on_server = trained(trainer(client), candidates("ones", sparse=True), "cross_entropy")
+        found = trained(trainer(client), candidates("none", sparse=True), losses.CrossEntropy())
+        np.testing.assert_allclose(found, on_server, rtol=1e-3)
 
 
 @needs_torch

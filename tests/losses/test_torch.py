@@ -1,4 +1,4 @@
-"""Torch losses: results, errors, and equality with numpy and traced losses."""
+"""Torch losses: requests, results and errors; `test_embedded` compares what they train with the server's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
-from support.engine_models import VOCAB, busy_run, tiny_weights
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.local.engine.losses import Csr, Example
-from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
-from tinker_sync.losses import PPO, CrossEntropy, ImportanceSampling
-from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import make_evaluator
 
 torch = pytest.importorskip("torch")
@@ -97,152 +92,10 @@ class TestResults:
             assert future.result(PATIENCE_S).metrics["loss:sum"] > 0
 
 
-# ---------------------------------------------------------------------------------------- equal to the engine
-class InTheEngine:
-    """A trainer of the engine, used without a server and a client.
-
-    `custom` runs the two passes of a custom loss as `forward_backward_custom` does. `built_in` runs a pass
-    with a loss of the engine. Both return the loss.
-    """
-
-    def __init__(self) -> None:
-        self.run: AdapterTrainer = busy_run(tiny_weights())
-
-    def custom(self, given: list[types.Datum], loss: Any) -> float:
-        output = self.run.forward(examples(forward_data(given)), "cross_entropy")
-        evaluated = make_evaluator(loss)(given, read_logprobs(as_output(output), given))
-        self.run.forward_backward(examples(backward_data(given, evaluated.gradients)), "cross_entropy")
-        return evaluated.loss
-
-    def built_in(self, given: list[types.Datum], name: str) -> float:
-        return self.run.forward_backward(examples(given), name).metrics["loss:sum"]
-
-
-def examples(given: list[types.Datum]) -> list[Example]:
-    return [
-        Example(
-            np.array(datum.model_input.to_ints()),
-            {name: as_input(tensor) for name, tensor in datum.loss_fn_inputs.items()},
-        )
-        for datum in given
-    ]
-
-
-def as_input(tensor: types.TensorData) -> Any:
-    if tensor._crow is None:
-        return tensor.to_numpy()
-    return Csr(tensor._numpy, tensor._crow, tensor._col, tuple(tensor.shape))  # type: ignore[arg-type]
-
-
-def as_output(output: LossOutput) -> types.ForwardBackwardOutput:
-    records = [{"logprobs": types.TensorData.from_numpy(each)} for each in output.logprobs]
-    return types.ForwardBackwardOutput("ArrayRecord", records, dict(output.metrics))
-
-
-def given_data(layout: str, *, weights: bool = True) -> list[types.Datum]:
-    rng = np.random.default_rng(5)
-    made = []
-    for index in range(4):
-        length = 4 + 3 * index
-        tokens = rng.integers(0, VOCAB, length + 1)
-        inputs: dict[str, Any] = {"target_tokens": tokens[1:]}
-        if layout == "tokens":
-            inputs["logprobs"] = -np.log(VOCAB) + rng.standard_normal(length) / 3
-            inputs["advantages"] = rng.standard_normal(length)
-        else:
-            dense = rng.integers(1, VOCAB, (length, 6)) * (rng.random((length, 6)) < 0.2)
-            shares = (rng.random((length, 6)) + 0.1) * (dense != 0)
-            inputs["target_tokens"] = dense
-            if layout == "sparse":
-                inputs["target_tokens"] = types.TensorData.from_numpy_sparse(dense)
-                assert inputs["target_tokens"].is_sparse
-            if weights:
-                inputs["weights"] = (
-                    types.TensorData.from_numpy_sparse(shares) if layout == "sparse" else shares
-                )
-        made.append(types.Datum(types.ModelInput.from_ints(tokens[:-1].tolist()), inputs))
-    return made
-
-
-def read(datum: types.Datum, name: str) -> Any:
-    return datum.loss_fn_inputs[name].to_torch()
-
-
-def torch_cross_entropy(data: Any, logprobs: Any) -> Any:
-    return sum(-(p * read(datum, "weights")).sum() for datum, p in zip(data, logprobs, strict=True)), {}
-
-
-def torch_importance_sampling(data: Any, logprobs: Any) -> Any:
-    pairs = zip(data, logprobs, strict=True)
-    return sum(-((p - read(d, "logprobs")).exp() * read(d, "advantages")).sum() for d, p in pairs), {}
-
-
-def torch_ppo(data: Any, logprobs: Any) -> Any:
-    total = 0
-    for datum, p in zip(data, logprobs, strict=True):
-        ratio, advantages = (p - read(datum, "logprobs")).exp(), read(datum, "advantages")
-        total = total - torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).sum()
-    return total, {}
-
-
-@pytest.mark.parametrize(
-    ("name", "layout", "losses"),
-    [
-        ("cross_entropy", "dense", (torch_cross_entropy, CrossEntropy())),
-        ("cross_entropy", "sparse", (torch_cross_entropy, CrossEntropy())),
-        ("importance_sampling", "tokens", (torch_importance_sampling, ImportanceSampling())),
-        ("ppo", "tokens", (torch_ppo, PPO())),
-    ],
-    ids=["dense", "sparse", "importance_sampling", "ppo"],
-)
-def test_gradients_match_the_engine(name: str, layout: str, losses: Any) -> None:
-    given = given_data(layout)
-    built_in = InTheEngine()
-    expected = built_in.built_in(given, name)
-    scale = np.abs(built_in.run.grads.flat).max()
-    assert scale > 0.1
-    for loss in losses:
-        custom = InTheEngine()
-        assert custom.custom(given, loss) == pytest.approx(expected, rel=1e-5)
-        np.testing.assert_allclose(
-            custom.run.grads.flat / scale, built_in.run.grads.flat / scale, rtol=0, atol=1e-5
-        )
-
-
-@pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_missing_weights_count_every_token(layout: str) -> None:
-    weighted, bare = given_data(layout), given_data(layout, weights=False)
-    kept = [datum.loss_fn_inputs["weights"].to_numpy() for datum in weighted]
-
-    def loss(data: Any, logprobs: Any) -> Any:
-        assert [tuple(p.shape) for p in logprobs] == [each.shape for each in kept]
-        return sum(-(p * torch.tensor(w)).sum() for p, w in zip(logprobs, kept, strict=True)), {}
-
-    built_in, custom = InTheEngine(), InTheEngine()
-    built_in.built_in(weighted, "cross_entropy")
-    custom.custom(bare, loss)
-    scale = np.abs(built_in.run.grads.flat).max()
-    np.testing.assert_allclose(
-        custom.run.grads.flat / scale, built_in.run.grads.flat / scale, rtol=0, atol=1e-5
-    )
-
-
 # ------------------------------------------------------------------------------------------ handles
 def nll(logprobs: Any, weights: Any) -> Any:
     loss = -(logprobs * weights).sum()
     return loss, {"custom/nll:sum": loss, "custom/most:mean": logprobs.max()}
-
-
-def test_traced_loss_runs_on_each_datum() -> None:
-    handle = trace(nll, {"logprobs": 2, "weights": 2}, "session-1")
-    given = given_data("sparse")
-    built_in, custom = InTheEngine(), InTheEngine()
-    expected = built_in.built_in(given, "cross_entropy")
-    assert custom.custom(given, handle) == pytest.approx(expected, rel=1e-5)
-    scale = np.abs(built_in.run.grads.flat).max()
-    np.testing.assert_allclose(
-        custom.run.grads.flat / scale, built_in.run.grads.flat / scale, rtol=0, atol=1e-5
-    )
 
 
 def test_traced_metrics_reduce_by_name() -> None:
@@ -258,6 +111,5 @@ def test_traced_metrics_reduce_by_name() -> None:
 
 def test_traced_loss_must_be_a_scalar() -> None:
     handle = trace(lambda logprobs: (logprobs, {}), {"logprobs": 1}, "session-1")
-    given = given_data("tokens")[:1]
     with pytest.raises(InvalidInputError, match=r"a loss of shape \(2,\) for data\[0\]; return a scalar"):
-        make_evaluator(handle)(given, LOGPROBS[:1])
+        make_evaluator(handle)(data(1), LOGPROBS[:1])

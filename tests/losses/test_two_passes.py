@@ -19,9 +19,8 @@ from support.tinker_stub import Answer
 
 from tinker_sync import errors, types
 from tinker_sync.losses import numpy_loss
-from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState
+from tinker_sync.runtime.progress import FutureState, Status
 
 
 class Gate:
@@ -437,42 +436,20 @@ class TestThreads:
             step.result(PATIENCE_S).result(PATIENCE_S)
 
 
-class TestFuture:
-    def test_status_and_ids_follow_the_passes(self) -> None:
-        forward: APIFuture[Any] = APIFuture()
-        both = TwoPassFuture(forward)
-        assert (both.status().state, both.request_id) == (FutureState.QUEUED, None)
-        forward._mark_sending()
-        assert both.status().state is FutureState.SENDING
-        forward._mark_accepted("req-1")
-        assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
-        forward.resolve(None)
-        assert both.status().reason == "the loss is being computed"
-        assert both.timeline.accepted is None  # the call is accepted with its backward pass
-        backward: APIFuture[Any] = APIFuture()
-        both.follow(backward)
-        assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
-        backward._mark_sending()
-        assert both.status().state is FutureState.WAITING
-        backward._mark_accepted("req-2")
-        backward._mark_paused("no room")
-        assert (both.status().state, both.status().reason) == (FutureState.PAUSED, "no room")
-        both.resolve(types.ForwardBackwardOutput("x", [], {}))
-        assert both.request_ids == ("req-1", "req-2")
-        assert both.status().state is FutureState.DONE
-        times = both.timeline
-        assert (times.sending, times.accepted) == (forward.timeline.sending, backward.timeline.accepted)
-        assert times.completed is not None
-
-    def test_end_cancels_unsent_passes(self) -> None:
-        forward: APIFuture[Any] = APIFuture()
-        both = TwoPassFuture(forward)
-        both.cancel()
-        assert forward.cancelled()
-        late: APIFuture[Any] = APIFuture()
-        both.follow(late)
-        assert late.cancelled()
-        assert both.timeline.sending is None
+def test_status_ids_and_timeline_follow_the_passes() -> None:
+    gate = Gate()
+    with world() as (_, trainer):
+        custom = trainer.forward_backward_custom(data(1), gate)
+        gate.wait()
+        assert custom.status() == Status(FutureState.WAITING, "the loss is being computed")
+        assert custom.request_ids == ("req-1",)
+        assert custom.timeline.sending is not None
+        assert custom.timeline.accepted is None  # the call is accepted with its backward pass
+        gate.open.set()
+        custom.result(PATIENCE_S)
+        assert custom.request_ids == ("req-1", "req-2")
+        assert custom.status().state is FutureState.DONE
+        assert custom.timeline.accepted >= custom.timeline.sending
 
 
 class TestArguments:
