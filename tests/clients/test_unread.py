@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -19,7 +20,6 @@ from support.tinker_stub import Answer, Stub
 
 from tinker_sync import as_completed, types
 from tinker_sync._base.clock import Wake
-from tinker_sync.clients.rest import bulk
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ExperimentalWarning, RequestFailedError
 from tinker_sync.runtime.futures import APIFuture
@@ -93,10 +93,14 @@ def test_unread_failures_of_transfers_and_of_calls_for_many_checkpoints_are_logg
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyError("mine")
+    start = threading.Thread.start
 
-    monkeypatch.setattr(bulk, "call_offered", fail)
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name.startswith("tinker-bulk"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
     path = "tinker://run/weights/a"
     stub.script("/training_runs/run/checkpoints/weights/a/archive", Answer(404, {"detail": "none"}))
     rest = service.create_rest_client()
