@@ -34,7 +34,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.samples import SubmitPolicy, Throttled
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.verdict import Judge
+from tinker_sync.transport.retries import Judge
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -10,7 +10,7 @@ The steps of a sample and of a training call, with the modules that take them:
 
     training.optim_step()  training                    OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
-      submit               training, poller            as for samples; `transport.caller.Tries` decides on
+      submit               training, poller            as for samples; `transport.retries.Tries` decides on
                                                        retries
       poll, decode         polls, combine, answers     chunks become one result
 

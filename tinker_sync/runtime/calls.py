@@ -57,7 +57,7 @@ def make_call(
         content_type: the content type of the body.
         deadline_s: the time that the call may take in all; None for the deadline of the settings.
         dialect: the dialect of the server; None before it is known, or if it makes no difference.
-        idempotency_key: the key to send; None to let the sender (`transport.caller.Caller`) make one.
+        idempotency_key: the key to send; None to let the sender (`transport.retries.Caller`) make one.
         sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
     row = ENDPOINTS.get(name) or row_of(name)

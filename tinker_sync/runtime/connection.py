@@ -19,9 +19,9 @@ from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork, exits
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.transport.auth import KeyRing
-from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.retries import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigResponse
 
 SHORTEST_REFRESH_S: Final = 10.0

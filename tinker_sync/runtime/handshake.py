@@ -14,7 +14,7 @@ from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireErr
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.connection import Connection
 from tinker_sync.transport.call import Reply
-from tinker_sync.transport.caller import Caller
+from tinker_sync.transport.retries import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import (

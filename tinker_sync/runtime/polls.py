@@ -42,7 +42,7 @@ from tinker_sync.runtime.retrieval import (
 )
 from tinker_sync.runtime.workers import InOrder
 from tinker_sync.transport.call import ANSWER_BYTES, Call, Reply, SendFailed
-from tinker_sync.transport.caller import QUIET_S, Trouble
+from tinker_sync.transport.retries import QUIET_S, Trouble
 from tinker_sync.types.future import QueueState
 
 T = TypeVar("T")

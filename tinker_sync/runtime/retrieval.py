@@ -44,7 +44,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.transport.call import Reply, SendFailed
-from tinker_sync.transport.verdict import retry_after_s
+from tinker_sync.transport.retries import retry_after_s
 from tinker_sync.types.future import QueueState
 from tinker_sync.wire import json as wire_json
 

@@ -41,9 +41,9 @@ from tinker_sync.runtime.naming import carried, current, find_call_site, named
 from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
-from tinker_sync.transport import verdict
+from tinker_sync.transport import retries
 from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed
-from tinker_sync.transport.verdict import Judge
+from tinker_sync.transport.retries import Judge
 from tinker_sync.types._structured import field_names
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
 from tinker_sync.types.sampling import SampleRequest, SampleResponse, SamplingParams
@@ -440,7 +440,7 @@ class SubmitPolicy:
         if isinstance(outcome, SendFailed):
             if isinstance(outcome.__cause__, TinkerError):
                 raise outcome.__cause__  # such as a missing key; nothing was sent
-            found: verdict.Verdict | None = self._judge.failure(outcome, call)
+            found: retries.Verdict | None = self._judge.failure(outcome, call)
         else:
             meaning = rule_for(outcome.status, Stage.SUBMIT).meaning
             if meaning is Meaning.BLOCKED and self._billing.may_pause():
@@ -450,7 +450,7 @@ class SubmitPolicy:
             raise APIError(
                 "the server sent us elsewhere", method=call.method, path=call.path, attempts=call.attempt
             )
-        if isinstance(found, verdict.Fatal):
+        if isinstance(found, retries.Fatal):
             raise found.error
         if meaning is Meaning.THROTTLED:
             large = found.after_s is None and size > _SMALL_BYTES

@@ -22,7 +22,7 @@ from tinker_sync.errors import InvalidInputError, TransferError
 from tinker_sync.transfer.names import UnsafeName, safe_parts
 from tinker_sync.transfer.progress import ProgressReporter
 from tinker_sync.transfer.signed import Cancellation, ConnectionBroken, SignedHttp, SignedResponse
-from tinker_sync.transport.verdict import retry_after_s
+from tinker_sync.transport.retries import retry_after_s
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The sending of calls to a server: attempts, retries and credentials. The package does not use the runtime.
 
-    caller                 the retries: `Tries` decides after each try; `Caller` makes blocking calls
-    verdict                the decision about an answer or a failure, by `tinker_sync._base.policy`
+    retries                the decision about an answer or a failure, by `tinker_sync._base.policy`; the tries
+                           of a call; `Caller`, which makes blocking calls
     http                   one attempt to send a call, over an idle or a new connection, with its redirects;
                            the caller or a poller (a thread that serves many requests) reads the answer
     request                one request to one address: its headers, also encoded as bytes (its head)

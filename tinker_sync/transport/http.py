@@ -1,6 +1,6 @@
 """`Http`: one attempt to send a `Call`, which ends with a `Reply` or with `SendFailed`.
 
-The retries are in `caller.py`. `Http.open` sends a request over an idle connection or a new one, and returns
+The retries are in `retries.py`. `Http.open` sends a request over an idle connection or a new one, and returns
 an `Exchange`, which reads the answer. `Http.send` waits for it.
 
     exchange = http.open(call)      # connects and sends, which may block

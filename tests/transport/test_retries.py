@@ -18,9 +18,9 @@ from tinker_sync import errors
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.caller import PATIENCE_S as CALLERS_PATIENCE_S
-from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.retries import PATIENCE_S as CALLERS_PATIENCE_S
+from tinker_sync.transport.retries import Caller
 
 Outcome = Reply | Exception
 

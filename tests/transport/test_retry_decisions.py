@@ -12,7 +12,7 @@ from tinker_sync import errors
 from tinker_sync._base.policy import Ledger, Stage
 from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict, retry_after_s
+from tinker_sync.transport.retries import Fatal, Judge, Retry, Verdict, retry_after_s
 
 URL = "https://h/pre"
 CLOCK = FakeClock(time_s=1000.0)
