@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
+from support.crowd import until
 from support.custom_losses import arrived, world
 from support.engine_ledger import Ledger, engine_ledger, step_of
 from support.raising import raising
 from support.tinker_stub import Answer
 
 from tinker_sync import types
-from tinker_sync.errors import ConfigurationError, TinkerError
+from tinker_sync.errors import ClientClosedError, ConfigurationError, TinkerError
+from tinker_sync.runtime import flows
 from tinker_sync.runtime.training import TrainingRequest
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 from tinker_sync.transport.http import Http
@@ -86,3 +89,28 @@ def test_a_request_that_could_not_be_made_fails_alone_and_as_it_is(
             assert failed.exception(PATIENCE_S) is error
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert arrived(stub) == ["1 step"]
+
+
+# --------------------------------------------------------------------------------- the end of the client
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), [("/forward_backward", 0), ("/forward_backward", 2), ("/optim_step", 0)]
+    + [("/retrieve_future", count) for count in range(4)]
+)  # fmt: skip
+def test_a_client_that_is_closed_at_any_request_leaves_no_call_and_no_bytes(path: str, count: int) -> None:
+    """The client is closed while the server holds a request of a pass in three chunks, or of a step."""
+    with world({"fwdbwd_max_chunk_len": 1}) as (stub, trainer):
+        service = trainer.service  # type: ignore[attr-defined]
+        room = service.holder.server.machinery.value.train_bytes
+        release = threading.Event()
+        stub.script(path, *[Answer(usual=True)] * count, Answer(gate=release, usual=True))
+        passed = trainer.forward_backward([DATUM] * 3, "cross_entropy")
+        stepped = trainer.optim_step(types.AdamParams())
+        stub.await_asked(path, count + 1)
+        service.close(pending=0.0).result(PATIENCE_S)
+        for future in (passed, stepped):
+            assert isinstance(future.exception(PATIENCE_S), (ClientClosedError, type(None)))
+        until(lambda: room.free == room.limit)
+        until(lambda: service.holder.server.flows not in {task._flows for task in list(flows._under_way)})
+        release.set()

@@ -402,12 +402,8 @@ class SendQueue(Generic[RequestT]):
             yield from self._send_one(sending, stage[0])
             return
         tasks = [self._flows.start(self._send_one(sending, index)) for index in stage]
-        try:
-            for task in tasks:
-                yield task
-        finally:  # the client may have been closed
-            for task in tasks:
-                task.call_off()
+        for task in tasks:  # noqa: UP028  # each is waited for, not delegated to
+            yield task
 
     def _send_one(self, sending: _Sending[RequestT], index: int) -> Flow[None]:
         request, number = sending.entry.requests[index], sending.first_number + index
