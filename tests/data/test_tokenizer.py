@@ -201,8 +201,9 @@ def test_files_do_not_switch_on_truncation(folders: Any) -> None:
 
 def test_special_tokens_in_an_older_file_are_not_lost(folders: Any, tmp_path: Path) -> None:
     shutil.copytree(folders["byte-level"], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "x"}')  # as newer files repeat it
-    assert Tokenizer.from_directory(tmp_path).eos_token == "<|im_end|>"
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "x", "unk_token": "y"}')
+    complete = Tokenizer.from_directory(tmp_path)  # its configuration lists the added tokens
+    assert (complete.eos_token, complete.unk_token) == ("<|im_end|>", None)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"special_tokens_map.json names eos_token, .*backend='transf"):
         Tokenizer.from_directory(tmp_path)

@@ -141,7 +141,9 @@ class Tokenizer:
             raise TokenizerError(reason, name_or_path or str(path)) from error
         config = _read_json(path / CONFIG_FILE)
         templates = _read_templates(path)
-        older = [name for name in NAMED if name in _read_json(path / _LEGACY) and name not in config]
+        # A configuration that lists its added tokens is complete; the other file then repeats it.
+        legacy = {} if "added_tokens_decoder" in config else _read_json(path / _LEGACY)
+        older = [name for name in NAMED if name in legacy and name not in config]
         if older:
             raise TokenizerError(
                 f"{path / _LEGACY} names {', '.join(older)}, which {CONFIG_FILE} does not; name them there, "
