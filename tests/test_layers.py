@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("_version", "_base", "errors", "_embedded"),
     *("config", "types", "wire", "transport", "runtime", "auth"),
-    *("losses", "transfer", "data", "insight", "batch", "loop"),
+    *("losses", "data", "insight", "batch", "loop"),
     *("clients", "ray", "local", "testing", "examples", "cli"),
     *("__main__", "lib", "as_tinker"),
 )
@@ -31,12 +31,11 @@ CLOSED = {
     "wire": {"config"},
     "data": {"config", "wire", "transport", "auth", "runtime"},
     "loop": {"config", "wire", "transport", "auth", "runtime"},
-    "batch": {"config", "transport", "auth", "losses", "transfer", "data"},
+    "batch": {"config", "transport", "auth", "losses", "data"},
     "losses": {"config", "transport", "auth"},
-    "transfer": {"losses", "auth"},
-    "local": {"transport", "runtime", "losses", "transfer", "clients"},
+    "local": {"transport", "runtime", "losses", "clients"},
     "ray": {"wire", "transport", "auth"},
-    "cli": {"transport", "runtime"},
+    "cli": {"runtime"},
     "lib": {"transport", "local", "testing", "cli"},
     "as_tinker": {*ROOMS} - {"_version"},
 }
@@ -45,15 +44,15 @@ SEAMS = {"_embedded.py": {"local"}, "_base/displays.py": {"insight"}}
 # Rooms that are built on the public names of the package and on the events of `_base`, and the rooms of the
 # core, of which they use no other name.
 OUTER = {"batch", "loop", "insight", "losses", "data", "ray", "testing", "cli", "examples"}
-CORE = {"config", "wire", "transport", "runtime", "clients", "transfer"}
+CORE = {"config", "wire", "transport", "runtime", "clients"}
 # The modules of outer rooms that still use another name of the core, with its room. Only shorten this table.
 LEAKS = {
     "batch/results.py": {"wire"},
     "batch/samples.py": {"runtime"},
     "cli/commands/auth.py": {"config"},
     "cli/commands/checkpoint.py": {"clients", "config"},
-    "cli/commands/session.py": {"config", "transfer"},
-    "cli/commands/transfer.py": {"clients", "transfer"},
+    "cli/commands/session.py": {"config", "transport"},
+    "cli/commands/transfer.py": {"clients", "transport"},
     "insight/budget.py": {"runtime"},
     "insight/doctor.py": {"config", "transport", "wire"},
     "insight/meter.py": {"runtime"},

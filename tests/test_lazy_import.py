@@ -135,7 +135,13 @@ def test_import_loads_nothing_else() -> None:
         "tinker_sync",
         "tinker_sync._exceptions",  # another name of the package
         # Former names of modules, without the modules.
-        *("tinker_sync.diagnose", "tinker_sync.display", "tinker_sync.text", "tinker_sync.usage"),
+        *(
+            "tinker_sync.diagnose",
+            "tinker_sync.display",
+            "tinker_sync.text",
+            "tinker_sync.transfer",
+            "tinker_sync.usage",
+        ),
         "tinker_sync._base",
         "tinker_sync._base.lazy",
     }
@@ -186,7 +192,7 @@ def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
     names = set(loaded.split())
     assert not names & (HEAVY - {"orjson"})
     ours = {name for name in names if name.startswith("tinker_sync.")}
-    unused = ("clients.rest", "clients.training", "transfer", "losses.", "data", "local")
+    unused = ("clients.rest", "clients.training", "transport.files", "losses.", "data", "local")
     assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}
 
 

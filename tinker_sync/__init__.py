@@ -35,8 +35,8 @@ _HOMES = {
     "tinker_sync.runtime.futures": "APIFuture",
     "tinker_sync.runtime.polls": "QueueReport",
     "tinker_sync.runtime.rate_limiter": "RateLimiter",
-    "tinker_sync.transfer.download": "CheckpointDownload",
-    "tinker_sync.transfer.progress": "TransferProgress",
+    "tinker_sync.transport.files.download": "CheckpointDownload",
+    "tinker_sync.transport.files.progress": "TransferProgress",
     "tinker_sync.types": """
         AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams
         DmelChunk EncodedTextChunk ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig
@@ -52,6 +52,7 @@ _MOVED = {
     "diagnose": "tinker_sync.insight",
     "display": "tinker_sync.insight.displays",
     "text": "tinker_sync.data",
+    "transfer": "tinker_sync.transport.files",
     "usage": "tinker_sync.insight",
 }
 

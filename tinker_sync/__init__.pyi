@@ -62,8 +62,8 @@ from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
 from tinker_sync.runtime.futures import APIFuture as APIFuture
 from tinker_sync.runtime.polls import QueueReport as QueueReport
 from tinker_sync.runtime.rate_limiter import RateLimiter as RateLimiter
-from tinker_sync.transfer.download import CheckpointDownload as CheckpointDownload
-from tinker_sync.transfer.progress import TransferProgress as TransferProgress
+from tinker_sync.transport.files.download import CheckpointDownload as CheckpointDownload
+from tinker_sync.transport.files.progress import TransferProgress as TransferProgress
 from tinker_sync.types import AdamOptimizerConfig as AdamOptimizerConfig
 from tinker_sync.types import AdamParams as AdamParams
 from tinker_sync.types import Checkpoint as Checkpoint

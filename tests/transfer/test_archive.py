@@ -18,7 +18,7 @@ import pytest
 from support.tars import END, member, pax, write
 
 from tinker_sync.errors import TransferError, UnsafeArchiveError
-from tinker_sync.transfer.archive import ArchiveLimits, unpack
+from tinker_sync.transport.files.archive import ArchiveLimits, unpack
 
 FINE = member("adapter_config.json", b"{}")
 SMALL = ArchiveLimits(entries=100, ratio=20, allowance_bytes=100_000)

@@ -29,12 +29,12 @@ from tinker_sync._base.secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.config import Settings
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer import file as transfer_file
-from tinker_sync.transfer import response_head
-from tinker_sync.transfer.download import CheckpointDownload, DownloadedFile
-from tinker_sync.transfer.download_state import PartialDirectory
-from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
-from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
+from tinker_sync.transport.files import file as transfer_file
+from tinker_sync.transport.files import response_head
+from tinker_sync.transport.files.download import CheckpointDownload, DownloadedFile
+from tinker_sync.transport.files.download_state import PartialDirectory
+from tinker_sync.transport.files.progress import ProgressReporter, TransferProgress
+from tinker_sync.transport.files.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 EXTERNAL = "tinker://run/external_weights/final"
 SAMPLER = "tinker://run/sampler_weights/final"
@@ -419,22 +419,23 @@ def test_comparison_starts_no_workers(tmp_path: Path) -> None:
         stopped_halfway(server, tmp_path / "out")
         before = len(server.asked())
         settings = Settings.resolve(base_url=server.url, api_key=KEY)
+        workers = CountingWorkers("part", 3)
         context = transfer_file.FetchContext(
             links=SignedLinks(lambda: SignedUrls({"a": server.sign("a")}, None), SystemClock()),
             http=SignedHttp(settings),
-            workers=CountingWorkers("part", 3),
+            run=workers.run,
             parts=4,
             clock=SystemClock(),
             cancellation=Cancellation(),
             reporter=ProgressReporter(
-                None, CountingWorkers.run, SystemClock(), TransferProgress(tinker_path="", stage="done")
+                None, workers.run, SystemClock(), TransferProgress(tinker_path="", stage="done")
             ),
         )
         work = tmp_path / "out.partial"
         place = work / "files" / "a"
         transfer_file.FileDownload("a", place, work / "journals" / "a.json", context).run()
         assert place.read_bytes() == server.files["a"].read()
-        assert context.workers.close(10)
+        assert workers.close(10)
         context.http.close()
     assert begun
     assert min(begun) > before + 1  # the first request is the comparison

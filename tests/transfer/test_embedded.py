@@ -16,7 +16,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.errors import TinkerError
 from tinker_sync.local.tiny import NAME as BASE
 from tinker_sync.testing import FaultPlan, LocalServer
-from tinker_sync.transfer.signed import SignedHttp
+from tinker_sync.transport.files.signed import SignedHttp
 
 pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.ExperimentalWarning")
 LORA = types.LoraConfig(rank=4)

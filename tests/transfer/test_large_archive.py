@@ -30,7 +30,7 @@ TESTS = Path(__file__).parents[1]
 CLIENT = """
 import json, sys
 import tinker_sync
-from tinker_sync.transfer import file
+from tinker_sync.transport.files import file
 
 def peak_bytes():  # not getrusage: that counts the process this one was forked from
     with open("/proc/self/status") as status:

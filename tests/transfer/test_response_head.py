@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinker_sync._base.secret import HeaderMap
-from tinker_sync.transfer.response_head import TryAgain, find_checksum, read_head
+from tinker_sync.transport.files.response_head import TryAgain, find_checksum, read_head
 
 
 def test_the_pause_that_the_server_asks_for_is_kept() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.clock import FakeClock
 
-from tinker_sync.transfer.signed import SignedLinks, SignedUrls
+from tinker_sync.transport.files.signed import SignedLinks, SignedUrls
 
 
 def test_addresses_that_were_renewed_meanwhile_are_not_renewed_again() -> None:

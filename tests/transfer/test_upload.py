@@ -19,9 +19,9 @@ import tinker_sync
 from tinker_sync import errors, types
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.clients.rest import RestClient
-from tinker_sync.transfer import upload as transfer_upload
-from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
-from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedResponse
+from tinker_sync.transport.files import upload as transfer_upload
+from tinker_sync.transport.files.progress import ProgressReporter, TransferProgress
+from tinker_sync.transport.files.signed import Cancellation, SignedHttp, SignedResponse
 
 LORA = types.LoraConfig(rank=8)
 FILES = {"adapter_model.safetensors": os.urandom(700_000), "adapter_config.json": b"{}"}

@@ -11,6 +11,7 @@
     session                the user's `requests.Session`: proxies, certificates, headers, cookies
     auth, tokens, credential_command   the key, and tokens in exchange for it
     journal                log lines and events, with secrets masked
+    files                  downloads and uploads of checkpoints, which go on where they stopped
 
 Any thread may use these modules. An exchange belongs to one thread at a time.
 """

@@ -132,7 +132,7 @@ def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
         CliError: the file could not be fetched completely, or not be written.
     """
     from tinker_sync.cli.output import write_whole
-    from tinker_sync.transfer.signed import ConnectionBroken, SignedHttp
+    from tinker_sync.transport.files.signed import ConnectionBroken, SignedHttp
 
     done = 0
     http = SignedHttp(settings)

@@ -22,8 +22,8 @@ from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
-    from tinker_sync.transfer.download import CheckpointDownload
-    from tinker_sync.transfer.progress import TransferProgress
+    from tinker_sync.transport.files.download import CheckpointDownload
+    from tinker_sync.transport.files.progress import TransferProgress
     from tinker_sync.types import ParsedCheckpointTinkerPath, WeightsInfoResponse
 
 CONFIG: Final = "adapter_config.json"
@@ -275,7 +275,7 @@ def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) ->
     that ends in .partial; the same command continues from there.
     """
     from tinker_sync.cli.table import record
-    from tinker_sync.transfer.download import default_target
+    from tinker_sync.transport.files.download import default_target
 
     target = (Path(output) if output else Path.cwd()) / default_target(checkpoint_path).name
     if target.exists() and not force:

@@ -20,9 +20,9 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.session import Session
-from tinker_sync.transfer.download import ARCHIVE, DownloadSource
-from tinker_sync.transfer.signed import SignedUrls, follow, in_utc
 from tinker_sync.transport.call import Reply
+from tinker_sync.transport.files.download import ARCHIVE, DownloadSource
+from tinker_sync.transport.files.signed import SignedUrls, follow, in_utc
 from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
 
 # The validity of an archive's address if the server does not state it.

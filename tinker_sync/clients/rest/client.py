@@ -49,13 +49,13 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import _sources
-    from tinker_sync.transfer import download as _download
-    from tinker_sync.transfer import progress as _progress
-    from tinker_sync.transfer import signed as _signed
-    from tinker_sync.transfer import upload as _upload
-    from tinker_sync.transfer.download import CheckpointDownload
-    from tinker_sync.transfer.progress import TransferProgress
-    from tinker_sync.transfer.signed import Cancellation
+    from tinker_sync.transport.files import download as _download
+    from tinker_sync.transport.files import progress as _progress
+    from tinker_sync.transport.files import signed as _signed
+    from tinker_sync.transport.files import upload as _upload
+    from tinker_sync.transport.files.download import CheckpointDownload
+    from tinker_sync.transport.files.progress import TransferProgress
+    from tinker_sync.transport.files.signed import Cancellation
     from tinker_sync.types import (
         AuditLogResponse,
         BillingUsageResponse,
@@ -82,10 +82,10 @@ if TYPE_CHECKING:
     )
 else:  # most clients move no files
     _sources = LazyModule("tinker_sync.clients.rest._sources")
-    _download = LazyModule("tinker_sync.transfer.download")
-    _progress = LazyModule("tinker_sync.transfer.progress")
-    _signed = LazyModule("tinker_sync.transfer.signed")
-    _upload = LazyModule("tinker_sync.transfer.upload")
+    _download = LazyModule("tinker_sync.transport.files.download")
+    _progress = LazyModule("tinker_sync.transport.files.progress")
+    _signed = LazyModule("tinker_sync.transport.files.signed")
+    _upload = LazyModule("tinker_sync.transport.files.upload")
 
 
 T = TypeVar("T")
@@ -758,9 +758,19 @@ class RestClient(RestBase):
             reporter = _progress.ProgressReporter(progress, runtime.pools.callback.run, runtime.clock, start)
             reporter.change()
             source = _sources.source_of(runtime, tinker_path)
-            return _download.CheckpointFetch(
-                wish, source, runtime.settings, clock=runtime.clock, cancellation=control, reporter=reporter
-            ).run()
+            helpers = Workers("part", max(parts - 1, 1))
+            try:
+                return _download.CheckpointFetch(
+                    wish,
+                    source,
+                    runtime.settings,
+                    clock=runtime.clock,
+                    cancellation=control,
+                    reporter=reporter,
+                    run=lambda job: helpers.run(carried(job)),
+                ).run()
+            finally:
+                helpers.close(0)
 
         return self._alongside(download)
 

@@ -35,7 +35,7 @@ def safe_parts(name: str) -> Parts:
     >>> safe_parts("a/../../b")
     Traceback (most recent call last):
         ...
-    tinker_sync.transfer.names.UnsafeName: it leads upwards
+    tinker_sync.transport.files.names.UnsafeName: it leads upwards
     """
     if name.startswith("/"):
         raise UnsafeName("it begins at the root")
@@ -73,7 +73,7 @@ class Names:
     >>> names.add_file(("Dir", "A.BIN"))
     Traceback (most recent call last):
         ...
-    tinker_sync.transfer.names.UnsafeName: it is there already, written 'Dir/a.bin'
+    tinker_sync.transport.files.names.UnsafeName: it is there already, written 'Dir/a.bin'
     """
 
     def __init__(self) -> None:

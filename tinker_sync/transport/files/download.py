@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +22,12 @@ from attrs import field, frozen
 from tinker_sync._base.clock import Clock
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError, UnsafeArchiveError
-from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.archive import unpack
-from tinker_sync.transfer.download_state import PartialDirectory, read_json, remove, write_json
-from tinker_sync.transfer.file import FetchContext, FileDownload
-from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
-from tinker_sync.transfer.progress import ProgressReporter
-from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
+from tinker_sync.transport.files.archive import unpack
+from tinker_sync.transport.files.download_state import PartialDirectory, read_json, remove, write_json
+from tinker_sync.transport.files.file import FetchContext, FileDownload
+from tinker_sync.transport.files.names import Names, Parts, UnsafeName, safe_parts
+from tinker_sync.transport.files.progress import ProgressReporter
+from tinker_sync.transport.files.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 ARCHIVE: Final = "archive"
 # The space to leave free on the disk, because a full disk breaks other programs.
@@ -105,6 +105,7 @@ class CheckpointFetch:
         clock: the current time.
         cancellation: stops the download.
         reporter: receives the progress.
+        run: runs a job on a worker, to fetch parts of a file beside the thread of `run`.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class CheckpointFetch:
         clock: Clock,
         cancellation: Cancellation,
         reporter: ProgressReporter,
+        run: Callable[[Callable[[], object]], object],
     ) -> None:
         self._request = request
         self._source = source
@@ -123,6 +125,7 @@ class CheckpointFetch:
         self._clock = clock
         self._cancellation = cancellation
         self._reporter = reporter
+        self._run = run
         self._remembers = False  # the note names something created on the server
         self._partial = PartialDirectory(request.target)
         self._work = self._partial.path
@@ -158,12 +161,12 @@ class CheckpointFetch:
 
     def _download(self) -> CheckpointDownload:
         self._begin()
-        http, workers = SignedHttp(self._settings), Workers("part", max(self._request.parts - 1, 1))
+        http = SignedHttp(self._settings)
         try:
             context = FetchContext(
                 links=SignedLinks(self._source.sign, self._clock),
                 http=http,
-                workers=workers,
+                run=self._run,
                 parts=self._request.parts,
                 clock=self._clock,
                 cancellation=self._cancellation,
@@ -171,7 +174,6 @@ class CheckpointFetch:
             )
             files = self._fetch_archive(context) if self._source.archive else self._fetch_files(context)
         finally:
-            workers.close(0)
             http.close()
         self._source.finish()
         state = self._reporter.state

@@ -28,12 +28,10 @@ from attrs import evolve, frozen
 
 from tinker_sync._base.clock import Clock
 from tinker_sync.errors import TransferError
-from tinker_sync.runtime.naming import carried
-from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.download_state import Coverage, DownloadState, FileVersion, Run, Stretch
-from tinker_sync.transfer.progress import ProgressReporter
-from tinker_sync.transfer.response_head import Attempts, FileChanged, FileHead, TryAgain, read_head
-from tinker_sync.transfer.signed import (
+from tinker_sync.transport.files.download_state import Coverage, DownloadState, FileVersion, Run, Stretch
+from tinker_sync.transport.files.progress import ProgressReporter
+from tinker_sync.transport.files.response_head import Attempts, FileChanged, FileHead, TryAgain, read_head
+from tinker_sync.transport.files.signed import (
     Cancellation,
     ConnectionBroken,
     SignedHttp,
@@ -71,7 +69,8 @@ class FetchContext:
 
     links: SignedLinks
     http: SignedHttp
-    workers: Workers
+    run: Callable[[Callable[[], object]], object]
+    """Runs a job on a worker. RuntimeError: there is no thread for it."""
     parts: int
     clock: Clock
     cancellation: Cancellation
@@ -236,7 +235,7 @@ class FileDownload:
             self._alone.clear()
         for number in range(1, count + 1):
             try:
-                self._context.workers.run(carried(partial(self._work_along, number)))
+                self._context.run(partial(self._work_along, number))
             except RuntimeError:  # the system gives no more threads; fewer are enough
                 self._leave()
 

@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from tinker_sync.errors import TransferError, UnsafeArchiveError
-from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
+from tinker_sync.transport.files.names import Names, Parts, UnsafeName, safe_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self

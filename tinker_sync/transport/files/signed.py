@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import Final, Protocol
@@ -26,7 +27,6 @@ from tinker_sync._base.secret import HeaderMap, Secret
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
-from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.transport.pools import Origin
 from tinker_sync.transport.request import MAX_REDIRECTS, REDIRECTS
 from tinker_sync.transport.session import SessionRules
@@ -246,8 +246,9 @@ class SignedLinks:
         self._sign = sign
         self._clock = clock
         self._lock = threading.Lock()
-        self._current: Lazy[_Signed] = Lazy()  # guarded by _lock
-        self._signed = 0  # changed only inside the current Lazy
+        # The newest addresses, or a request for them.
+        self._current: Future[_Signed] | None = None  # guarded by _lock
+        self._signed = 0  # changed only by the thread that makes such a request
 
     def names(self) -> list[str]:
         """Return the sorted names of the files."""
@@ -271,16 +272,28 @@ class SignedLinks:
 
     def renew(self, number: int) -> None:
         """Drop the addresses with this number, so that the next use requests new ones. Keep newer ones."""
-        new: Lazy[_Signed] = Lazy()
         with self._lock:
-            made = self._current.value
-            if made is not None and made.number == number:
-                self._current = new
+            current = self._current
+            if current is not None and current.done() and current.result().number == number:
+                self._current = None
 
     def _newest(self) -> _Signed:
+        """Return the newest addresses. The first thread requests them, and the others wait for it."""
+        made: Future[_Signed] = Future()
         with self._lock:
-            once = self._current
-        return once.get(self._request)
+            current = self._current
+            if current is None:
+                self._current = made
+        if current is not None:
+            return current.result()
+        try:
+            made.set_result(self._request())
+        except BaseException as error:
+            with self._lock:
+                self._current = None  # so that the next use tries again
+            made.set_exception(error)
+            raise
+        return made.result()
 
     def _request(self) -> _Signed:
         signed = self._sign()

@@ -19,9 +19,9 @@ from tinker_sync._base.clock import Clock
 from tinker_sync._base.policy import Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
-from tinker_sync.transfer.names import UnsafeName, safe_parts
-from tinker_sync.transfer.progress import ProgressReporter
-from tinker_sync.transfer.signed import Cancellation, ConnectionBroken, SignedHttp, SignedResponse
+from tinker_sync.transport.files.names import UnsafeName, safe_parts
+from tinker_sync.transport.files.progress import ProgressReporter
+from tinker_sync.transport.files.signed import Cancellation, ConnectionBroken, SignedHttp, SignedResponse
 from tinker_sync.transport.retries import retry_after_s
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from tinker_sync._base.policy import Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import TransferError
-from tinker_sync.transfer.download_state import FileVersion
+from tinker_sync.transport.files.download_state import FileVersion
 from tinker_sync.transport.retries import retry_after_s
 
 # No file has a size of more digits, and Python refuses to convert thousands of them.
