@@ -179,7 +179,7 @@ async def get_audit_log(service: Service, ask: Ask) -> Any:
     return AuditLogResponse(
         entries=[
             each
-            for each in service.events
+            for each in list(service.events)  # other threads add to it
             if each.timestamp.date() == wanted and each.event.startswith(start)
         ]
     )
