@@ -18,8 +18,9 @@ import select
 import socket
 import threading
 import traceback
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -39,6 +40,7 @@ _LOOK_EVERY_S: Final = 1.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # The names in various versions of OpenSSL for an answer that is not TLS.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+_idle_since_s: Final = attrgetter("idle_since_s")
 _TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 
 
@@ -315,8 +317,7 @@ class Pools:
         self._max_idle_s = max_idle_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._idle: dict[Route, deque[Connection]] = {}  # guarded by _lock; the last used is last
-        self._idle_count = 0  # guarded by _lock
+        self._idle: list[Connection] = []  # guarded by _lock; in the order of their last use
         self._busy: set[Connection] = set()  # guarded by _lock
         self._closed = False  # guarded by _lock; final
         self._look_at_s = -math.inf  # guarded by _lock; when to look for expired connections
@@ -336,11 +337,9 @@ class Pools:
         oldest_s = self._clock.now() - allowed_s
         while True:
             with self._lock:
-                idle = self._idle.get(route)
-                if not idle or self._closed or idle[-1].idle_since_s < oldest_s:  # the others are older
+                connection = None if self._closed else self._newest_locked(route, oldest_s)
+                if connection is None:
                     return None
-                connection = idle.pop()
-                self._idle_count -= 1
                 self._busy.add(connection)
             if connection.is_quiet():
                 return connection
@@ -351,7 +350,7 @@ class Pools:
 
         This method takes no lock, so the answer may lag by a moment.
         """
-        return self._idle_count > 0
+        return bool(self._idle)
 
     def adopt(self, connection: Connection) -> bool:
         """Count a new connection as in use, and return True.
@@ -375,17 +374,14 @@ class Pools:
         with self._lock:
             ours = connection in self._busy  # False after a fork or `discard`
             self._busy.discard(connection)
-            keep = ours and not self._closed and self._idle_count < self._max_idle
+            keep = ours and not self._closed and len(self._idle) < self._max_idle
             if keep:
-                idle = self._idle.get(connection.route)
-                if idle is None:
-                    idle = self._idle[connection.route] = deque()
-                idle.append(connection)
-                self._idle_count += 1
+                self._idle.append(connection)
                 if now_s < self._look_at_s:
                     return
             self._look_at_s = now_s + _LOOK_EVERY_S
-            expired = self._expired_locked(now_s - self._max_idle_s)
+            fresh = bisect_left(self._idle, now_s - self._max_idle_s, key=_idle_since_s)
+            expired, self._idle = self._idle[:fresh], self._idle[fresh:]
         for old in expired if keep else [connection, *expired]:
             old.close()
 
@@ -399,7 +395,7 @@ class Pools:
         """Close the idle connections, so that the next requests use new ones."""
         self._notice_fork()
         with self._lock:
-            idle = self._take_all_idle_locked()
+            idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
@@ -408,7 +404,7 @@ class Pools:
         self._notice_fork()
         with self._lock:
             self._closed = True
-            idle = self._take_all_idle_locked()
+            idle, self._idle = self._idle, []
             busy = list(self._busy)
         for connection in idle:
             connection.close()
@@ -422,31 +418,28 @@ class Pools:
 
     def renew_after_fork(self) -> None:
         """Drop all connections, in a forked child, before a second thread of the child uses the pools."""
-        inherited = [*self._busy, *(c for idle in self._idle.values() for c in idle)]
+        inherited = [*self._busy, *self._idle]
         self._pid = os.getpid()
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
-        self._idle, self._idle_count, self._busy = {}, 0, set()
+        self._idle, self._busy = [], set()
         for connection in inherited:
             connection.close()
 
     def __repr__(self) -> str:
         with self._lock:
             state = "closed" if self._closed else "open"
-            return f"<Pools {state}, {self._idle_count} idle, {len(self._busy)} busy>"
+            return f"<Pools {state}, {len(self._idle)} idle, {len(self._busy)} busy>"
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
             self.renew_after_fork()
 
-    def _take_all_idle_locked(self) -> list[Connection]:
-        taken = [connection for idle in self._idle.values() for connection in idle]
-        self._idle, self._idle_count = {}, 0
-        return taken
-
-    def _expired_locked(self, limit_s: float) -> list[Connection]:
-        expired = []
-        for idle in self._idle.values():
-            while idle and idle[0].idle_since_s < limit_s:
-                expired.append(idle.popleft())
-        self._idle_count -= len(expired)
-        return expired
+    def _newest_locked(self, route: Route, oldest_s: float) -> Connection | None:
+        """Take and return the idle connection of a route that was used last, or None."""
+        for index in range(len(self._idle) - 1, -1, -1):
+            connection = self._idle[index]
+            if connection.idle_since_s < oldest_s:  # the others are older
+                break
+            if connection.route is route:
+                return self._idle.pop(index)
+        return None
