@@ -14,8 +14,8 @@ from support.tinker_stub import Answer, StubServer
 import tinker_sync
 from tinker_sync.config import Settings
 from tinker_sync.errors import BillingError, ConfigurationError, DeadlineError, InternalServerError
-from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.reactor import Reactor
 
 KEY = "tml-pace-tests"
 # The pauses add up to minutes, so a test with real pauses would time out.
@@ -111,12 +111,12 @@ def test_pauses_are_scaled_and_other_delays_are_not() -> None:
     class Nobody:
         def run(self, job: Any) -> None: ...
 
-    poller = Poller(None, Nobody(), clock)  # type: ignore[arg-type]
-    poller._start_or_wake = lambda *_, **__: None  # type: ignore[method-assign,assignment]
-    poller.pause(50, lambda: None)
-    poller.after(50, lambda: None)
-    assert [at - clock.now() for at, _, _ in sorted(poller._timers)] == pytest.approx([0.5, 50])
-    poller.close()
+    reactor = Reactor(None, Nobody(), clock)  # type: ignore[arg-type]
+    reactor._start_or_wake = lambda *_, **__: None  # type: ignore[method-assign,assignment]
+    reactor.pause(50, lambda: None)
+    reactor.after(50, lambda: None)
+    assert [at - clock.now() for at, _, _ in sorted(reactor._timers)] == pytest.approx([0.5, 50])
+    reactor.close()
 
 
 class Still(FakeClock):

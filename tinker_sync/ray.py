@@ -5,7 +5,7 @@
     cluster_usage   that count
 
 Pass a sampling client to tasks and actors as an argument. Its copies in one process share a connection
-pool, a poller and a session. The copies carry no key: set `TINKER_API_KEY` where the workers run, for example
+pool, a thread and a session. The copies carry no key: set `TINKER_API_KEY` where the workers run, for example
 with ``ray.init(runtime_env={"env_vars": {...}})``. This module imports Ray at once; the rest of
 `tinker_sync` does not import it.
 

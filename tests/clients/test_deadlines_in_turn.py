@@ -83,7 +83,7 @@ def test_a_call_that_is_being_sent_is_not_ended_by_the_timer_of_its_turn(
     future: APIFuture[Any] = APIFuture()
     assert future._begin()
     service.holder.lifecycle.end_in_turn(future, service.holder.clock.now(), "a call")
-    trainer.optim_step(STEP).result(PATIENCE_S)  # the poller has run the timer by then
+    trainer.optim_step(STEP).result(PATIENCE_S)  # the reactor has run the timer by then
     assert not future.done()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandPoller
+from support.polls import HandReactor
 from support.sends import HandWorkers, NoWorkers
 
 from tinker_sync.errors import ClientClosedError, TinkerError
@@ -23,8 +23,8 @@ MANY = 10**9
 class Bench:
     def __init__(self, *, slots: int = MANY, sending_bytes: int = MANY, workers: Any = None) -> None:
         self.clock = FakeClock()
-        self.poller = HandPoller(self.clock)
-        self.flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        self.reactor = HandReactor(self.clock)
+        self.flows = Flows(self.reactor, NoWorkers())  # type: ignore[arg-type]  # a double
         self.workers = workers or HandWorkers()
         self.limiter = RateLimiter(clock=self.clock)
         self.gate = self.limiter.gate()
@@ -148,14 +148,14 @@ def test_deadlines_end_waits_on_time_whatever_is_waited_for() -> None:
     bench.put("b")
     bench.put("c", deadline_s=4.0)
     bench.put("d", deadline_s=90.0)
-    assert bench.poller.pass_time() == 4.0
+    assert bench.reactor.pass_time() == 4.0
     assert bench.log == ["c late"]
-    assert bench.poller.pass_time() == 5.0
+    assert bench.reactor.pass_time() == 5.0
     assert bench.log == ["c late", "a late"]
-    assert bench.poller.pass_time() == 60.0  # so that a timer does not keep the thread for long
-    assert bench.poller.pass_time() == 21.0
+    assert bench.reactor.pass_time() == 60.0  # so that a timer does not keep the thread for long
+    assert bench.reactor.pass_time() == 21.0
     assert bench.log == ["c late", "a late", "d late"]
-    assert not any(timer.live for timer in bench.poller.timers)
+    assert not any(timer.live for timer in bench.reactor.timers)
     assert not bench.futures["b"].done()
     assert bench.free == (MANY, MANY)
 
@@ -178,14 +178,14 @@ def test_samples_of_a_model_without_capacity_stand_aside() -> None:
     bench.put("d", pause=bench.pause, deadline_s=3.0)
     assert bench.admitted == "b"
     assert bench.turns["a"].last_words == "the server has no capacity for the model"
-    assert bench.poller.pass_time() == 3.0
+    assert bench.reactor.pass_time() == 3.0
     assert bench.log == ["b", "d late"]
     bench.pause.until_s += 2.0  # another report
     bench.clock.advance(5.0)
-    bench.poller.timers[0].end()
+    bench.reactor.timers[0].end()
     assert bench.log == ["b", "d late"]
     assert bench.futures["c"].cancel()
-    assert bench.poller.pass_time() == 2.0
+    assert bench.reactor.pass_time() == 2.0
     assert bench.log == ["b", "d late", "a"]
     assert bench.admission.waiting == 0
 
@@ -195,7 +195,7 @@ def test_a_sample_that_stood_aside_goes_before_later_ones() -> None:
     bench.pause.until_s = bench.clock.now() + 8.0
     bench.put("a", pause=bench.pause)
     bench.put("bc")
-    assert bench.poller.pass_time() == 8.0
+    assert bench.reactor.pass_time() == 8.0
     bench.end("bac")
     assert bench.admitted == "bac"
 
@@ -216,7 +216,7 @@ def test_the_thread_reads_answers_while_it_admits_many() -> None:
         bench.gate.succeeded(bench.gate.acquire())  # type: ignore[arg-type]
     bench.put("abcdefghijklmnopqrstuvwxyz")
     soon: list[Callable[[], object]] = []
-    bench.poller.run_soon = lambda job: soon.append(job) is None  # type: ignore[method-assign]
+    bench.reactor.run_soon = lambda job: soon.append(job) is None  # type: ignore[method-assign]
     bench.admission.slots = MANY
     bench.flows.act(bench.admission.pump)
     first = bench.admitted

@@ -142,7 +142,7 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     runtime = runtime_of(stub)
     runtime.server.open_session()
     locks = [
-        runtime.poller._lock,
+        runtime.reactor._lock,
         runtime.pools.fetch._membership,
     ]
     held = weakref.ref(runtime)

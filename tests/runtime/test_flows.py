@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandPoller
+from support.polls import HandReactor
 from support.sends import HandWorkers, NoWorkers
 
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import flows as flows_module
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment, Quota
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.reactor import Reactor
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
@@ -27,11 +27,11 @@ CALL = Call(method="POST", path="/api/v1/x", body=b"{}")
 
 
 class Bench:
-    """Flows over a double of the poller. `run` counts how often `finally` of the flow `hold` has run."""
+    """Flows over a double of the reactor. `run` counts how often `finally` of the flow `hold` has run."""
 
     def __init__(self) -> None:
-        self.poller = HandPoller(FakeClock())
-        self.flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        self.reactor = HandReactor(FakeClock())
+        self.flows = Flows(self.reactor, NoWorkers())  # type: ignore[arg-type]  # a double
         self.quota = Quota(10)
         self.log: list[object] = []
 
@@ -58,9 +58,9 @@ def test_a_flow_gets_the_outcome_of_each_wait(bench: Bench) -> None:
         return [outcome.status, lost.timed_out, passed, told, told_before]
 
     future = bench.start(flow())
-    bench.poller.answer(200)
-    bench.poller.lose(timed_out=True)
-    assert bench.poller.pass_time() == 2.5
+    bench.reactor.answer(200)
+    bench.reactor.lose(timed_out=True)
+    assert bench.reactor.pass_time() == 2.5
     assert not future.done()
     bench.flows.soon(moment.tell, "now")
     assert future.result(0) == [200, True, None, "now", "now"]
@@ -72,7 +72,7 @@ def test_a_failure_of_a_flow_is_that_of_its_future(bench: Bench) -> None:
         raise TinkerError("no")
 
     future = bench.start(flow())
-    bench.poller.pass_time()
+    bench.reactor.pass_time()
     failure = future.exception(0)
     assert isinstance(failure, TinkerError)
     assert failure.__traceback__ is None  # it would keep all that the flow knew
@@ -107,7 +107,7 @@ def test_a_flow_waits_for_others_and_gets_their_values_and_failures(bench: Bench
 
     future = bench.start(parent())
     for _ in range(3):
-        bench.poller.pass_time()
+        bench.reactor.pass_time()
     assert future.result(0) == [1, (2,), 3]
 
 
@@ -117,7 +117,7 @@ def test_a_failure_that_nobody_waits_for_is_logged(bench: Bench, caplog: pytest.
         raise KeyError("lost")
 
     bench.flows.start(flow())
-    bench.poller.pass_time()
+    bench.reactor.pass_time()
     assert "a flow failed" in caplog.text
 
 
@@ -189,10 +189,10 @@ def pause() -> Flow[None]:
 def advance(bench: Bench, moment: Moment, steps: int) -> None:
     """End the first waits of `hold`, as many as `steps`."""
     ends: list[Callable[[], object]] = [
-        bench.poller.answer,
-        bench.poller.pass_time,
+        bench.reactor.answer,
+        bench.reactor.pass_time,
         lambda: bench.flows.soon(moment.tell, 1),
-        bench.poller.pass_time,
+        bench.reactor.pass_time,
     ]
     for end in ends[:steps]:
         end()
@@ -221,7 +221,7 @@ def test_a_flow_that_is_ended_at_any_wait_gives_back_what_it_holds(
     assert bench.task.ended
     assert bench.log == ["given back"]
     assert bench.quota.free == (10 if steps < 4 else 2)
-    assert not any(started.live for started in bench.poller.requests)
+    assert not any(started.live for started in bench.reactor.requests)
     if end == "call off":
         assert not future.done()  # whoever calls the flow off ends the future
     bench.task.call_off()
@@ -246,12 +246,12 @@ def test_an_outcome_that_is_on_its_way_reaches_a_flow_that_is_called_off(bench: 
     def race(_: object) -> None:  # runs before the steps that it causes
         if first == "cancel":
             future.cancel()
-        bench.poller.answer(200)
+        bench.reactor.answer(200)
         future.cancel()
 
     bench.flows.soon(race)
     assert [type(seen[0]), seen[1]] == [Reply, "called off"]
-    assert [timer.live for timer in bench.poller.timers] == ([] if first == "cancel" else [False])
+    assert [timer.live for timer in bench.reactor.timers] == ([] if first == "cancel" else [False])
     with pytest.raises(CancelledError):
         future.result(0)
 
@@ -261,7 +261,7 @@ def test_a_flow_whose_future_has_ended_does_not_begin(bench: Bench) -> None:
     future.cancel()
     bench.flows.start(hold(bench, Moment()), future)
     assert bench.log == []
-    assert bench.poller.requests == []
+    assert bench.reactor.requests == []
 
 
 def test_cleaning_up_cannot_wait(bench: Bench) -> None:
@@ -277,7 +277,7 @@ def test_cleaning_up_cannot_wait(bench: Bench) -> None:
     future = bench.start(flow())
     future.cancel()
     assert bench.log == ["over"]
-    assert len(bench.poller.timers) == 1
+    assert len(bench.reactor.timers) == 1
 
 
 def test_a_flow_that_is_ended_by_the_outcome_that_a_cancel_has_let_through_is_over(bench: Bench) -> None:
@@ -287,7 +287,7 @@ def test_a_flow_that_is_ended_by_the_outcome_that_a_cancel_has_let_through_is_ov
     future = bench.start(flow())
 
     def race(_: object) -> None:
-        bench.poller.answer(200)
+        bench.reactor.answer(200)
         future.cancel()
 
     bench.flows.soon(race)
@@ -305,7 +305,7 @@ def test_a_quota_lets_in_by_arrival_while_its_balance_is_not_negative(bench: Ben
     for name, size in [("a", 15), ("b", 1), ("late", 1), ("c", 2), ("d", 3)]:
         bench.start(flow(name, size))
     assert bench.log == [("a", True)]
-    assert bench.poller.pass_time() == 60.0
+    assert bench.reactor.pass_time() == 60.0
     assert bench.log[1:] == [("late", False)]
     bench.flows.soon(bench.quota.give_back, 15)
     assert bench.log[2:] == [("b", True), ("c", True), ("d", True)]
@@ -325,8 +325,8 @@ class Silent:
 
 def test_one_thread_at_a_time_resumes_the_flows_and_never_that_of_the_user() -> None:
     workers = Workers("flows-test", 4)
-    poller = Poller(Silent(), workers)
-    flows = Flows(poller, workers)
+    reactor = Reactor(Silent(), workers)
+    flows = Flows(reactor, workers)
     inside: list[str] = []
     most: list[int] = []
 
@@ -345,31 +345,31 @@ def test_one_thread_at_a_time_resumes_the_flows_and_never_that_of_the_user() -> 
             flows.start(flow(), future)
         names = {future.result(60) for future in futures}
     finally:
-        poller.close()
+        reactor.close()
         workers.close()
     assert set(most) == {1}
     assert all(name.startswith("tinker-") for name in names)
 
 
 def test_no_flow_can_start_without_a_thread() -> None:
-    poller: Any = HandPoller(FakeClock())
-    poller.run_soon = lambda _: False
-    flows = Flows(poller, NoWorkers())
+    reactor: Any = HandReactor(FakeClock())
+    reactor.run_soon = lambda _: False
+    flows = Flows(reactor, NoWorkers())
     future: APIFuture[Any] = APIFuture()
     flows.start(pause(), future)
     assert isinstance(future.exception(0), TinkerError)
-    poller.run_soon = lambda job: job() is None
+    reactor.run_soon = lambda job: job() is None
     later: APIFuture[Any] = APIFuture()
     flows.start(pause(), later)
-    assert len(poller.timers) == 1  # the first one does not begin later
+    assert len(reactor.timers) == 1  # the first one does not begin later
 
 
 def test_a_step_is_taken_though_the_one_before_was_taken_before_a_thread_was_asked() -> None:
     """The thread that is asked then finds no step, and the next step needs another one."""
-    poller: Any = HandPoller(FakeClock())
+    reactor: Any = HandReactor(FakeClock())
     asked: list[Callable[[], object]] = []
-    poller.run_soon = lambda job: asked.append(job) is None
-    flows = Flows(poller, NoWorkers())
+    reactor.run_soon = lambda job: asked.append(job) is None
+    flows = Flows(reactor, NoWorkers())
     log: list[int] = []
 
     class Overtaken(deque[Any]):
@@ -388,7 +388,7 @@ def test_a_step_is_taken_though_the_one_before_was_taken_before_a_thread_was_ask
 
 def test_the_garbage_collector_ends_no_flow(bench: Bench) -> None:
     bench.flows.start(hold(bench, Moment()))
-    bench.poller.requests.clear()  # nothing else knows the flow
+    bench.reactor.requests.clear()  # nothing else knows the flow
     gc.collect()
     assert bench.log == []
 
@@ -402,13 +402,13 @@ def test_a_forked_child_leaves_the_flows_of_its_parent_alone(bench: Bench) -> No
     if child == 0:
         status = 1
         try:
-            bench.poller.requests.clear()
-            bench.poller.timers.clear()
+            bench.reactor.requests.clear()
+            bench.reactor.timers.clear()
             del bench.task
             gc.collect()
             mine = bench.start(pause())
-            bench.poller.pass_time()
-            alone = bench.log == [] and bench.quota.free == 7 and mine.result(0) is None
+            bench.reactor.pass_time()
+            alone = bench.log == [] and bench.quota.free == bench.quota.limit and mine.result(0) is None
             status = 0 if alone and not flows_module._under_way else 1
         finally:
             os._exit(status)

@@ -17,7 +17,7 @@ from tinker_sync.runtime.workers import WorkerPools
 
 
 def lifecycle() -> Lifecycle:
-    parts: Any = SimpleNamespace(poller=SimpleNamespace())
+    parts: Any = SimpleNamespace(reactor=SimpleNamespace())
     return Lifecycle(parts, parts, WorkerPools(), PendingChanges())
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from support.clock import PATIENCE_S
 
-from tinker_sync.runtime.tickets import EpollReadiness, Readiness, SelectorReadiness
+from tinker_sync.runtime.reactor import EpollReadiness, Readiness, SelectorReadiness
 
 Pair = tuple[socket.socket, socket.socket]
 KINDS = [SelectorReadiness, *([EpollReadiness] if hasattr(select, "epoll") else [])]

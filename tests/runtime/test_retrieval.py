@@ -10,6 +10,7 @@ import pytest
 from tinker_sync import errors
 from tinker_sync._base import policy
 from tinker_sync._base.policy import Meaning, Rule, Stage
+from tinker_sync.runtime.reactor import outcome_of
 from tinker_sync.runtime.retrieval import (
     FLOOR_S,
     TROUBLE_LIMIT_S,
@@ -22,7 +23,6 @@ from tinker_sync.runtime.retrieval import (
     TakeBytes,
     Wait,
 )
-from tinker_sync.runtime.tickets import outcome_of
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.types import QueueState
 

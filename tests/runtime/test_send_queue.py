@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.raising import raising
-from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoPoller, entry
+from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoReactor, entry
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError
 from tinker_sync.runtime.flows import Flow, Flows, Moment
@@ -21,7 +21,7 @@ from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswere
 
 def queue_of(send: Callable[[FakeRequest, int], object], workers: Any = None) -> SendQueue[FakeRequest]:
     """Return a queue whose sends are calls of `send` on `workers`; None: at once."""
-    flows: Any = Flows(NoPoller(), workers)  # type: ignore[arg-type]
+    flows: Any = Flows(NoReactor(), workers)  # type: ignore[arg-type]
     sender = BlockingSender(flows, workers or Inline(), send)
     return SendQueue(flows, sender.send, lambda: None, Inline())  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ class Bench:
         self.workers = HandWorkers()
         self.wire: list[tuple[int, str]] = []
         self.failures: dict[str, BaseException] = {}
-        flows: Any = Flows(NoPoller(), self.workers)  # type: ignore[arg-type]
+        flows: Any = Flows(NoReactor(), self.workers)  # type: ignore[arg-type]
         sender = BlockingSender(flows, self.workers, lambda *given: self.send(*given))
         self.queue: SendQueue[FakeRequest] = SendQueue(
             flows,
@@ -175,7 +175,7 @@ class TestSendsThatEndLater:
         Return two lists: the number of each begun send with the function that ends it, and the entries.
         """
         ends: list[Any] = []
-        flows: Any = Flows(NoPoller(), None)  # type: ignore[arg-type]
+        flows: Any = Flows(NoReactor(), None)  # type: ignore[arg-type]
 
         def send(_: FakeRequest, number: int, _may_send: Callable[[], bool]) -> Flow[None]:
             end = Moment()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandPoller
+from support.polls import HandReactor
 from support.sends import NoWorkers
 
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Quota
@@ -24,8 +24,8 @@ ONE = "/api/v1/retrieve_future"
 class Bench:
     def __init__(self, clone_id: int = 0) -> None:
         self.clock = FakeClock()
-        self.poller = HandPoller(self.clock)
-        self.flows = Flows(self.poller, NoWorkers())  # type: ignore[arg-type]  # a double
+        self.reactor = HandReactor(self.clock)
+        self.flows = Flows(self.reactor, NoWorkers())  # type: ignore[arg-type]  # a double
         polls = Polls(self.flows, Quota(10_000), clock=self.clock)
         self.together = SessionPoll(polls, "sampler-1", clone_id, clock=self.clock)
 
@@ -56,19 +56,19 @@ class Bench:
             for request_id in request_ids
         ]
         completions += [{"state": "failed", "request_id": request_id} for request_id in failed]
-        self.poller.answer(200, {"completions": completions, "cursor": cursor}, path=PATH)
+        self.reactor.answer(200, {"completions": completions, "cursor": cursor}, path=PATH)
 
     def fetch_next(self, body: Any) -> None:
         """Answer the oldest poll for a single result."""
-        self.poller.answer(200, body, path=ONE)
+        self.reactor.answer(200, body, path=ONE)
 
     def singles(self) -> list[str]:
         return [
-            asked.body["request_id"] for asked in self.poller.requests if asked.live and asked.path == ONE
+            asked.body["request_id"] for asked in self.reactor.requests if asked.live and asked.path == ONE
         ]
 
     def polls(self) -> list[Any]:
-        return [asked.body for asked in self.poller.requests if asked.path == PATH]
+        return [asked.body for asked in self.reactor.requests if asked.path == PATH]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     assert len(bench.polls()) == 1  # one poll for all samples
     bench.announce(2, "b", "c")
     assert sorted(bench.singles()) == ["b", "c"]
-    asked = [asked for asked in bench.poller.requests if asked.live and asked.path == ONE]
+    asked = [asked for asked in bench.reactor.requests if asked.live and asked.path == ONE]
     assert all(ask.body["allow_metadata_only"] is False for ask in asked)
     assert bench.polls()[1]["prev_cursor"] == 2
     bench.fetch_next({"of": "b"})
@@ -144,11 +144,11 @@ def test_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pyt
 @pytest.mark.parametrize("status", [404, 405, 501, 403, 422])
 def test_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, status: int) -> None:
     first = bench.wait_for("a")
-    bench.poller.answer(status, {"detail": "no"}, path=PATH)
+    bench.reactor.answer(status, {"detail": "no"}, path=PATH)
     if status == 501:  # the client retries after a server error
         for _ in range(2):
-            bench.poller.pass_time()
-            bench.poller.answer(status, {"detail": "no"}, path=PATH)
+            bench.reactor.pass_time()
+            bench.reactor.answer(status, {"detail": "no"}, path=PATH)
     assert bench.singles() == ["a"]
     bench.fetch_next({"of": "a"})
     assert first.result(0) == {"of": "a"}
@@ -161,9 +161,9 @@ def test_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, stat
 @pytest.mark.parametrize("status", [500, 503, 429, 408, 409, 402])
 def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
     bench.wait_for("a")
-    bench.poller.answer(status, {"detail": "later"}, path=PATH)
-    assert bench.poller.waiting == 0
-    assert bench.poller.pass_time() > 0
+    bench.reactor.answer(status, {"detail": "later"}, path=PATH)
+    assert bench.reactor.waiting == 0
+    assert bench.reactor.pass_time() > 0
     bench.announce(1, "a")
     assert bench.singles() == ["a"]
 
@@ -171,9 +171,9 @@ def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
 def test_lasting_trouble_releases_the_waiters(bench: Bench) -> None:
     future = bench.wait_for("a")
     for _ in range(2):
-        bench.poller.answer(503, {}, path=PATH)
-        bench.poller.pass_time()
-    bench.poller.answer(503, {}, path=PATH)
+        bench.reactor.answer(503, {}, path=PATH)
+        bench.reactor.pass_time()
+    bench.reactor.answer(503, {}, path=PATH)
     assert bench.singles() == ["a"]
     bench.fetch_next({"of": "a"})
     assert future.result(0) == {"of": "a"}
@@ -182,7 +182,7 @@ def test_lasting_trouble_releases_the_waiters(bench: Bench) -> None:
     for name in "bc":
         bench.fetch_next({"of": name})
     assert [future.result(0) for future in later] == [{"of": "b"}, {"of": "c"}]
-    bench.poller.pass_time()
+    bench.reactor.pass_time()
     bench.announce(1)  # the acknowledgement shows that the poll works again
     bench.wait_for("d")
     assert bench.singles() == []
@@ -196,13 +196,13 @@ def test_a_poll_that_never_works_holds_up_no_sample(bench: Bench, failure: int |
     for number in range(6):
         futures.append(bench.wait_for(f"s{number}"))
         for _ in range(4):
-            while any(asked.live and asked.path == PATH for asked in bench.poller.requests):
+            while any(asked.live and asked.path == PATH for asked in bench.reactor.requests):
                 if failure is None:
-                    bench.poller.next(PATH).end(SendFailed("the connection broke", maybe_received=True))
+                    bench.reactor.next(PATH).end(SendFailed("the connection broke", maybe_received=True))
                 else:
-                    bench.poller.answer(failure, {}, path=PATH)
-            if any(timer.live for timer in bench.poller.timers):
-                bench.poller.pass_time()
+                    bench.reactor.answer(failure, {}, path=PATH)
+            if any(timer.live for timer in bench.reactor.timers):
+                bench.reactor.pass_time()
         assert bench.singles() == [f"s{number}"]
         bench.fetch_next({"of": number})
         assert futures[-1].result(0) == {"of": number}
@@ -234,11 +234,11 @@ def test_results_are_acknowledged_though_polls_fail(bench: Bench) -> None:
     bench.fetch_next({"a": 1})
     assert first.done()
     for _ in range(2):
-        bench.poller.answer(503, {}, path=PATH)
-        bench.poller.pass_time()
-    bench.poller.answer(503, {}, path=PATH)
+        bench.reactor.answer(503, {}, path=PATH)
+        bench.reactor.pass_time()
+    bench.reactor.answer(503, {}, path=PATH)
     assert bench.singles() == ["b"]  # the poll is given up for now
-    bench.poller.pass_time()
+    bench.reactor.pass_time()
     assert bench.polls()[-1]["retrieved_request_ids"] == ["a"]
     assert bench.polls()[-1]["timeout"] == 0
 
@@ -256,8 +256,8 @@ def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause
     pauses = []
     for _ in range(5):
         bench.announce(0)
-        assert bench.poller.waiting == 0
-        pauses.append(bench.poller.pass_time())
+        assert bench.reactor.waiting == 0
+        pauses.append(bench.reactor.pass_time())
     assert pauses == [0.2, 0.4, 0.8, 1.0, 1.0]
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})
@@ -265,18 +265,18 @@ def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause
     bench.wait_for("b")
     bench.clock.advance(30.0)
     bench.announce(1)  # the server holds the poll
-    assert [timer for timer in bench.poller.timers if timer.live] == []
-    assert bench.poller.waiting == 1
+    assert [timer for timer in bench.reactor.timers if timer.live] == []
+    assert bench.reactor.waiting == 1
 
 
 def test_a_deadline_is_kept_while_the_server_holds_the_poll(bench: Bench) -> None:
     future = bench.wait_for("a", deadline_at=bench.clock.now() + 3.0)
     other = bench.wait_for("b", deadline_at=bench.clock.now() + 50.0)
-    assert bench.poller.pass_time() == 3.0
+    assert bench.reactor.pass_time() == 3.0
     assert "deadline" in str(future.exception(0))
     bench.clock.advance(27.0)
     bench.announce(1)
-    assert bench.poller.pass_time() == 20.0  # 30 of the 50 s have passed
+    assert bench.reactor.pass_time() == 20.0  # 30 of the 50 s have passed
     assert "deadline" in str(other.exception(0))
 
 
@@ -285,14 +285,14 @@ def test_a_result_calls_off_the_timer_of_its_deadline(bench: Bench) -> None:
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})
     assert future.result(0)
-    assert [timer for timer in bench.poller.timers if timer.live] == []
+    assert [timer for timer in bench.reactor.timers if timer.live] == []
 
 
 def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
     bench.wait_for("a")
-    bench.poller.lose(timed_out=True)
+    bench.reactor.lose(timed_out=True)
     assert len(bench.polls()) == 2
-    assert bench.poller.timers == []
+    assert bench.reactor.timers == []
 
 
 @pytest.mark.parametrize("timed_out", [False, True])
@@ -305,12 +305,12 @@ def test_samples_that_the_server_has_forgotten_are_found(bench: Bench, timed_out
         assert bench.singles() == []
         bench.clock.advance(30.0)
         if timed_out:
-            bench.poller.lose(timed_out=True)
+            bench.reactor.lose(timed_out=True)
         else:
             bench.announce(0)
     assert bench.singles() == ["a"]
     for _ in range(3):
-        bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+        bench.reactor.answer(410, {"detail": "gone"}, path=ONE)
     assert gone == ["a", "b", "c"]
 
 
@@ -323,13 +323,13 @@ def test_one_forgotten_sample_leaves_the_others_under_the_poll(bench: Bench) -> 
     for _ in range(2):
         bench.clock.advance(30.0)
         bench.announce(0)
-    bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+    bench.reactor.answer(410, {"detail": "gone"}, path=ONE)
     assert gone == ["a"]
     assert bench.singles() == others[:2]
     for name in others[:2]:
         bench.fetch_next({"of": name})
     bench.announce(1, "sample-99")
-    bench.poller.answer(410, {"detail": "gone"}, path=ONE)  # it was announced, and not probed
+    bench.reactor.answer(410, {"detail": "gone"}, path=ONE)  # it was announced, and not probed
     assert bench.singles() == []
 
 
@@ -343,7 +343,7 @@ def test_forgotten_samples_that_are_sent_again_wait_under_the_poll(bench: Bench)
         bench.clock.advance(30.0)
         bench.announce(0)
     for _ in range(100):
-        bench.poller.answer(410, {"detail": "gone"}, path=ONE)
+        bench.reactor.answer(410, {"detail": "gone"}, path=ONE)
     assert bench.singles() == []
     assert "100 waiting" in repr(bench.together)
 
@@ -364,7 +364,7 @@ def test_a_poll_asks_for_an_answer_at_once_while_no_sample_waits(bench: Bench) -
     bench.wait_for("a")
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})
-    last = bench.poller.next(PATH)
+    last = bench.reactor.next(PATH)
     assert last.body["timeout"] == 0.0
     assert last.body["prev_cursor"] == 1
     assert last.body["retrieved_request_ids"] == ["a"]
@@ -376,9 +376,9 @@ def test_an_idle_client_does_not_ask_a_server_that_ignores_the_timeout_for_ever(
     bench.wait_for("a")
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})
-    bench.poller.lose(timed_out=True)
-    assert bench.poller.waiting == 0
-    assert bench.poller.timers == []
+    bench.reactor.lose(timed_out=True)
+    assert bench.reactor.waiting == 0
+    assert bench.reactor.timers == []
     bench.wait_for("b")
     assert bench.polls()[-1]["retrieved_request_ids"] == []  # the server has received the ids already
     assert "timeout" not in bench.polls()[-1]
@@ -389,11 +389,11 @@ def test_an_acknowledgement_that_keeps_failing_is_given_up(bench: Bench) -> None
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})
     for _ in range(2):
-        bench.poller.answer(503, {}, path=PATH)
-        bench.poller.pass_time()
-    bench.poller.answer(503, {}, path=PATH)
-    assert bench.poller.waiting == 0
-    assert [timer for timer in bench.poller.timers if timer.live] == []
+        bench.reactor.answer(503, {}, path=PATH)
+        bench.reactor.pass_time()
+    bench.reactor.answer(503, {}, path=PATH)
+    assert bench.reactor.waiting == 0
+    assert [timer for timer in bench.reactor.timers if timer.live] == []
 
 
 def test_the_last_call_acknowledges_and_ends_the_polling(bench: Bench) -> None:
@@ -413,14 +413,14 @@ def test_the_last_call_acknowledges_and_ends_the_polling(bench: Bench) -> None:
 
 def test_without_such_a_poll_there_is_no_last_call(bench: Bench) -> None:
     bench.wait_for("a")
-    bench.poller.answer(404, {"detail": "no"}, path=PATH)
+    bench.reactor.answer(404, {"detail": "no"}, path=PATH)
     bench.fetch_next({"of": "a"})
     assert bench.together.last_call() is None
 
 
 def test_an_answer_that_makes_no_sense_ends_the_polling(bench: Bench) -> None:
     bench.wait_for("a")
-    bench.poller.answer(200, {"completions": "none"}, path=PATH)
+    bench.reactor.answer(200, {"completions": "none"}, path=PATH)
     assert bench.singles() == ["a"]
 
 
@@ -438,7 +438,7 @@ def test_a_forgotten_promise_is_handed_on(bench: Bench) -> None:
     gone: list[Exception] = []
     future = bench.wait_for("a", on_gone=gone.append)
     bench.announce(1, "a")
-    bench.poller.answer(410, {"detail": "forgotten"}, path=ONE)
+    bench.reactor.answer(410, {"detail": "forgotten"}, path=ONE)
     assert len(gone) == 1
     assert not future.done()
     assert bench.polls()[-1]["retrieved_request_ids"] == ["a"]
@@ -449,5 +449,5 @@ def test_a_deadline_is_kept_while_polls_bring_nothing(bench: Bench) -> None:
     for _ in range(2):
         bench.clock.advance(30)
         bench.announce(0)
-    bench.poller.pass_time()
+    bench.reactor.pass_time()
     assert "deadline" in str(future.exception(0))

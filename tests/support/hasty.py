@@ -81,9 +81,9 @@ def paused(client: ServiceClient) -> list[float]:
     return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *clock.timers]
 
 
-def _hasten(poller: Any, clock: HastyClock) -> None:
-    """Make the pauses of a poller end at once, and record them. Timers of deadlines stay as they are."""
-    after = poller.after
+def _hasten(reactor: Any, clock: HastyClock) -> None:
+    """Make the pauses of a reactor end at once, and record them. Timers of deadlines stay as they are."""
+    after = reactor.after
 
     def at_once(pause_s: float, action: Callable[[], object]) -> Any:
         if pause_s:
@@ -95,7 +95,7 @@ def _hasten(poller: Any, clock: HastyClock) -> None:
         pauses = getattr(action, "__name__", "") == "end_of_pause"
         return at_once(delay_s, action) if pauses else after(delay_s, action)
 
-    poller.pause, poller.after = at_once, later
+    reactor.pause, reactor.after = at_once, later
 
 
 def hasty_service(
@@ -113,7 +113,7 @@ def hasty_service(
     client.close("success").result(PATIENCE_S)
     clock = HastyClock()
     runtime = ClientRuntime(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
-    _hasten(runtime.poller, clock)
+    _hasten(runtime.reactor, clock)
     client._runtime = runtime
     if start:
         runtime.server.ready().polls.open_server = open_server

@@ -1,4 +1,4 @@
-"""A double of the poller. It sends nothing and never waits: tests answer its requests and fire its timers."""
+"""A double of the reactor, which sends nothing and never waits: tests answer requests and fire timers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Started:
         return self._action is not None
 
 
-class HandPoller:
-    """A double of `Poller` that keeps requests and timers for the test."""
+class HandReactor:
+    """A double of `Reactor` that keeps requests and timers for the test."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

@@ -37,8 +37,8 @@ def entry(name: str, count: int = 1, *, parallel: bool = False, alone: bool = Fa
     return Entry(name, requests, whole, parallel, alone)
 
 
-class NoPoller:
-    """A double of a poller without a thread. The flows run on the thread that starts or wakes them."""
+class NoReactor:
+    """A double of a reactor without a thread. The flows run on the thread that starts or wakes them."""
 
     def follow(self, job: Callable[[], object]) -> bool:
         job()
@@ -48,8 +48,8 @@ class NoPoller:
         return False
 
 
-class OnWorkers(NoPoller):
-    """A double of a poller that leaves the flows to workers."""
+class OnWorkers(NoReactor):
+    """A double of a reactor that leaves the flows to workers."""
 
     def follow(self, job: Callable[[], object]) -> bool:
         return False

@@ -232,7 +232,7 @@ def samples_of(sampler: SamplingClient, thread: int) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------ both
-def test_callbacks_of_a_crowd_run_once_each_and_never_on_the_poller() -> None:
+def test_callbacks_of_a_crowd_run_once_each_and_never_on_the_reactor() -> None:
     seen: dict[str, int] = defaultdict(int)
     lock = threading.Lock()
 

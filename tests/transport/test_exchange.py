@@ -27,7 +27,7 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 def poll(selector: selectors.BaseSelector, exchanges: list[Exchange]) -> dict[int, Reply]:
-    """Read the answers of all exchanges with a minimal poller. Return them by the index of the exchange."""
+    """Read the answers of all exchanges with a minimal reactor. Return them by the index of the exchange."""
     replies: dict[int, Reply] = {}
     for number, exchange in enumerate(exchanges):
         selector.register(exchange.fileno(), selectors.EVENT_READ, number)

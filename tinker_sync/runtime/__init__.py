@@ -4,13 +4,13 @@ The steps of a sample and of a training call, with the modules that take them:
 
     sampling.sample()      samples                     SampleJob: checked and prepared; then the flow `sample`
       wait for its turn    admission                   order, slots, bytes, rate limit, capacity of the model
-      submit               samples, flows, poller      sends the request; the answer is a promise
+      submit               samples, flows, reactor     sends the request; the answer is a promise
       poll                 polls, retrieval            asks until the promise has a result
-      decode, resolve      samples, futures            on the poller's thread, or on a worker that helps it
+      decode, resolve      samples, futures            on the reactor's thread, or on a worker that helps it
 
     training.optim_step()  training                    OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
-      submit               training, poller            as for samples; `transport.retries.Tries` decides on
+      submit               training, reactor           as for samples; `transport.retries.Tries` decides on
                                                        retries
       poll, decode         polls, combine, answers     chunks become one result
 
@@ -41,8 +41,8 @@ Glossary:
     dialect      the set of calls, fields and encodings that a server supports (`tinker_sync.wire.dialect`)
     facts        the settings and the dialect of a server
     machinery    the objects of a client that depend on the facts: the polls, the admission, the limits
-    flow         the life of a call as a generator, which the poller's thread resumes (`flows`)
-    ticket       a request or a timer that the poller holds
+    flow         the life of a call as a generator, which the reactor's thread resumes (`flows`)
+    ticket       a request or a timer that the reactor holds
 
 The other modules and their contents:
 
@@ -57,9 +57,8 @@ The other modules and their contents:
     samples                the life of a sample; the sampler, numbers and bodies of one client's samples
     admission              the one queue of a client's samples, by arrival, and the limits that they wait for
     flows                  the lives of calls as generators, and the queue from which they are resumed
-    poller, tickets        the requests under way and the timers; the sockets that the thread watches
-    poller_thread          that thread, its steps, and the workers that guard and help it; it reads the
-                           answers, admits samples and sends small requests
+    reactor                the requests under way and the timers; the thread that reads answers, resumes the
+                           flows and sends small requests, and the workers that guard and help it
     rate_limiter           the limit that the server's refusals set, shared by clients
     byte_sizes             the sizes of requests and results, and the split of data into chunks
     held_calls             calls on a client that is not ready yet
@@ -88,7 +87,7 @@ Code without a lock relies on operations that are atomic in the interpreter, als
     list.pop                          the action of a ticket (`tickets`), the right to resume flows (`flows`):
                                       the thread that pops acts
     dict[key] = ..., dict.pop         the calls that the end of a client waits for (`pending`)
-    deque.append, deque.popleft       the steps that wait for the poller's thread (`poller_thread`), the jobs
+    deque.append, deque.popleft       the steps that wait for the reactor's thread (`reactor`), the jobs
                                       of a pool (`workers`), the calls on a client that is not ready
                                       (`held_calls`), the flows that are to be resumed (`flows`)
     deque.append                      the turn of a training call (`send_queue`)

@@ -26,7 +26,7 @@ from tinker_sync.runtime.workers import no_thread
 if TYPE_CHECKING:
     from tinker_sync.runtime.flows import Flows, Task
     from tinker_sync.runtime.rate_limiter import Gate, Permit
-    from tinker_sync.runtime.tickets import Ticket
+    from tinker_sync.runtime.reactor import Ticket
     from tinker_sync.runtime.workers import Workers
 
 # For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
@@ -152,7 +152,7 @@ class Admission:
         """Go on after the answers that have arrived meanwhile."""
         if not self._pumping:
             self._pumping = True
-            if not self._flows.poller.run_soon(self._pump_again):
+            if not self._flows.reactor.run_soon(self._pump_again):
                 self._flows.soon(self._go_on)
 
     def _pump_again(self) -> None:
@@ -201,7 +201,7 @@ class Admission:
     def _set_timer(self) -> None:
         first_s = self._deadlines[0][0] if self._deadlines else math.inf
         now = self._clock.now()
-        # A timer keeps the poller's thread, so one that is not needed any more should end soon.
+        # A timer keeps the reactor's thread, so one that is not needed any more should end soon.
         look_at_s = min(first_s, now + _LOOK_EVERY_S)
         at_s, timer = self._timer
         if first_s == math.inf or look_at_s >= at_s:
@@ -212,11 +212,11 @@ class Admission:
         def expire() -> None:
             self._flows.act(self._expire)
 
-        self._timer = look_at_s, self._flows.poller.after(look_at_s - now, expire)
+        self._timer = look_at_s, self._flows.reactor.after(look_at_s - now, expire)
 
     def _expire(self, _: None) -> None:
         self._timer = math.inf, None
-        # The poller runs timers early if it has no thread.
+        # The reactor runs timers early if it has no thread.
         now = self._clock.now() + _EARLY_S
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].task is None):
             heapq.heappop(self._deadlines)[2].expire()
@@ -235,7 +235,7 @@ class Admission:
         def end_of_pause() -> None:
             self._flows.act(self._end_pause, pause)
 
-        self._flows.poller.after(pause.until_s - self._clock.now(), end_of_pause)
+        self._flows.reactor.after(pause.until_s - self._clock.now(), end_of_pause)
 
     def _end_pause(self, pause: ModelPause) -> None:
         if pause.until_s > self._clock.now():

@@ -1,7 +1,7 @@
 """`ClientRuntime`: the parts of a service client. It makes and closes them in order.
 
 - `connection`: the address, the keys and the sockets.
-- `pools`, `poller`: the threads.
+- `pools`, `reactor`: the threads.
 - `lifecycle`: the observers, the calls that have not ended, and the end of all parts.
 - `server`: the server's settings, the session there, and the calls whose callers wait for the answer.
 
@@ -27,9 +27,9 @@ from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.lifecycle import Lifecycle, shut_elsewhere
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
-from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.polls import Notices
 from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.reactor import Reactor
 from tinker_sync.runtime.server import Server
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.spending import SpendGuard
@@ -72,8 +72,8 @@ class ClientRuntime:
         pending = PendingChanges()
         self.pools = pools = WorkerPools(pending.under_way)
         self.notices = Notices(clock, pools.callback.run)
-        self.poller = Poller(connection.http, pools.fetch, clock, needed=pending.under_way)
-        flows = Flows(self.poller, pools.fetch)
+        self.reactor = Reactor(connection.http, pools.fetch, clock, needed=pending.under_way)
+        flows = Flows(self.reactor, pools.fetch)
         self.lifecycle = Lifecycle(connection, flows, pools, pending)
         self.server = Server(
             connection,

@@ -1,4 +1,4 @@
-"""Flows: the life of a call as a generator, from top to bottom, which the threads of the poller resume.
+"""Flows: the life of a call as a generator, from top to bottom, which the threads of the reactor resume.
 
     def fetch(call: Call, quota: Quota) -> Flow[Reply]:
         yield from quota.take(1000)
@@ -25,7 +25,7 @@ The rules that make this sound:
 
 - One thread at a time resumes the flows of a client, from one queue in a loop, so flows share state without
   a lock. A resume never happens inside another one, so a thousand flows that end together do not recurse. The
-  thread is that of the poller, or a worker that helps it; never one of the user, unless the client has no
+  thread is that of the reactor, or a worker that helps it; never one of the user, unless the client has no
   other thread left.
 - Code outside (public methods, `cancel`, callbacks, signal handlers, workers) only appends to the queue and
   wakes: `start`, `soon` and `Task.call_off` take no lock. A worker reports what it has found out by a step
@@ -58,8 +58,7 @@ from tinker_sync.transport.call import Call
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.poller import Poller
-    from tinker_sync.runtime.tickets import Runner, Ticket
+    from tinker_sync.runtime.reactor import Reactor, Runner, Ticket
     from tinker_sync.runtime.workers import Workers
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ Flow = Generator[Any, Any, T]
 
 Step = Callable[[Any], object]
 
-# So that the poller reads answers that have arrived while many flows begin.
+# So that the reactor reads answers that have arrived while many flows begin.
 _AT_ONCE: Final = 64
 _NUMBERS: Final = (float, int)
 
@@ -97,12 +96,12 @@ class Flows:
     """The flows of one client. Any thread may call the methods.
 
     Args:
-        poller: sends the calls, has the timers, and resumes the flows.
-        workers: resume the flows while the poller has no thread.
+        reactor: sends the calls, has the timers, and resumes the flows.
+        workers: resume the flows while the reactor has no thread.
     """
 
-    def __init__(self, poller: Poller, workers: Runner) -> None:
-        self.poller = poller
+    def __init__(self, reactor: Reactor, workers: Runner) -> None:
+        self.reactor = reactor
         self._workers = workers
         self._closed = False  # final
         self._begin()
@@ -155,8 +154,8 @@ class Flows:
         begun = self._begun
         if self._asked == begun or not self._turn:
             return
-        poller = self.poller
-        if not poller.follow(self.run) and not poller.run_soon(self.run):
+        reactor = self.reactor
+        if not reactor.follow(self.run) and not reactor.run_soon(self.run):
             try:
                 self._workers.run(self.run)
             except RuntimeError:
@@ -167,7 +166,7 @@ class Flows:
         self._asked = begun
 
     def act(self, step: Step, value: Any = None) -> None:
-        """Do the same as `soon`, on a thread of the poller, which takes the step itself if no other does."""
+        """Do the same as `soon`, on a thread of the reactor, which takes the step itself if no other does."""
         self._ready.append((step, value))
         self.run()
 
@@ -193,7 +192,7 @@ class Flows:
             if not ready:
                 return
             if not left:
-                if self.poller.run_soon(self.run):
+                if self.reactor.run_soon(self.run):
                     return
                 left = _AT_ONCE
 
@@ -245,13 +244,13 @@ class Task:
         return self._flow is None
 
     def resume(self, value: Any = None) -> None:
-        """Go on with the flow, whose wait has ended with this value. For threads of the poller."""
+        """Go on with the flow, whose wait has ended with this value. For threads of the reactor."""
         flows = self._flows
         flows._ready.append((self._advance, value))
         flows.run()
 
     def throw(self, failure: BaseException) -> None:
-        """Go on with the flow, whose wait has ended with a failure. For threads of the poller."""
+        """Go on with the flow, whose wait has ended with a failure. For threads of the reactor."""
         self._flows.act(self._raise, failure)
 
     def call_off(self, _future: object = None) -> None:
@@ -307,9 +306,9 @@ class Task:
                     continue
                 try:
                     if type(wish) is Call:
-                        self._wait = flows.poller.start(wish, self.resume)
+                        self._wait = flows.reactor.start(wish, self.resume)
                     elif type(wish) in _NUMBERS:
-                        self._wait = flows.poller.pause(wish, self.resume)
+                        self._wait = flows.reactor.pause(wish, self.resume)
                     else:
                         self._wait = wish
                         wish.begin(self)
@@ -392,7 +391,7 @@ class Moment:
     def limit(self, limit_s: float) -> None:
         """Limit the wait of the flow from now on, unless it is limited already."""
         if self._timer is None and self._task is not None:
-            self._timer = self._task._flows.poller.after(limit_s, self.expire)
+            self._timer = self._task._flows.reactor.after(limit_s, self.expire)
 
     @property
     def limited(self) -> bool:
@@ -400,7 +399,7 @@ class Moment:
         return self._timer is not None
 
     def expire(self) -> None:
-        """End the wait, on a thread of the poller."""
+        """End the wait, on a thread of the reactor."""
         task = self._task
         if task is not None:
             task._flows.act(self.tell)

@@ -28,7 +28,7 @@ from tinker_sync.runtime.pending import PendingChanges
 if TYPE_CHECKING:
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.flows import Flows
-    from tinker_sync.runtime.poller import Poller
+    from tinker_sync.runtime.reactor import Reactor
     from tinker_sync.runtime.session import Session
     from tinker_sync.runtime.workers import WorkerPools, Workers
     from tinker_sync.transport.call import Call
@@ -92,12 +92,12 @@ class Lifecycle:
         self.connection = connection
         """The connection of the client; it is open until `shut`."""
         self._flows = flows
-        self._poller = flows.poller
+        self._reactor = flows.reactor
         self._pools = pools.in_order_of_end()
         # Bound once, because tens of thousands of futures may refer to them.
         self._run_callback = pools.callback.run
         self.run_soon: Callable[[Callable[[], object]], object] = partial(
-            _run_soon, flows.poller, pools.enter
+            _run_soon, flows.reactor, pools.enter
         )
         """Queues a short step, which never waits, for a thread of the client (`_run_soon`)."""
 
@@ -209,7 +209,7 @@ class Lifecycle:
 
         def expire() -> None:
             call = ref()
-            # The poller runs timers early if it has no thread.
+            # The reactor runs timers early if it has no thread.
             if call is None or clock.now() < deadline_at - _EARLY_S:
                 return
             failure: Exception | None = None
@@ -226,7 +226,7 @@ class Lifecycle:
             call = ref()
             if call is None or call.done() or call._turn_timer is not None:
                 return
-            call._turn_timer = timer = self._poller.after(deadline_at - clock.now(), expire)
+            call._turn_timer = timer = self._reactor.after(deadline_at - clock.now(), expire)
             call._when_done(lambda _: timer.cancel())
             if call.running():  # begun meanwhile
                 timer.cancel()
@@ -288,7 +288,7 @@ class Lifecycle:
         first = not self.pending.under_way()
         self.pending.add(future)
         if first:
-            self._poller.reserve()
+            self._reactor.reserve()
             for pool in self._pools:
                 pool.reserve()
         exits.finish_at_exit(self)
@@ -368,7 +368,7 @@ class Lifecycle:
             self.session.end()
         self.connection.caller.close()
         self._flows.close()
-        self._poller.close()
+        self._reactor.close()
         self.connection.http.close()
         # With everything closed, the threads end at once, except those in a callback of the user. The workers
         # still do the jobs that are left, because users rely on their callbacks.
@@ -388,8 +388,8 @@ class Lifecycle:
             self.closing.set()
 
 
-def _run_soon(poller: Poller, workers: Workers, step: Callable[[], object]) -> None:
-    """Queue a short step, which never waits, for the poller's thread; if that does not run, for a worker.
+def _run_soon(reactor: Reactor, workers: Workers, step: Callable[[], object]) -> None:
+    """Queue a short step, which never waits, for the reactor's thread; if that does not run, for a worker.
 
     This is for steps that take locks, or that Ctrl-C must not leave half done, because a signal interrupts
     the main thread alone, and its handler may make the same call. Steps may run in another order than that
@@ -399,7 +399,7 @@ def _run_soon(poller: Poller, workers: Workers, step: Callable[[], object]) -> N
         WorkersClosedError: the client is closed.
         RuntimeError: there is no thread for the step, and the system starts none.
     """
-    if not poller.run_soon(step):
+    if not reactor.run_soon(step):
         workers.run(step)
 
 

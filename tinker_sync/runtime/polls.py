@@ -150,7 +150,7 @@ class Polls:
         Args:
             promise: the promise to poll for.
             future: the future of the call.
-            decode: makes the result from the answer, on the thread of the poller or a worker that helps it;
+            decode: makes the result from the answer, on the thread of the reactor or a worker that helps it;
                 an exception that it raises fails the future.
             deadline_at: the deadline, in seconds of the clock; the future then fails.
         """

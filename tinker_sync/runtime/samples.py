@@ -38,8 +38,8 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.naming import carried, current, find_call_site, named
-from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
+from tinker_sync.runtime.reactor import QUICK_BYTES
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.transport import retries
 from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed

@@ -64,7 +64,7 @@ class Server:
 
     Args:
         connection: the connection to the server; sends the calls that a thread waits for.
-        flows: the lives of the calls for which no thread waits; its poller sends their requests.
+        flows: the lives of the calls for which no thread waits; its reactor sends their requests.
         pools: run the jobs that may block.
         lifecycle: ends the calls when the client is closed.
         notices: receives reports on the server's queue.
@@ -98,8 +98,8 @@ class Server:
         self._clock = connection.clock
         self._settings = connection.settings
         self.flows = flows
-        self.poller = flows.poller
-        """The poller, which sends requests for which no thread waits."""
+        self.reactor = flows.reactor
+        """The reactor, which sends requests for which no thread waits."""
         self._pools = pools
         self.lifecycle = lifecycle
         self._notices = notices
@@ -400,7 +400,7 @@ class Server:
             return
         call = make_call("cancel_future", self._settings, {"request_id": request_id})
         with suppress(RuntimeError):  # closed meanwhile
-            self._pools.enter.run(partial(self.poller.start, call, lambda _: None))
+            self._pools.enter.run(partial(self.reactor.start, call, lambda _: None))
 
     def _left_s(self, deadline_at: float) -> float | None:
         """Return the seconds until a time of the clock, at least 0; None if that time never comes."""

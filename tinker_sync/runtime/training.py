@@ -60,11 +60,10 @@ from tinker_sync.runtime.flows import Flow
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
-from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.polls import Decode, Promise
+from tinker_sync.runtime.reactor import QUICK_BYTES, own_failure
 from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
-from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed

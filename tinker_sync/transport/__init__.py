@@ -3,7 +3,7 @@
     retries                the decision about an answer or a failure, by `tinker_sync._base.policy`; the tries
                            of a call; `Caller`, which makes blocking calls
     http                   one attempt to send a call, over an idle or a new connection, with its redirects;
-                           the caller or a poller (a thread that serves many requests) reads the answer
+                           the caller or a reactor (a thread that serves many requests) reads the answer
     request                one request to one address: its headers, also encoded as bytes (its head)
     pools                  open connections, kept for reuse
     body                   a large body in pieces, sent in blocks without a copy of the whole

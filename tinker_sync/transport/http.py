@@ -4,7 +4,7 @@ The retries are in `retries.py`. `Http.open` sends a request over an idle connec
 an `Exchange`, which reads the answer. `Http.send` waits for it.
 
     exchange = http.open(call)      # connects and sends, which may block
-    exchange.fileno()               # a poller puts it into a selector
+    exchange.fileno()               # a reactor puts it into a selector
     reply = exchange.step()         # when it is readable, or `expires_at_s` has come: the reply, or None
 
 `step` takes the bytes that have arrived without waiting for more, so one thread can read the answers of many
@@ -13,7 +13,7 @@ follows redirects. If the server has closed an idle connection in the meantime, 
 a new one, unless this could repeat a call that must not be repeated. If the server rejects the token of a
 request as invalid, the exchange gets a new token, if there is one, and sends the same request once more, even
 for a call that must not be repeated. In these three cases `step` connects and sends, which may block for a
-moment, and `fileno` changes, so a poller reads it after every `step`.
+moment, and `fileno` changes, so a reactor reads it after every `step`.
 
 An exchange belongs to one thread at a time.
 """

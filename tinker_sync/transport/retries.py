@@ -3,10 +3,10 @@
 A *try* is one attempt to send a call. `Judge` decides about its answer, or about the failure to get one, by
 the policy in `_base.policy`: `Retry` (wait, then send again), `Fatal` (raise), or None (keep the answer).
 `Tries` counts the tries of a call and carries the decisions out. `Caller` sends the tries of a blocking call;
-the poller sends the requests of training clients, with `Tries` too, and those of samples. All tries of a call
-carry the same idempotency key; a GET and a HEAD get none. Each try carries the number of earlier tries. If
-the server may have carried out a call, the call is repeated only if it is marked as repeatable or the server
-asks for the retry. `Caller.close` interrupts a pause at once.
+the reactor sends the requests of training clients, with `Tries` too, and those of samples. All tries of a
+call carry the same idempotency key; a GET and a HEAD get none. Each try carries the number of earlier tries.
+If the server may have carried out a call, the call is repeated only if it is marked as repeatable or the
+server asks for the retry. `Caller.close` interrupts a pause at once.
 
 Many threads may call at the same time. Each waits in its own call and holds no lock meanwhile.
 """

@@ -4,7 +4,7 @@
     server    `RequestParser` reads the requests of a connection piece by piece
     framing   `ChunkedBody`, limits and errors, for both
 
-Pure: no socket, no thread, no clock. So one poller can hold thousands of incomplete answers, and a blocking
+Pure: no socket, no thread, no clock. So one reactor can hold thousands of incomplete answers, and a blocking
 reader, the embedded server and the servers of `tinker_sync.testing` can use the same code.
 
 Guarantees: for any bytes, the parsers raise only `MalformedMessage` or `MessageTooLarge`, and they refuse a

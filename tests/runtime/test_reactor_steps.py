@@ -1,4 +1,4 @@
-"""The poller step by step: the test is its thread and its workers, so nothing here runs at the same time."""
+"""The reactor step by step: the test is its thread and its workers, so nothing here runs at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.clock import PATIENCE_S, FakeClock
 from support.sends import HandWorkers, NoWorkers
 from support.wires import post
 
-from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.reactor import Reactor
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
 Outcome = Reply | SendFailed
@@ -72,19 +72,19 @@ class Line:
 
 
 class Bench:
-    """A poller whose thread is that of the test, with its transport, its workers and the outcomes."""
+    """A reactor whose thread is that of the test, with its transport, its workers and the outcomes."""
 
     def __init__(self, clock: FakeClock, **options: Any) -> None:
         self.line, self.workers, self.clock = Line(), HandWorkers(), clock
-        self.poller = Poller(self.line, self.workers, clock, **options)
-        self.readiness = self.poller._open_readiness()
-        self.poller._thread = threading.current_thread()
+        self.reactor = Reactor(self.line, self.workers, clock, **options)
+        self.readiness = self.reactor._open_readiness()
+        self.reactor._thread = threading.current_thread()
         self.outcomes: list[Outcome] = []
 
     def start(self, *requests: Request) -> Any:
         """Start calls that take these requests. Return the ticket of the last one."""
         self.line.requests += requests
-        tickets = [self.poller.start(post(), self.outcomes.append) for _ in requests]
+        tickets = [self.reactor.start(post(), self.outcomes.append) for _ in requests]
         return tickets[-1]
 
     def send(self, *requests: Request) -> Any:
@@ -98,16 +98,16 @@ class Bench:
         return [outcome.maybe_received for outcome in self.outcomes if isinstance(outcome, SendFailed)]
 
     def sleep(self) -> None:
-        """Let the poller believe that its thread sleeps without a limit."""
-        self.poller._sleeps_until = math.inf
+        """Let the reactor believe that its thread sleeps without a limit."""
+        self.reactor._sleeps_until = math.inf
 
     def was_woken(self) -> bool:
         return bool(self.readiness.wait(0))
 
     def end(self) -> None:
-        """Let the poller end as if its thread had found it closed."""
-        self.poller._thread = None
-        self.poller.close()
+        """Let the reactor end as if its thread had found it closed."""
+        self.reactor._thread = None
+        self.reactor.close()
         for request in self.line.requests:
             request.abort()
 
@@ -126,7 +126,7 @@ def bench(clock: FakeClock) -> Iterator[Bench]:
 
 @pytest.fixture
 def narrow(clock: FakeClock) -> Iterator[Bench]:
-    """Yield a poller that sends one request at a time."""
+    """Yield a reactor that sends one request at a time."""
     bench = Bench(clock, max_open=1)
     yield bench
     bench.end()
@@ -137,14 +137,14 @@ def test_a_request_called_off_before_it_is_sent_makes_room(narrow: Bench) -> Non
     ticket = narrow.start(answered())
     assert ticket.cancel()
     narrow.workers.do_all()
-    assert (narrow.line.opened, narrow.poller.under_way) == (0, 0)
+    assert (narrow.line.opened, narrow.reactor.under_way) == (0, 0)
 
 
 def test_requests_that_waited_for_their_turn_count_as_open(narrow: Bench) -> None:
     narrow.send(answered(), answered(), answered())
-    narrow.poller.step(0.0)
+    narrow.reactor.step(0.0)
     narrow.workers.do_all()
-    assert (narrow.line.opened, narrow.poller.under_way, len(narrow.outcomes)) == (2, 2, 1)
+    assert (narrow.line.opened, narrow.reactor.under_way, len(narrow.outcomes)) == (2, 2, 1)
 
 
 def test_a_request_called_off_while_it_is_sent_is_closed(bench: Bench) -> None:
@@ -152,9 +152,9 @@ def test_a_request_called_off_while_it_is_sent_is_closed(bench: Bench) -> None:
     ticket = bench.start(request)
     bench.line.on_open = ticket.cancel
     bench.workers.do_all()
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert request.closed
-    assert (bench.poller.under_way, bench.outcomes) == (0, [])
+    assert (bench.reactor.under_way, bench.outcomes) == (0, [])
 
 
 def test_a_request_called_off_is_closed_at_the_next_turn(bench: Bench) -> None:
@@ -163,26 +163,26 @@ def test_a_request_called_off_is_closed_at_the_next_turn(bench: Bench) -> None:
     bench.sleep()
     assert ticket.cancel()
     assert bench.was_woken()
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert request.closed
-    assert (bench.poller.under_way, bench.outcomes) == (0, [])
+    assert (bench.reactor.under_way, bench.outcomes) == (0, [])
 
 
-def test_a_request_that_is_sent_while_the_poller_closes_is_closed(bench: Bench) -> None:
+def test_a_request_that_is_sent_while_the_reactor_closes_is_closed(bench: Bench) -> None:
     request = Request()
-    bench.line.on_open = bench.poller.close
+    bench.line.on_open = bench.reactor.close
     bench.send(request)
     assert request.closed
-    assert (bench.poller.under_way, bench.failures()) == (0, [True])
+    assert (bench.reactor.under_way, bench.failures()) == (0, [True])
 
 
 def test_a_request_that_no_worker_sends_fails() -> None:
     outcomes: list[Outcome] = []
-    poller = Poller(Line(), NoWorkers())
-    poller.start(post(), outcomes.append)
+    reactor = Reactor(Line(), NoWorkers())
+    reactor.start(post(), outcomes.append)
     (failed,) = outcomes
     assert isinstance(failed, SendFailed)
-    assert (failed.final, failed.maybe_received, poller.under_way) == (True, False, 0)
+    assert (failed.final, failed.maybe_received, reactor.under_way) == (True, False, 0)
 
 
 @pytest.mark.parametrize("error", [SendFailed("broken", maybe_received=True), ValueError("odd")])
@@ -190,7 +190,7 @@ def test_a_request_that_fails_is_closed(bench: Bench, error: Exception) -> None:
     request = Request(error)
     request.peer.send(b".")
     bench.send(request)
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert request.closed
     assert bench.failures() == [True]
 
@@ -201,7 +201,7 @@ def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) 
     bench.sleep()
     bench.send(request)
     assert bench.was_woken()
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert bench.outcomes == [SILENT]
 
 
@@ -219,18 +219,18 @@ def test_a_request_wakes_the_thread_if_it_expires_before_the_thread_wakes(
 def test_timers_and_jobs_wake_the_thread(bench: Bench, wake: str) -> None:
     bench.sleep()
     if wake == "after":
-        bench.poller.after(5.0, lambda: None)
+        bench.reactor.after(5.0, lambda: None)
     else:
-        bench.poller.run_soon(lambda: None)
+        bench.reactor.run_soon(lambda: None)
     assert bench.was_woken()
 
 
 def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock) -> None:
     bench.send(Request(expires_at_s=1005.0))
     clock.advance(5.0)
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert bench.outcomes == [SILENT]
-    assert not bench.poller._has_more()
+    assert not bench.reactor._has_more()
 
 
 # ------------------------------------------------------------------------------------------- the end
@@ -244,10 +244,10 @@ def test_after_the_close_requests_that_wait_for_their_turn_are_not_sent(narrow: 
 
 def test_after_the_close_no_timer_fires(bench: Bench, clock: FakeClock) -> None:
     fired: list[str] = []
-    bench.poller.after(1.0, lambda: fired.append("late"))
-    bench.poller.close()
+    bench.reactor.after(1.0, lambda: fired.append("late"))
+    bench.reactor.close()
     clock.advance(1.0)
-    assert not bench.poller.step(0.0)
+    assert not bench.reactor.step(0.0)
     assert fired == []
 
 
@@ -255,62 +255,62 @@ def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
     done: list[str] = []
 
     def close() -> None:
-        assert bench.poller.run_soon(lambda: done.append("later"))
-        bench.poller.close()
+        assert bench.reactor.run_soon(lambda: done.append("later"))
+        bench.reactor.close()
 
-    assert bench.poller.run_soon(close)
-    assert bench.poller.step(0.0)
-    assert not bench.poller.step(0.0)
+    assert bench.reactor.run_soon(close)
+    assert bench.reactor.step(0.0)
+    assert not bench.reactor.step(0.0)
     assert done == ["later"]
 
 
 # ------------------------------------------------------------------------------------------- no thread
 def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
-    poller, done = Poller(Line(), NoWorkers()), []
+    reactor, done = Reactor(Line(), NoWorkers()), []
 
     def stop() -> None:
-        assert poller.follow(lambda: done.append("follows"))
+        assert reactor.follow(lambda: done.append("follows"))
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        poller.run_step(stop)
+        reactor._run_step(stop)
     assert done == ["follows"]
 
 
 # ------------------------------------------------------------------------------------------- races
 @pytest.mark.parametrize("workers", [HandWorkers(), NoWorkers()], ids=["worker", "no worker"])
 def test_a_job_added_while_the_thread_ends_is_done(workers: HandWorkers | NoWorkers) -> None:
-    poller, done = Poller(Line(), workers), []
+    reactor, done = Reactor(Line(), workers), []
 
     class Due(deque[Any]):
         def append(self, step: Any) -> None:
-            assert not poller.step(0.0)  # the thread ends between the two steps of `run_soon`
+            assert not reactor.step(0.0)  # the thread ends between the two steps of `run_soon`
             super().append(step)
 
-    poller._thread, poller._due = threading.current_thread(), Due()
-    assert poller.run_soon(lambda: done.append("job"))
+    reactor._thread, reactor._due = threading.current_thread(), Due()
+    assert reactor.run_soon(lambda: done.append("job"))
     if isinstance(workers, HandWorkers):
         workers.do()
     assert done == ["job"]
-    assert not poller.run_soon(done.clear)
+    assert not reactor.run_soon(done.clear)
 
 
 def test_a_job_added_while_the_thread_falls_asleep_wakes_it() -> None:
-    poller, done = Poller(Line(), HandWorkers()), []
+    reactor, done = Reactor(Line(), HandWorkers()), []
 
     class Due(deque[Any]):
         def __bool__(self) -> bool:
             found = len(self) > 0
             if not done:  # after this look, the thread goes to sleep
-                done.append(poller.run_soon(lambda: done.append("job")))
+                done.append(reactor.run_soon(lambda: done.append("job")))
             return found
 
-    poller._thread, poller._due = threading.current_thread(), Due()
-    poller.step(PATIENCE_S)  # without a wake, it would sleep
-    poller.step(0.0)
+    reactor._thread, reactor._due = threading.current_thread(), Due()
+    reactor.step(PATIENCE_S)  # without a wake, it would sleep
+    reactor.step(0.0)
     assert done == [True, "job"]
-    poller._thread = None
-    poller.close()
+    reactor._thread = None
+    reactor.close()
 
 
 def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_socket(
@@ -320,25 +320,25 @@ def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_
     due: list[int] = []
     forget = bench.readiness.forget
     monkeypatch.setattr(
-        bench.readiness, "forget", lambda number: (due.append(len(bench.poller._due)), forget(number))
+        bench.readiness, "forget", lambda number: (due.append(len(bench.reactor._due)), forget(number))
     )
     bench.send(Request(expires_at_s=1005.0))
     clock.advance(5.0)
-    bench.poller.step(0.0)
+    bench.reactor.step(0.0)
     assert (due[0], bench.outcomes) == (0, [SILENT])
 
 
 # ------------------------------------------------------------------------------------------- forks
 def test_a_child_closes_its_copy_of_the_watches(clock: FakeClock) -> None:
     bench = Bench(clock)
-    bench.poller.renew_after_fork()
+    bench.reactor.renew_after_fork()
     with pytest.raises(ValueError, match="closed"):
         bench.readiness.wait(0)
     bench.end()
 
 
-def test_a_closed_poller_stays_closed_in_a_child(bench: Bench) -> None:
+def test_a_closed_reactor_stays_closed_in_a_child(bench: Bench) -> None:
     bench.end()
-    bench.poller.renew_after_fork()
+    bench.reactor.renew_after_fork()
     bench.start(Request())
     assert bench.failures() == [False]

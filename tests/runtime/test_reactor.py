@@ -1,4 +1,4 @@
-"""The poller over real sockets: plain and TLS, answers in pieces, broken connections, timers and limits."""
+"""The reactor over real sockets: plain and TLS, answers in pieces, broken connections, timers and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, 
 from support.wires import http_for, post
 
 from tinker_sync.config import Timeout
-from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.reactor import Reactor
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
@@ -34,16 +34,16 @@ WAITS = 2000
 
 
 class Held:
-    """A poller with its transport and workers, and a queue of the outcomes of its requests."""
+    """A reactor with its transport and workers, and a queue of the outcomes of its requests."""
 
     def __init__(self, url: str, *, max_open: int | None = None, threads: int = 4, **options: Any) -> None:
         self.http: Http = http_for(url, **options)
         self.workers = Workers("fetch", threads)
-        self.poller = Poller(self.http, self.workers, max_open=max_open)
+        self.reactor = Reactor(self.http, self.workers, max_open=max_open)
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
     def start(self, call: Call | None = None) -> Any:
-        return self.poller.start(call or post(), self.outcomes.put)
+        return self.reactor.start(call or post(), self.outcomes.put)
 
     def next(self) -> Outcome:
         return self.outcomes.get(timeout=PATIENCE_S)
@@ -59,7 +59,7 @@ class Held:
         return outcome
 
     def close(self) -> None:
-        self.poller.close()
+        self.reactor.close()
         self.http.close()
         assert self.workers.close(PATIENCE_S)
 
@@ -69,13 +69,13 @@ def keep_silent(peer: Peer) -> None:
     peer.wait_gone()
 
 
-def await_end_of_thread(poller: Poller) -> None:
-    """Wait until the threads of pollers have ended. A poller forgets its thread just before the end."""
+def await_end_of_thread(reactor: Reactor) -> None:
+    """Wait until the threads of reactors have ended. A reactor forgets its thread just before the end."""
     for thread in threading.enumerate():
         if thread.name == "tinker-poll":
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
-    assert poller._thread is None
+    assert reactor._thread is None
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_an_answer_reaches_its_own_reaction() -> None:
                 results[body] = outcome.body
                 done.release()
 
-            held.poller.start(post(body=body), keep)
+            held.reactor.start(post(body=body), keep)
         for _ in range(50):
             assert done.acquire(timeout=PATIENCE_S)
     assert results == {b"%d" % number: b"%d" % number for number in range(50)}
@@ -119,7 +119,7 @@ def test_a_request_that_waits_holds_no_thread() -> None:
         assert [held.reply().body for _ in range(40)] == [b"late"] * 40
 
 
-def test_an_answer_in_pieces_goes_back_to_the_poller_between_them() -> None:
+def test_an_answer_in_pieces_goes_back_to_the_reactor_between_them() -> None:
     more = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -148,7 +148,7 @@ def test_a_connection_is_used_again() -> None:
 
 
 def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller.STALE_EXPIRIES", 8)
+    monkeypatch.setattr("tinker_sync.runtime.reactor.STALE_EXPIRIES", 8)
     last = threading.Event()
 
     def reply(seen: Any) -> bytes:
@@ -164,7 +164,7 @@ def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: py
             ticket = held.start(post(body=b"short"))
             assert held.reply().body == b"short"
             calls.append(ticket.call)
-            sizes.append(len(held.poller._expiries))
+            sizes.append(len(held.reactor._expiries))
         last.set()
         assert held.reply().body == b"long"
     assert calls == [None] * 40
@@ -251,7 +251,7 @@ def test_silence_ends_at_the_timeout_of_the_call() -> None:
 
 def test_a_failing_reaction_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url, threads=1)) as held:
-        held.poller.start(post(), lambda outcome: 1 / 0)
+        held.reactor.start(post(), lambda outcome: 1 / 0)
         held.start()
         assert held.reply().body == b"ok"
     assert "a reaction to an answer failed" in caplog.text
@@ -265,7 +265,7 @@ def test_what_is_under_way_fails_at_the_close() -> None:
         server.await_seen(3)
         held.close()
         assert all(held.failure().final for _ in range(10))
-        assert held.poller.under_way == 0
+        assert held.reactor.under_way == 0
 
 
 def test_after_the_close_nothing_is_sent() -> None:
@@ -291,7 +291,7 @@ def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn() -> None:
         for number in range(6):
             held.start(post(body=b"%d" % number))
         server.await_seen(2)
-        assert held.poller.under_way == 6
+        assert held.reactor.under_way == 6
         assert server.connections == 2
         for _ in range(6):
             gate.release()
@@ -366,16 +366,16 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def stepped(clock: FakeClock) -> Iterator[Poller]:
-    """Yield a poller that starts no thread. The test calls `step`."""
-    poller = Poller(Nowhere(), HandWorkers(), clock)
-    poller._thread = threading.current_thread()
-    yield poller
-    poller._thread = None
-    poller.close()
+def stepped(clock: FakeClock) -> Iterator[Reactor]:
+    """Yield a reactor that starts no thread. The test calls `step`."""
+    reactor = Reactor(Nowhere(), HandWorkers(), clock)
+    reactor._thread = threading.current_thread()
+    yield reactor
+    reactor._thread = None
+    reactor.close()
 
 
-def test_timers_fire_in_order_and_not_early(stepped: Poller, clock: FakeClock) -> None:
+def test_timers_fire_in_order_and_not_early(stepped: Reactor, clock: FakeClock) -> None:
     fired: list[str] = []
     stepped.after(2.0, lambda: fired.append("second"))
     stepped.after(1.0, lambda: fired.append("first"))
@@ -390,7 +390,7 @@ def test_timers_fire_in_order_and_not_early(stepped: Poller, clock: FakeClock) -
     assert fired == ["first", "second"]
 
 
-def test_a_timer_called_off_does_not_fire(stepped: Poller, clock: FakeClock) -> None:
+def test_a_timer_called_off_does_not_fire(stepped: Reactor, clock: FakeClock) -> None:
     fired: list[str] = []
     ticket = stepped.after(1.0, lambda: fired.append("never"))
     assert ticket.cancel()
@@ -399,24 +399,24 @@ def test_a_timer_called_off_does_not_fire(stepped: Poller, clock: FakeClock) -> 
     assert fired == []
 
 
-def test_a_closed_poller_takes_no_timers(clock: FakeClock) -> None:
-    poller = Poller(Nowhere(), HandWorkers(), clock)
-    poller.close()
-    poller.after(0.0, lambda: pytest.fail("it was closed"))
-    assert not poller.step(0.0)
+def test_a_closed_reactor_takes_no_timers(clock: FakeClock) -> None:
+    reactor = Reactor(Nowhere(), HandWorkers(), clock)
+    reactor.close()
+    reactor.after(0.0, lambda: pytest.fail("it was closed"))
+    assert not reactor.step(0.0)
 
 
 def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.0)
+    monkeypatch.setattr("tinker_sync.runtime.reactor.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
         for _ in range(30):
             held.start()
             assert held.reply().body == b"ok"
-        await_end_of_thread(held.poller)
+        await_end_of_thread(held.reactor)
 
 
 def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.001)
+    monkeypatch.setattr("tinker_sync.runtime.reactor.IDLE_S", 0.001)
     asked, needed = threading.Semaphore(0), threading.Event()
     needed.set()
 
@@ -425,18 +425,18 @@ def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
         return needed.is_set()
 
     workers = Workers("fetch", 1)
-    poller = Poller(http_for("http://127.0.0.1:9"), workers, needed=is_needed)
-    poller.reserve()
-    thread = poller._thread
-    poller.reserve()
+    reactor = Reactor(http_for("http://127.0.0.1:9"), workers, needed=is_needed)
+    reactor.reserve()
+    thread = reactor._thread
+    reactor.reserve()
     for _ in range(3):
         assert asked.acquire(timeout=PATIENCE_S)
-    assert poller._thread is thread is not None
+    assert reactor._thread is thread is not None
     needed.clear()
-    await_end_of_thread(poller)
-    poller.close()
-    poller.reserve()
-    assert poller._thread is None
+    await_end_of_thread(reactor)
+    reactor.close()
+    reactor.reserve()
+    assert reactor._thread is None
     assert workers.close(PATIENCE_S)
 
 
@@ -446,34 +446,34 @@ def test_a_dead_thread_fails_calls(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     with ScriptedServer(keep_silent) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
-        until(lambda: bool(held.poller._watched))  # later requests belong to the next thread
-        monkeypatch.setattr(held.poller, "_time_to_wait", lambda *_: 1 / 0)
-        held.poller.after(0.0, lambda: None)  # wakes the thread
+        until(lambda: bool(held.reactor._watched))  # later requests belong to the next thread
+        monkeypatch.setattr(held.reactor, "_time_to_wait", lambda *_: 1 / 0)
+        held.reactor.after(0.0, lambda: None)  # wakes the thread
         assert held.failure().final
         assert broken.wait(PATIENCE_S)
-    assert "the poller failed" in caplog.text
+    assert "the reactor failed" in caplog.text
 
 
 def test_a_thread_that_fails_ends_timed_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, fired = threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
-        held.poller.after(3600.0, fired.set)
-        monkeypatch.setattr(held.poller, "_time_to_wait", lambda *_: 1 / 0)
-        held.poller.after(0.0, lambda: None)  # wakes the thread
+        held.reactor.after(3600.0, fired.set)
+        monkeypatch.setattr(held.reactor, "_time_to_wait", lambda *_: 1 / 0)
+        held.reactor.after(0.0, lambda: None)  # wakes the thread
         assert broken.wait(PATIENCE_S)
         assert fired.wait(PATIENCE_S)
 
 
-def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.poller_thread.IDLE_S", 0.0)
+def test_a_dropped_reactor_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.reactor.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server:
         held = Held(server.url)
         held.start()
         held.reply()
-        await_end_of_thread(held.poller)
+        await_end_of_thread(held.reactor)
         held.close()
-        gone = weakref.ref(held.poller)
+        gone = weakref.ref(held.reactor)
         del held
         gc.collect()
         assert gone() is None
@@ -487,7 +487,7 @@ def _files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_files")
 def test_two_thousand_waits_are_all_answered() -> None:
-    """The poller watches more sockets than `select` can, and each request gets its own answer."""
+    """The reactor watches more sockets than `select` can, and each request gets its own answer."""
     count = WAITS
     all_here = threading.Event()
     lock = threading.Lock()
@@ -511,7 +511,7 @@ def test_two_thousand_waits_are_all_answered() -> None:
         for number in range(count):
             held.start(post(body=b"%d." % number))
         assert all_here.wait(120)
-        assert held.poller.under_way == count
+        assert held.reactor.under_way == count
         for connection, body in waiting:
             connection.sendall(answer(body))
         assert {held.reply().body for _ in range(count)} == {b"%d." % number for number in range(count)}
@@ -542,7 +542,7 @@ def test_a_forked_child_begins_anew() -> None:
         server.await_seen(1)
         child = os.fork()
         if child == 0:
-            fine = held.poller.under_way == 0
+            fine = held.reactor.under_way == 0
             held.outcomes = queue.SimpleQueue()
             held.start()
             os._exit(0 if fine and held.reply().body == b"child" else 1)
@@ -555,8 +555,8 @@ def test_a_forked_child_begins_anew() -> None:
 # ------------------------------------------------------------------------------------------- jobs
 def test_a_step_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     with AnsweringServer() as server, closing(Held(server.url)) as held:
-        held.poller.reserve()
-        assert held.poller.run_soon(lambda: sys.exit("a job"))
+        held.reactor.reserve()
+        assert held.reactor.run_soon(lambda: sys.exit("a job"))
         held.start()
         assert held.reply().status == 200
     assert "a job" in caplog.text
@@ -564,10 +564,10 @@ def test_a_step_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixt
 
 def test_a_job_runs_soon_only_where_there_is_a_thread() -> None:
     with AnsweringServer() as server, closing(Held(server.url)) as held:
-        assert not held.poller.run_soon(lambda: pytest.fail("there is no thread"))
-        held.poller.reserve()
+        assert not held.reactor.run_soon(lambda: pytest.fail("there is no thread"))
+        held.reactor.reserve()
         done = threading.Event()
-        assert held.poller.run_soon(done.set)
+        assert held.reactor.run_soon(done.set)
         assert done.wait(PATIENCE_S)
-        held.poller.close()
-        assert not held.poller.run_soon(lambda: pytest.fail("it is closed"))
+        held.reactor.close()
+        assert not held.reactor.run_soon(lambda: pytest.fail("it is closed"))
