@@ -176,17 +176,17 @@ def test_an_unused_host_closes() -> None:
 
 
 def test_blas_has_one_thread_while_small_models_compute() -> None:
-    before, holders = host_module.count_threads(), host_module.ONE_BLAS_THREAD._holders
+    before = host_module.count_threads()  # 0 if the library of numpy is not OpenBLAS
     one, two = Host([MODEL]), Host([MODEL])
     assert host_module.count_threads() == before  # no computation yet
     one.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
     two.sample(tiny.NAME, spec()).future.result(120)
-    assert (host_module.count_threads() or 1, host_module.ONE_BLAS_THREAD._holders) == (1, holders + 2)
+    assert host_module.count_threads() == min(before, 1)
     one.close()
     one.close()
-    assert (host_module.count_threads() or 1, host_module.ONE_BLAS_THREAD._holders) == (1, holders + 1)
+    assert host_module.count_threads() == min(before, 1)
     two.close()
-    assert (host_module.count_threads(), host_module.ONE_BLAS_THREAD._holders) == (before, holders)
+    assert host_module.count_threads() == before
 
 
 # ------------------------------------------------------------------------------------------ base models

@@ -160,19 +160,6 @@ def test_a_refusal_without_a_key_changes_nothing(server: Running, model: str, ke
     done(server, second)
 
 
-def test_a_refused_call_does_not_prolong_the_wait_of_others(server: Running, model: str) -> None:
-    server.pass_(model, 3)
-    lane = server.app.service.models[model].lane
-    timer = lane._timer
-    refuse = refusal("wrong field")
-    for number in (0, 3, 7):
-        refuse(server, model, number)
-        assert lane._timer is timer
-    refuse(server, model, 1)  # now another number is missing
-    assert lane._timer is not timer
-    done(server, server.pass_(model, 2))
-
-
 def test_a_refused_call_without_a_number_leaves_none_behind(server: Running, model: str) -> None:
     assert server.post("/optim_step", {"model_id": model, "adam_params": {"beta1": "x"}}).status == 422
     second = server.pass_(model, 2)
@@ -220,11 +207,11 @@ def test_a_number_that_cannot_be_read_is_skipped_like_one_that_never_arrives(tmp
 
 
 # ------------------------------------------------------------------------------------------ lanes alone
-def lane_of(order: list[int]) -> Lane:
+def lane_of(order: list[int], patience_s: float = 600.0) -> Lane:
     async def run(step: Step) -> None:
         order.append(int(step.promise.request_id))
 
-    return Lane(run, patience_s=600.0)
+    return Lane(run, patience_s=patience_s)
 
 
 def step(number: int) -> Step:
@@ -234,19 +221,43 @@ def step(number: int) -> Step:
     return Step(Promise(str(number), "OptimStep"), work)
 
 
-async def worked_off(lane: Lane) -> None:
-    while lane._worker is not None:
-        await asyncio.sleep(0)
+async def all_done(order: list[int], count: int) -> None:
+    async def enough() -> None:
+        while len(order) < count:
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(enough(), 120)
+
+
+@in_a_loop
+async def test_refused_calls_do_not_prolong_the_wait_of_others() -> None:
+    order: list[int] = []
+    lane = lane_of(order, patience_s=0.02)
+    lane.add(3, b"3", step(3))
+
+    async def refuse_again_and_again() -> None:
+        while not order:
+            for number in (0, 3, 7):
+                lane.refuse(number)
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(refuse_again_and_again(), 120)
+    assert order == [3]
+    await lane.close()
 
 
 @in_a_loop
 async def test_an_endless_gap_costs_no_time() -> None:
     order: list[int] = []
     lane = lane_of(order)
-    lane.add(10**15, b"far", step(1))
+    far = step(1)
+    lane.add(10**15, b"far", far)
     lane.refuse(10**14)
-    await worked_off(lane)
-    assert order == []
+    assert far.promise.waits_for == "waiting for seq_id 1 of this model, which has not arrived"
+    lane.add(1, b"1", step(2))
+    await all_done(order, 1)
+    assert order == [2]
+    assert far.promise.waits_for == "waiting for seq_id 2 of this model, which has not arrived"
     await lane.close()
 
 
@@ -254,10 +265,18 @@ def test_only_so_many_refused_numbers_are_remembered(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tinker_sync.local.server.lanes.REMEMBERED", 5)
 
     async def scenario() -> None:
-        lane = lane_of([])
-        for number in range(2, 100):
+        order: list[int] = []
+        lane = lane_of(order)
+        for number in range(2, 9):
             lane.refuse(number)
-        assert len(lane._refused) == 5
+        last = step(9)
+        lane.add(9, b"9", last)
+        lane.add(1, b"1", step(1))
+        assert last.promise.waits_for == "waiting for seq_id 2 of this model, which has not arrived"
+        for number in (2, 3):
+            lane.add(number, b"%d" % number, step(number))
+        await all_done(order, 4)
+        assert order == [1, 2, 3, 9]
         await lane.close()
 
     asyncio.run(scenario())
