@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tinker_sync import types
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError, WireError
 from tinker_sync.wire import json as json_codec
-from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import Version
+from tinker_sync.wire.dialect import NEWER_PARTS, Dialect
 
 if TYPE_CHECKING:
     from tinker_sync.types import (
@@ -35,20 +34,6 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT", bound="Model")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
-
-# Fields that requests always carry, and their first version: older servers may refuse them. Requests are
-# listed by the names of their classes, so that a program loads only the classes that it uses.
-_FIELDS_SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
-    "CreateModelRequest": {"optimizer_config": (0, 29)},
-    "FutureRetrieveRequest": {"allow_metadata_only": (0, 18)},
-    "SaveWeightsRequest": {"overwrite": (0, 18)},
-    "SaveWeightsForSamplerRequest": {"kind": (0, 38)},
-    "SampleRequest": {
-        "record_stability_info": (0, 26),
-        "topk_sample_logprobs": (0, 29),
-        "prompt_alt_tokens_k": (0, 31),
-    },
-}
 
 
 def fit(
@@ -93,13 +78,12 @@ def fit(
     if dialect.knows_all:
         return request
     kind = type(request).__name__
-    find_features = _FEATURES_OF.get(kind)
-    for feature in find_features(request) if find_features is not None else ():
-        if not dialect.knows(feature):
+    for part in NEWER_PARTS.get(kind, ()):
+        if dialect.version < part.since and part.used is not None and part.used(request):
             raise UnsupportedByServerError(
-                f"this server does not know {feature} and would leave it out silently "
+                f"this server does not know {part.name} and would leave it out silently "
                 f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
-                feature=feature,
+                feature=part.name,
             )
     if not dialect.reads_data_only:
         return request
@@ -110,54 +94,6 @@ def fit(
     if kind in ("SaveWeightsRequest", "SaveWeightsForSamplerRequest"):
         _check_checkpoint_name(cast("Any", request).path)
     return request
-
-
-def _of_sampling(request: SampleRequest) -> Iterator[str]:
-    for name in ("topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
-        if getattr(request, name):
-            yield name
-    for name in ("target_prompt_logprobs", "prompt_logprobs_last_n"):
-        if getattr(request, name) is not None:
-            yield name
-
-
-def _of_training(given: ForwardBackwardInput) -> Iterator[str]:
-    if any(isinstance(value, str) for value in (given.loss_fn_config or {}).values()):
-        yield "text in loss_fn_config"
-    if any(datum.model_input_spans is not None for datum in given.data):
-        yield "provenance spans"
-
-
-def _of_optim_step(request: types.OptimStepRequest) -> Iterator[str]:
-    if not isinstance(request.optim_params, types.AdamParams):
-        yield "optimizers other than Adam"
-
-
-def _of_creation(request: types.CreateModelRequest) -> Iterator[str]:
-    if not isinstance(request.optimizer_config, types.AdamOptimizerConfig):
-        yield "optimizers other than Adam"
-
-
-def _of_loading(request: types.LoadWeightsRequest) -> Iterator[str]:
-    if request.model_id is None:
-        yield "create_model_via_load_weights"
-
-
-def _of_saving(request: types.SaveWeightsForSamplerRequest) -> Iterator[str]:
-    if request.kind == "inflight":
-        yield "inflight sampling clients"
-
-
-_FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
-    "SampleRequest": _of_sampling,
-    "ForwardBackwardInput": _of_training,
-    "OptimStepRequest": _of_optim_step,
-    "CreateModelRequest": _of_creation,
-    "LoadWeightsRequest": _of_loading,
-    "SaveWeightsForSamplerRequest": _of_saving,
-    "CreateCustomLossRequest": lambda _: iter(["custom losses on the server"]),
-}
-"""The functions that yield the newer features that a request uses, by the class of the request."""
 
 
 def _fit_sample(request: SampleRequest, context_length: Callable[[], int | None]) -> SampleRequest:
@@ -241,8 +177,10 @@ def json_body(request: Model, dialect: Dialect) -> bytes:
     >>> json_body(FutureRetrieveRequest(request_id="r"), Dialect.forced("json"))
     b'{"request_id":"r"}'
     """
-    since = _FIELDS_SINCE.get(type(request).__name__, {})
-    unknown = [name for name, version in since.items() if dialect.version < version]
+    if dialect.knows_all:
+        return json_codec.encode(request)
+    parts = NEWER_PARTS.get(type(request).__name__, ())
+    unknown = {part.field for part in parts if part.field and dialect.version < part.since}
     if not unknown:
         return json_codec.encode(request)
     tree: dict[str, Any] = json_codec.to_plain(request)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, Literal
+from itertools import chain
+from typing import Any, Final, Literal, NamedTuple
 
 from attrs import evolve, frozen
 
@@ -43,20 +44,82 @@ _CONFIG_MARKS: Final[Mapping[str, Version]] = {
 # Settings that servers had from 0.19 to 0.24 alone. None of these is left.
 _BETWEEN: Final = "proto_write_fwdbwd"
 
-# The version that introduced each feature of requests. Older servers skip the feature silently.
-FEATURES: Final[Mapping[str, Version]] = {
-    "create_model_via_load_weights": (0, 24),
-    "provenance spans": (0, 26),
-    "text in loss_fn_config": (0, 26),
-    "record_stability_info": (0, 26),
-    "optimizers other than Adam": (0, 29),
-    "topk_sample_logprobs": (0, 29),
-    "target_prompt_logprobs": (0, 30),
-    "prompt_alt_tokens_k": (0, 31),
-    "prompt_logprobs_last_n": (0, 33),
-    "custom losses on the server": (0, 36),
-    "inflight sampling clients": (0, 38),
+
+class NewerPart(NamedTuple):
+    """A part of a request that older servers do not know."""
+
+    name: str
+    since: Version
+    used: Callable[[Any], bool] | None = None
+    """Returns True for a request with this part, of which older servers would skip it silently; None if
+    nothing is lost without it."""
+    field: str | None = None
+    """The field of the part, if requests always carry it: bodies for older servers, which may refuse it, do
+    not."""
+
+
+def _number_or_flag(name: str, since: Version) -> NewerPart:
+    return NewerPart(name, since, lambda request: bool(getattr(request, name)), name)
+
+
+def _optional(name: str, since: Version) -> NewerPart:
+    return NewerPart(name, since, lambda request: getattr(request, name) is not None)
+
+
+def _not_adam(field: str) -> Callable[[Any], bool]:
+    adam = {"AdamParams", "AdamOptimizerConfig"}
+    return lambda request: adam.isdisjoint(base.__name__ for base in type(getattr(request, field)).__mro__)
+
+
+NEWER_PARTS: Final[Mapping[str, tuple[NewerPart, ...]]] = {
+    "SampleRequest": (
+        _number_or_flag("topk_sample_logprobs", (0, 29)),
+        _number_or_flag("prompt_alt_tokens_k", (0, 31)),
+        _number_or_flag("record_stability_info", (0, 26)),
+        _optional("target_prompt_logprobs", (0, 30)),
+        _optional("prompt_logprobs_last_n", (0, 33)),
+    ),
+    "ForwardBackwardInput": (
+        NewerPart(
+            "text in loss_fn_config",
+            (0, 26),
+            lambda given: any(isinstance(value, str) for value in (given.loss_fn_config or {}).values()),
+        ),
+        NewerPart(
+            "provenance spans",
+            (0, 26),
+            lambda given: any(datum.model_input_spans is not None for datum in given.data),
+        ),
+    ),
+    "OptimStepRequest": (NewerPart("optimizers other than Adam", (0, 29), _not_adam("optim_params")),),
+    "CreateModelRequest": (
+        NewerPart(
+            "optimizers other than Adam", (0, 29), _not_adam("optimizer_config"), field="optimizer_config"
+        ),
+    ),
+    "LoadWeightsRequest": (
+        NewerPart("create_model_via_load_weights", (0, 24), lambda request: request.model_id is None),
+    ),
+    "SaveWeightsRequest": (NewerPart("overwrite", (0, 18), field="overwrite"),),
+    "SaveWeightsForSamplerRequest": (
+        NewerPart(
+            "inflight sampling clients", (0, 38), lambda request: request.kind == "inflight", field="kind"
+        ),
+    ),
+    "CreateCustomLossRequest": (NewerPart("custom losses on the server", (0, 36), lambda _: True),),
+    "FutureRetrieveRequest": (NewerPart("allow_metadata_only", (0, 18), field="allow_metadata_only"),),
 }
+"""The newer parts of requests, by the class of the request, of which a program loads only those it uses.
+
+A field that is added to a request needs a row here, unless it is as old as the request.
+"""
+
+FEATURES: Final[Mapping[str, Version]] = {
+    part.name: part.since
+    for part in sorted(chain.from_iterable(NEWER_PARTS.values()), key=lambda part: part.since)
+    if part.used is not None
+}
+"""The version that introduced each feature of requests. Older servers would skip the feature silently."""
 
 # A protobuf request for a model that does not exist. It has no tensors and is plain ASCII, because a server
 # that reads JSON may repeat the body in its error message.
