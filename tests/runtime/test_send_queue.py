@@ -216,7 +216,7 @@ class TestSendsThatEndLater:
 
 
 class TestW02Cancel:
-    def test_w2_what_is_queued_leaves_without_a_hole(self, bench: Bench) -> None:
+    def test_what_is_queued_leaves_without_a_hole(self, bench: Bench) -> None:
         made = {name: bench.append(name, 3 if name == "b" else 1) for name in "abcd"}
         assert made["b"].future.cancel()
         assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
@@ -224,14 +224,14 @@ class TestW02Cancel:
         assert bench.sent == "1:a 2:c 3:d"
         assert all(request.future.cancelled() for request in made["b"].requests)
 
-    def test_w2_the_next_one_goes_on_after_a_row_of_cancelled_ones(self, bench: Bench) -> None:
+    def test_the_next_one_goes_on_after_a_row_of_cancelled_ones(self, bench: Bench) -> None:
         made = [bench.append(str(number)) for number in range(100)]
         for each in made[1:99]:
             assert each.future.cancel()
         bench.workers.do_all()
         assert bench.sent == "1:0 2:99"
 
-    def test_w2_before_it_was_appended(self, bench: Bench) -> None:
+    def test_before_it_was_appended(self, bench: Bench) -> None:
         made = entry("a")
         made.future.cancel()
         bench.queue.put(made)
@@ -240,7 +240,7 @@ class TestW02Cancel:
         assert bench.sent == "1:b"
 
     @pytest.mark.parametrize(("count", "parallel"), [(1, False), (3, False), (3, True)])
-    def test_w2_is_refused_from_the_send_phase_on(self, bench: Bench, count: int, parallel: bool) -> None:
+    def test_is_refused_from_the_send_phase_on(self, bench: Bench, count: int, parallel: bool) -> None:
         made = bench.append("a", count, parallel=parallel)
         assert not made.future.cancel()
         bench.workers.do_all()
@@ -273,7 +273,7 @@ def refusal_of(made: Entry[FakeRequest]) -> EarlierCallFailedError:
 
 
 class TestFailedSend:
-    def test_w3_its_future_fails_with_the_cause_and_nothing_follows(self, bench: Bench) -> None:
+    def test_its_future_fails_with_the_cause_and_nothing_follows(self, bench: Bench) -> None:
         bench.failures["b"] = REFUSED
         made = {name: bench.append(name) for name in "abc"}
         bench.workers.do_all()
@@ -307,7 +307,7 @@ class TestFailedSend:
 
     @pytest.mark.parametrize("failing", [2, 3, 4])
     @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 0, 0)])
-    def test_w1_no_parallel_chunk_hangs(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
+    def test_no_parallel_chunk_hangs(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
         bench.failures[f"fb.{failing}"] = REFUSED
         made = bench.append("fb", 4, parallel=True)
         queued = bench.append("optim")
@@ -320,14 +320,14 @@ class TestFailedSend:
         assert refusal_of(queued).number == failing
         assert refusal_of(bench.append("later")).number == failing
 
-    def test_w1_chunks_not_yet_begun_stay_here(self, bench: Bench) -> None:
+    def test_chunks_not_yet_begun_stay_here(self, bench: Bench) -> None:
         bench.failures["fb.3"] = REFUSED
         bench.append("fb", 5, parallel=True)
         bench.workers.do(1)
         bench.workers.do_all()
         assert bench.sent == "3:fb.3"
 
-    def test_w1_the_first_chunk_may_fail_last(self, bench: Bench) -> None:
+    def test_the_first_chunk_may_fail_last(self, bench: Bench) -> None:
         bench.failures["fb.1"] = REFUSED
         made = bench.append("fb", 3, parallel=True)
         bench.workers.do_all()

@@ -64,7 +64,7 @@ def stepped(name: str, steps: Steps) -> Entry[FakeRequest]:
 
 
 class TestForcedInterleavings:
-    def test_w2_a_cancel_just_after_sending_began_is_refused(self) -> None:
+    def test_a_cancel_just_after_sending_began_is_refused(self) -> None:
         steps = Steps("begin", "cancel", "send")
         wire: list[tuple[int, str]] = []
 
@@ -294,7 +294,7 @@ def answer_to(made: Entry[FakeRequest], number_of: dict[str, int]) -> Any:
 
 
 @pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
-def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
+def test_64_threads_with_50_calls_each(batch: int) -> None:
     """Numbers are consecutive, each future gets its own answer, and cancelled calls are not sent."""
     for repetition in range(batch, REPETITIONS, 10):
         server, queue, callers = crowd(repetition)
@@ -332,7 +332,7 @@ def outcome_of(made: Entry[FakeRequest], refuses: str, number_of: dict[str, int]
 
 
 @pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
-def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
+def test_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
     """Every future ends.
 
     Calls before the failed one get their answers. Those after it fail, and their errors name the failed call.
