@@ -44,6 +44,7 @@ def main() -> None:
             with_reference(batch, score.result()) for batch, score in zip(pairs, scores, strict=True)
         ]
         loss = DPO(beta=0.3)
+        print("margin: by how much more than before the model prefers the better stories of held-out pairs")
         for step in range(STEPS):
             seen = training.forward_custom(held_out, loss).result().metrics
             margin, right = seen["dpo_margin:mean"], seen["dpo_accuracy:mean"]

@@ -41,6 +41,7 @@ def main() -> None:
         training = service.create_lora_training_client(MODEL, rank=16, seed=1)
         tokenizer = training.get_tokenizer()
         before = {animal: tell(training.save_weights_and_get_sampling_client(), animal) for animal in ANIMALS}
+        print("reward: 1 for a story that names its animal, repeats no sentence and has an end")
         for step in range(STEPS):
             sampling = training.save_weights_and_get_sampling_client()
             animals = [ANIMALS[(step * PROMPTS + n) % len(ANIMALS)] for n in range(PROMPTS)]
