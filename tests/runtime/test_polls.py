@@ -10,7 +10,7 @@ import pytest
 from support.clock import FakeClock
 from support.polls import HandReactor
 from support.raising import raising
-from support.sends import NoWorkers
+from support.sends import HandWorkers, NoWorkers
 
 from tinker_sync import errors
 from tinker_sync.runtime.flows import Flows, Quota
@@ -29,10 +29,13 @@ class Bench:
         self.clock = FakeClock()
         self.reactor = HandReactor(self.clock)
         self.room = Quota(1000)
+        self.workers: Any = HandWorkers()
+        self.workers.run_call = self.workers.run
         self.told: list[tuple[QueueNotice, Promise]] = []
         self.polls = Polls(
             Flows(self.reactor, NoWorkers()),  # type: ignore[arg-type]  # a double
             self.room,
+            self.workers,
             on_notice=lambda notice, promise: self.told.append((notice, promise)),
             clock=self.clock,
             **options,
@@ -179,6 +182,24 @@ def test_a_result_that_cannot_be_read_names_its_request(bench: Bench) -> None:
     assert isinstance(error, errors.APIResponseValidationError)
     assert "req-1" in str(error)
     assert "$.metrics.a" in str(error)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_large_answer_is_read_by_workers_while_other_results_arrive(bench: Bench, broken: bool) -> None:
+    decode: Any = raising(errors.WireError("odd", "$.a")) if broken else lambda _, tree: len(tree["a"])
+    large, small = bench.fetch(decode=decode), bench.fetch()
+    bench.reactor.answer(200, {"a": "x" * 300_000})
+    bench.reactor.answer(200, {"b": 1})
+    assert small.result(0) == {"b": 1}
+    assert not large.done()
+    bench.workers.do_all()
+    if broken:
+        bench.reactor.answer(200, {"a": "x" * 300_000})
+        bench.workers.do_all()
+        with pytest.raises(errors.APIResponseValidationError):
+            large.result(0)
+    else:
+        assert large.result(0) == 300_000
 
 
 @pytest.mark.parametrize("status", [403, 410])

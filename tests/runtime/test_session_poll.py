@@ -26,7 +26,7 @@ class Bench:
         self.clock = FakeClock()
         self.reactor = HandReactor(self.clock)
         self.flows = Flows(self.reactor, NoWorkers())  # type: ignore[arg-type]  # a double
-        polls = Polls(self.flows, Quota(10_000), clock=self.clock)
+        polls = Polls(self.flows, Quota(10_000), NoWorkers(), clock=self.clock)
         self.together = SessionPoll(polls, "sampler-1", clone_id, clock=self.clock)
 
     def wait_for(

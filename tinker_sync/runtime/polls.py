@@ -40,7 +40,7 @@ from tinker_sync.runtime.retrieval import (
     TakeBytes,
     Wait,
 )
-from tinker_sync.runtime.workers import InOrder
+from tinker_sync.runtime.workers import InOrder, Workers
 from tinker_sync.transport.call import ANSWER_BYTES, Call, Reply, SendFailed
 from tinker_sync.transport.retries import QUIET_S, Trouble
 from tinker_sync.types.future import QueueState
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 # The server holds a poll for about 30 s; a poll that is silent for longer than this is sent again.
 POLL_TIMEOUT_S: Final = 45.0
+# It takes some milliseconds to read a larger answer.
+_LARGE_BYTES: Final = 256 * 1024
 _PROTO_FIRST: Final = "application/x-protobuf, application/json"
 LOG_EVERY_S: Final = 60.0
 _NO_REASON: Final = {
@@ -102,6 +104,7 @@ class Polls:
     Args:
         flows: runs the polls.
         room: limits the bytes of the results that are being received.
+        workers: read large answers, because all flows of the client would wait for that.
         open_server: True if a repeated 400 or 422 in answer to polls means that the request has failed.
         may_pause_billing: returns True if a poll is to be repeated after a 402.
         on_notice: called with a notice of the server's queue and the promise that it concerns; must be short.
@@ -116,6 +119,7 @@ class Polls:
         self,
         flows: Flows,
         room: Quota,
+        workers: Workers,
         *,
         open_server: bool = False,
         may_pause_billing: Callable[[], bool] = lambda: False,
@@ -127,6 +131,7 @@ class Polls:
     ) -> None:
         self.flows = flows
         self.room = room
+        self.workers = workers
         self.open_server = open_server
         self.may_pause_billing = may_pause_billing
         self.on_notice = on_notice
@@ -244,14 +249,16 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 now = clock.now()
                 if isinstance(outcome, SendFailed) and now >= deadline_at:
                     raise late()
-                action = retrieval.on(outcome, asked_at=asked_at, now=now)
+                read = partial(retrieval.on, outcome, asked_at=asked_at, now=now)
+                action = (yield from _elsewhere(polls, read)) if _is_large(outcome) else read()
                 if retrieval.notice is not None:
                     _pass_on(retrieval.notice, polls, promise, future)
                 if trouble is not None or retrieval.trouble_since is not None:
                     trouble = _show_trouble(retrieval, action, trouble, polls, promise, future, now)
             elif isinstance(action, Finished):
+                make = partial(decode, action.reply, action.tree)
                 try:
-                    return decode(action.reply, action.tree)
+                    return (yield from _elsewhere(polls, make)) if _is_large(action.reply) else make()
                 except (WireError, InvalidInputError) as cause:
                     first, odd = (
                         odd is None,
@@ -277,6 +284,15 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
     finally:
         if held_bytes is not None:
             room.give_back(held_bytes)
+
+
+def _is_large(outcome: Reply | SendFailed) -> bool:
+    """Return True if it takes so long to read an answer that other flows must not wait for that."""
+    return isinstance(outcome, Reply) and len(outcome.body) > _LARGE_BYTES
+
+
+def _elsewhere(polls: Polls, work: Callable[[], T]) -> Flow[T]:
+    return polls.flows.on_worker(polls.workers, work)
 
 
 def _pass_on(notice: QueueNotice, polls: Polls, promise: Promise, future: APIFuture[Any]) -> None:

@@ -199,6 +199,7 @@ class Server:
         polls = Polls(
             self.flows,
             Quota(config.inflight_response_bytes_semaphore_size),
+            self._pools.fetch,
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(self._notices, gate.limiter),
