@@ -274,6 +274,16 @@ class TestReports:
         assert len(take_all(clock, gate)) >= FIRST_RATE
 
 
+def test_clients_share_the_growth_of_what_they_may_send_at_once() -> None:
+    _, limiter, gate = limiter_and_gate()
+    others = [limiter.gate() for _ in range(3)]
+    for each in (gate, *others) * 10:
+        each.succeeded(each.acquire())
+    assert limiter.sent_at_once == 16 + 10
+    del others, each
+    assert limiter.sent_at_once == 16 + 40
+
+
 def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
     clock, _, gate = limiter_and_gate()
     first, second = gate.acquire(), gate.acquire()

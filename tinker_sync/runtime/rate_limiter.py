@@ -231,12 +231,15 @@ class RateLimiter:
         self._rate = SendRate(clock)  # guarded by _lock, except where its attributes differ
         self._changed = threading.Event()  # set, after a new one has taken its place, when a gate has closed
         self._announce: Callable[[float], None] | None = None  # written once
-        self._accepted = 0  # up to _SENT_AT_ONCE; not exact, because it is counted without the lock
+        self._accepted = 0  # not exact, because it is counted without the lock
+        self._gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
         """Return a new gate, through which one client uses this limiter."""
-        return Gate(self)
+        gate = Gate(self)
+        self._gates.add(gate)
+        return gate
 
     def state(self) -> str:
         """Return "open" if all requests pass, "closed" during a pause, "reopening" if a rate paces them."""
@@ -308,11 +311,12 @@ class RateLimiter:
         """The most requests of a client in their send phase: few at first, more as the server accepts them.
 
         So a server with a low limit, which nobody knows before its first refusal, does not refuse hundreds.
+        The clients share the growth, because they share the limit.
 
         >>> RateLimiter().sent_at_once
         16
         """
-        return min(_SENT_AT_FIRST + 2 * self._accepted, _SENT_AT_ONCE)
+        return min(_SENT_AT_FIRST + self._accepted // max(len(self._gates), 1), _SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
@@ -409,8 +413,7 @@ class Gate:
     def succeeded(self, permit: Permit) -> None:
         """Note that the server has accepted the request, which raises a rate that limits the requests."""
         limiter = self.limiter
-        if limiter._accepted < _SENT_AT_ONCE:
-            limiter._accepted += 1
+        limiter._accepted += 1
         if permit.counted:
             with limiter._lock:
                 limiter._rate.note_success(permit)
