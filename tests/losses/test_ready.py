@@ -347,9 +347,12 @@ def test_missing_reference_is_named() -> None:
     [
         (lambda: KLToReference("k4"), "KLToReference.estimator: expected k3 or k2 or listed, got 'k4'"),
         (lambda: EntropyBonus("k2"), "EntropyBonus.estimator: expected sampled or listed"),
-        (lambda: LabelSmoothing(1.0), "LabelSmoothing.epsilon: expected a share from 0 to below 1, got 1.0"),
+        (lambda: LabelSmoothing(1.0), "LabelSmoothing.epsilon: expected 0 or more and less than 1, got 1.0"),
         (lambda: LabelSmoothing(-0.1), "LabelSmoothing.epsilon"),
-        (lambda: DPO(label_smoothing=0.5), "DPO.label_smoothing: expected 0 to below 0.5, got 0.5"),
+        (
+            lambda: DPO(label_smoothing=0.5),
+            "DPO.label_smoothing: expected 0 or more and less than 0.5",
+        ),
         (lambda: DPO(label_smoothing=-0.1), "DPO.label_smoothing"),
         (lambda: WeightedSum({}), "give at least one loss"),
         (lambda: WeightedSum({"a": CrossEntropy()}), r"WeightedSum\['a'\]: expected \(weight, loss\)"),

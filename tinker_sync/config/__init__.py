@@ -7,13 +7,12 @@ embedded server (see `_embedded`). Nothing here opens a connection or starts a p
 from __future__ import annotations
 
 from tinker_sync._base.secret import HeaderMap, Secret
-from tinker_sync.config.address import CONSOLE_URL, DEFAULT_BASE_URL
+from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
 from tinker_sync.config.settings import Settings
 from tinker_sync.config.timeout import RequestOptions, Timeout
 
 __all__ = [
-    "CONSOLE_URL",
     "DEFAULT_BASE_URL",
     "CredentialsFile",
     "HeaderMap",

@@ -12,7 +12,6 @@ from tinker_sync._base.spelling import find_closest
 from tinker_sync.errors import ConfigurationError
 
 DEFAULT_BASE_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-CONSOLE_URL: Final = "https://tinker.thinkingmachines.ai"
 
 # Up to the last "@", because a password may contain one, or a slash.
 _BEFORE_HOST: Final = re.compile(r"\A((?:[A-Za-z]*:?//?)?).*@", re.DOTALL)

@@ -19,6 +19,7 @@ from attrs import field, frozen
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses.data import read_input, read_weights
 from tinker_sync.losses.evaluate import FloatArray, call_numpy_loss, name_of, takes_numpy
+from tinker_sync.types._checks import in_range
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.training import REFERENCE
 
@@ -224,13 +225,6 @@ class EntropyBonus(TokenLoss):
         return Cells(share * p, share * (p + 1), -share * p)
 
 
-def _check_share(instance: Any, attribute: Any, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name}: expected a share from 0 to below 1, got {value!r}"
-        )
-
-
 @frozen
 class LabelSmoothing(TokenLoss):
     """Cross-entropy that spreads the share `epsilon` of a weight evenly over the tokens of a position.
@@ -248,7 +242,7 @@ class LabelSmoothing(TokenLoss):
 
     name: ClassVar[str] = "label_smoothing"
 
-    epsilon: float = field(default=0.1, validator=_check_share)
+    epsilon: float = field(default=0.1, validator=in_range(ge=0, lt=1))
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:  # noqa: ARG002
         _check_rank(True, p, "LabelSmoothing", index)
@@ -287,13 +281,6 @@ def dpo_pairs(chosen: Sequence[Datum], rejected: Sequence[Datum]) -> list[Datum]
     return [datum for pair in zip(chosen, rejected, strict=True) for datum in pair]
 
 
-def _check_half(instance: Any, attribute: Any, value: float) -> None:
-    if not 0 <= value < 0.5:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name}: expected 0 to below 0.5, got {value!r}"
-        )
-
-
 @frozen
 class DPO:
     """Direct preference optimization: favours chosen answers over rejected ones, compared with a reference.
@@ -325,7 +312,7 @@ class DPO:
 
     beta: float = 0.1
     reference: str | None = REFERENCE
-    label_smoothing: float = field(default=0.0, validator=_check_half)
+    label_smoothing: float = field(default=0.0, validator=in_range(ge=0, lt=0.5))
 
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
