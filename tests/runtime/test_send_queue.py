@@ -12,7 +12,7 @@ import pytest
 from support.raising import raising
 from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoReactor, entry
 
-from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError
+from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.flows import Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
@@ -614,10 +614,11 @@ class TestInDoubt:
         assert [refusal_of(each).final for each in made] == [True, True]
         assert "broken" in repr(bench.queue)
 
+    @pytest.mark.parametrize("failure", [MemoryError(), TinkerError("it has changed"), KeyError("ours")])
     def test_one_that_cannot_be_kept_breaks_the_queue(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, failure: Exception
     ) -> None:
-        monkeypatch.setattr(FakeRequest, "hold", raising(MemoryError()))
+        monkeypatch.setattr(FakeRequest, "hold", raising(failure))
         bench.failures["a"] = unanswered()
         made = [bench.append(name) for name in "ab"]
         bench.workers.do_all()

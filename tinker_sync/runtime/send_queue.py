@@ -421,7 +421,7 @@ class SendQueue(Generic[RequestT]):
         try:
             for each in sending.unsent():
                 sending.entry.requests[each].hold(sending.first_number + each)
-        except (TinkerError, MemoryError) as unkept:
+        except Exception as unkept:  # noqa: BLE001  # no failure may leave the entries behind waiting
             _log.debug("an unanswered request cannot be kept", exc_info=unkept)
             self._break(sending, index, cause)
         else:
