@@ -63,9 +63,15 @@ class FaultMiddleware(Application):
         self._scene = scene
         self._pace = pace
         self.max_body_bytes = app.max_body_bytes
-        self.keeps_body = app.keeps_body  # type: ignore[method-assign]
-        self.startup = app.startup  # type: ignore[method-assign]
-        self.shutdown = app.shutdown  # type: ignore[method-assign]
+
+    def keeps_body(self, scope: Message) -> bool:
+        return self._app.keeps_body(scope)
+
+    async def startup(self) -> None:
+        await self._app.startup()
+
+    async def shutdown(self) -> None:
+        await self._app.shutdown()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""

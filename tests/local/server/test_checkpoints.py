@@ -570,6 +570,31 @@ def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running, head
     assert server.sampler(server.session(), model_path=one).status == 200
 
 
+def in_bf16(content: bytes) -> bytes:
+    """Return a safetensors file of float32 arrays with their upper 16 bits, as bfloat16."""
+    arrays = safetensors.read(content)
+    halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in arrays.items()}
+    made = b"".join(safetensors.pieces(halves))
+    size = int.from_bytes(made[:8], "little")
+    header = made[8 : 8 + size].replace(b'"U16"', b'"BF16"')
+    return len(header).to_bytes(8, "little") + header + made[8 + size :]
+
+
+def test_weights_in_bfloat16_are_taken(server: Running) -> None:
+    model = train(server, server.session())
+    export(server, model, 3, "out")
+    urls = urls_of_export(server, model)["urls"]
+    told = server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": 2}})
+    for name, url in told["urls"].items():
+        content = fetch(server, urls[name]).body
+        content = in_bf16(content) if name.endswith("safetensors") else content
+        assert fetch(server, url, "PUT", content).status == 200
+    path = server.ok("/external_weights_upload_finish", {"upload_id": told["upload_id"]})["tinker_path"]
+    body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": False}
+    again = server.result_of("/load_weights", body)["model_id"]
+    assert loss(server, again, 1) == pytest.approx(loss(server, model, 4), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("rank", "damage", "says"), [(3, "", "r 3"), (2, "cut", "damaged"), (2, "other", "must be floats")]
 )
