@@ -736,6 +736,15 @@ def test_a_target_that_a_killed_download_had_moved_away_is_moved_back(tmp_path: 
     assert files_below(tmp_path / "out") == {"mine": b"mine"}
 
 
+@pytest.mark.parametrize("draft", [".archive.json.ab1_cd2.new", "archive.json.12345.new"])
+def test_a_draft_of_a_killed_process_is_removed(tmp_path: Path, draft: str) -> None:
+    with PartialDirectory(tmp_path / "out").hold() as first:
+        (first.path / draft).write_text("{")
+    with PartialDirectory(tmp_path / "out").hold() as second:
+        second.remove()
+    assert not second.path.exists()
+
+
 def test_only_one_of_two_processes_creates_the_working_directory(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with PartialDirectory(target).hold() as first:

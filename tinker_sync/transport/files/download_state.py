@@ -33,7 +33,8 @@ Download the same checkpoint to the same place to go on, or delete the directory
 """
 # The names that a download creates in its directory, including drafts of JSON files left by a killed process.
 _OWN: Final = re.compile(
-    r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json"
+    # The drafts of versions before 0.3 ended with a number.
+    r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json(?:\.\d+\.new)?"
     r"|\.(?:download|archive)\.json\.\w+\.new"
 )
 # Directories that are not searched for links: a target that the user replaces may hold some.
