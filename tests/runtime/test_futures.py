@@ -173,7 +173,7 @@ class TestARealFuture:
             gc.enable()
 
 
-class TestW04WaitingNeverCancels:
+class TestWaitingNeverCancels:
     def test_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
         future = APIFuture[int]()
         future._mark_accepted("req-1")

@@ -76,7 +76,7 @@ class TestReductions:
         assert [type(merged[key]) for key in chunks[0]] == [float, float, float, int, float]
 
 
-class TestW08NothingIsLostOrRaised:
+class TestNothingIsLostOrRaised:
     def test_a_key_without_reduction_costs_nothing(self) -> None:
         chunks = [{"loss": 1.0, "loss:sum": 5.0}, {"loss": 2.0, "loss:sum": 6.0}]
         assert merge_metrics(chunks, [1, 1]) == {"loss": 1.0, "loss_1": 2.0, "loss:sum": 11.0}

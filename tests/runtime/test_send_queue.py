@@ -215,7 +215,7 @@ class TestSendsThatEndLater:
         assert isinstance(made[1].future.exception(0), EarlierCallFailedError)
 
 
-class TestW02Cancel:
+class TestCancel:
     def test_what_is_queued_leaves_without_a_hole(self, bench: Bench) -> None:
         made = {name: bench.append(name, 3 if name == "b" else 1) for name in "abcd"}
         assert made["b"].future.cancel()
