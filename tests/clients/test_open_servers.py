@@ -612,14 +612,14 @@ def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
 
     Some open servers answer 500 for a result that JSON cannot hold, such as NaN, or for an unknown id.
     """
-    monkeypatch.setenv("TINKER_PACE", "0.001")
+    monkeypatch.setenv("TINKER_PACE", "0.01")
     gate = threading.Event()
     with service(stub) as client:
         trainer = client.create_lora_training_client("stub/model").result()
         before = len(stub.asked("/retrieve_future"))
-        stub.script("/retrieve_future", *[BROKEN] * 8, Answer(gate=gate, usual=True))
+        stub.script("/retrieve_future", *[BROKEN] * 5, Answer(gate=gate, usual=True))
         future = trainer.optim_step(types.AdamParams())
-        stub.await_asked("/retrieve_future", before + 9)
+        stub.await_asked("/retrieve_future", before + 6)
         status = future.status()
         assert status.state == "waiting"
         assert status.reason is not None
@@ -633,17 +633,17 @@ def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
 def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
     stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TINKER_PACE", "0.001")
+    monkeypatch.setenv("TINKER_PACE", "0.01")
     with service(stub) as client:
         stub.script("/training_runs/r", *[BROKEN] * 50)
         with pytest.raises(InternalServerError):
             client.create_rest_client().get_training_run("r").result(PATIENCE_S)
         assert len(stub.asked("/training_runs/r")) == 5
-        stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
+        stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 5)
         trainer = client.create_lora_training_client("stub/model").result()
         if stub.proto_bodies:  # at other servers the client repeats no training call, which might run twice
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-            assert len(stub.asked("/optim_step")) == 9
+            assert len(stub.asked("/optim_step")) == 6
     assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)
 
 
