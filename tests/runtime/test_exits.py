@@ -41,7 +41,7 @@ class Member:
 
 @pytest.fixture(autouse=True)
 def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "_open", exits._Registry(inherited=False))
+    monkeypatch.setattr(exits, "_open", exits._Open())
 
 
 def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

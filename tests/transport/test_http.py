@@ -620,28 +620,6 @@ def test_close_interrupts_what_is_under_way_and_refuses_what_follows() -> None:
         http.close()
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_uses_connections_of_its_own() -> None:
-    with AnsweringServer(lambda seen: answer(str(seen.connection).encode())) as server:
-        http = http_for(server)
-        assert http.send(post()).body == b"0"
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                os.write(writing, http.send(post()).body)
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(writing)
-        assert os.waitpid(child, 0)[1] == 0
-        assert os.read(reading, 10) == b"1"
-        os.close(reading)
-        assert http.send(post()).body == b"0"  # the child has not used the parent's connection
-        http.close()
-
-
 # ---------------------------------------------------------------------------------------------- redirects
 
 

@@ -141,16 +141,6 @@ def test_a_child_process_closes_its_copies_and_forgets(
     assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
 
 
-def test_another_process_is_noticed(
-    pools: Pools, opened: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = opened()
-    pools.give_back(connection)
-    monkeypatch.setattr("os.getpid", lambda: -5)
-    assert pools.take(connection.route) is None
-    assert connection.sock.fileno() == -1
-
-
 def test_no_two_threads_get_the_same_connection(pools: Pools, opened: Callable[..., Connection]) -> None:
     connections = [opened() for _ in range(3)]
     route = connections[0].route

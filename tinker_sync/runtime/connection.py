@@ -74,8 +74,7 @@ class Connection:
         return fetched
 
     def renew_after_fork(self) -> None:
-        """Replace the sockets and locks in a forked child. The parent's sockets stay open in the parent."""
-        self.http.renew_after_fork()
+        """Replace the locks in a forked child. `exits` renews the sockets, also those of a lost client."""
         self.caller.renew_after_fork()
         self.keys.renew_after_fork()
 

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol
 
 from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
@@ -26,8 +26,6 @@ INTERRUPTED_LIMIT_S: Final = 0.5
 """The longest wait for calls under way after Ctrl-C: the user wants to leave, and learns what may be lost."""
 
 _log = logging.getLogger("tinker_sync.session")
-
-_Member = TypeVar("_Member")
 
 
 class Finishable(Protocol):
@@ -51,28 +49,28 @@ class Connected(Protocol):
     def forget_idle(self) -> None:
         """Close the connections that no request uses."""
 
+    def renew_after_fork(self) -> None:
+        """Drop the copies of the parent's connections. The parent's stay open."""
 
-class _Registry(_fork.Members[_Member]):
-    """Objects that the end of the process needs, held weakly. Thread-safe.
 
-    Args:
-        inherited: True if a forked child keeps the members of its parent.
-    """
-
-    def __init__(self, *, inherited: bool) -> None:
-        super().__init__()
-        self._inherited = inherited
-        _fork.renew_in_child(self)
+class _Open(_fork.Members[Finishable]):
+    """The clients that the end of the process finishes. A forked child leaves them to its parent."""
 
     def renew_after_fork(self) -> None:
-        """Drop the members, which belong to the parent, unless the child keeps them."""
-        if not self._inherited:
-            self._refs = set()
+        self._refs = set()
 
 
-# The parent finishes its sessions itself. A child has copies of the connections, which it must close.
-_open: _Registry[Finishable] = _Registry(inherited=False)
-_connected: _Registry[Connected] = _Registry(inherited=True)
+class _Connected(_fork.Members[Connected]):
+    """The objects whose connections the end of the process closes. A forked child has copies of them."""
+
+    def renew_after_fork(self) -> None:
+        for each in self.all():
+            each.renew_after_fork()
+
+
+_open, _connected = _Open(), _Connected()
+_fork.renew_in_child(_open)
+_fork.renew_in_child(_connected)
 
 
 def finish_at_exit(member: Finishable) -> None:

@@ -189,10 +189,7 @@ class Http:
         return self.pools.closed
 
     def renew_after_fork(self) -> None:
-        """Drop the copies of the parent's connections, in a forked child.
-
-        The child's first call also does this.
-        """
+        """Drop the copies of the parent's connections, in a forked child."""
         self.pools.renew_after_fork()
         self._rules.renew_after_fork()
 

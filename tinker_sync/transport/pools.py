@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import select
 import socket
@@ -315,7 +314,6 @@ class Pools:
         self._clock = clock
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []  # guarded by _lock; in the order of their last use
         self._busy: set[Connection] = set()  # guarded by _lock
@@ -331,8 +329,6 @@ class Pools:
             route: the route of the connection.
             max_idle_s: the longest idle time of the connection; None means the limit of the pools.
         """
-        if self._pid != os.getpid():
-            self.renew_after_fork()
         allowed_s = self._max_idle_s if max_idle_s is None else min(max_idle_s, self._max_idle_s)
         oldest_s = self._clock.now() - allowed_s
         while True:
@@ -357,7 +353,6 @@ class Pools:
 
         If the pools are closed, return False; the caller must then close the connection.
         """
-        self._notice_fork()
         with self._lock:
             if not self._closed:
                 self._busy.add(connection)
@@ -393,7 +388,6 @@ class Pools:
 
     def forget_idle(self) -> None:
         """Close the idle connections, so that the next requests use new ones."""
-        self._notice_fork()
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -401,7 +395,6 @@ class Pools:
 
     def close(self) -> None:
         """Close idle connections and interrupt busy ones. May be called twice, from any thread."""
-        self._notice_fork()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -419,7 +412,6 @@ class Pools:
     def renew_after_fork(self) -> None:
         """Drop all connections, in a forked child, before a second thread of the child uses the pools."""
         inherited = [*self._busy, *self._idle]
-        self._pid = os.getpid()
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._idle, self._busy = [], set()
         for connection in inherited:
@@ -429,10 +421,6 @@ class Pools:
         with self._lock:
             state = "closed" if self._closed else "open"
             return f"<Pools {state}, {len(self._idle)} idle, {len(self._busy)} busy>"
-
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            self.renew_after_fork()
 
     def _newest_locked(self, route: Route, oldest_s: float) -> Connection | None:
         """Take and return the idle connection of a route that was used last, or None."""

@@ -69,7 +69,6 @@ class SessionRules:
         self._trust_environment = not direct
         self._plain: requests.Session | None = None  # guarded by _lock
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._routes: dict[Origin, Route] = {}  # written under _lock, read without
         self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
@@ -92,8 +91,6 @@ class SessionRules:
         Raises:
             ConfigurationError: a certificate file or a proxy cannot be used.
         """
-        if self._pid != os.getpid():
-            self.renew_after_fork()
         route = self._routes.get(origin)  # entries are added and never removed
         if route is None:
             found = self._find_route(origin)
@@ -162,7 +159,6 @@ class SessionRules:
 
     def renew_after_fork(self) -> None:
         """Drop the copies of the parent's connections, in a forked child. The session stays usable."""
-        self._pid = os.getpid()
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
         session = self._given or self._plain
         for adapter in session.adapters.values() if session is not None else ():
