@@ -253,14 +253,14 @@ def test_a_paused_model_holds_its_own_samples_back_and_sends_them_in_order_after
         sampler, other = sampler_of(client), sampler_of(client)
         other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         line = sampler._line
-        line.hold_back(3600.0)
+        line.pause.begin(client.holder.clock, 3600.0)
         held = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(10)]
         late = sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=0.05)
         other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         with pytest.raises(DeadlineError, match="the server has no capacity for the model"):
             late.result(PATIENCE_S)
         assert len(stub.asked("/asample")) == 2
-        line.hold_back(0.0)
+        line.pause.begin(client.holder.clock, 0.0)
         machinery = client.holder.server.ready()
         client.holder.server.flows.soon(machinery.admission._end_pause, line.pause)
         for future in held:

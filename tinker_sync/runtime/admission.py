@@ -47,6 +47,10 @@ class ModelPause:
         self.until_s = -math.inf
         self.aside: list[Turn] = []
 
+    def begin(self, clock: Clock, pause_s: float) -> None:
+        """Send no sample for some seconds, because the server has no capacity for the model."""
+        self.until_s = clock.now() + clock.shorten(pause_s)
+
 
 class Admission:
     """The queue of the samples of one service client, and of the clients that it makes.

@@ -24,6 +24,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import APIResponseValidationError, DeadlineError, InvalidInputError, WireError
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.admission import ModelPause
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.flows import Flow, Flows, Quota, Task
 from tinker_sync.runtime.futures import APIFuture, Submit
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 # The server holds a poll for about 30 s; a poll that is silent for longer than this is sent again.
 POLL_TIMEOUT_S: Final = 45.0
-# It takes some milliseconds to read a larger answer.
+# It takes milliseconds to read a larger answer, and all flows of the client would wait.
 _LARGE_BYTES: Final = 256 * 1024
 _PROTO_FIRST: Final = "application/x-protobuf, application/json"
 LOG_EVERY_S: Final = 60.0
@@ -84,8 +85,8 @@ class Promise:
     """The size of the result, if a poll for all samples (`session_poll`) has announced it, else None."""
     sdk_method: str = field(factory=current)
     """The public method of the user that the polls name in a header."""
-    hold_back: Callable[[float], object] | None = None
-    """For a sample: a function that sends no more samples of the same client for some seconds."""
+    pause: ModelPause | None = None
+    """For a sample: the pause of its model."""
     result_bytes: int = ANSWER_BYTES
     """The largest result that the request can have."""
 
@@ -200,6 +201,7 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
     began_at = asked_at = clock.now()
     held_bytes: int | None = None
     odd: Exception | None = None
+    large = False  # the last answer
     trouble: Trouble | None = None  # the failures since the last good answer
     announced = promise.announced_bytes
     retrieval = Retrieval(
@@ -214,17 +216,6 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
         shorten=clock.shorten,
     )
 
-    def late() -> DeadlineError:
-        return DeadlineError(
-            f"no result of {promise.request_type} within the deadline",
-            request_id=promise.request_id,
-            method="POST",
-            path=PATH,
-            attempts=retrieval.iteration,
-            waited_s=clock.now() - began_at,
-            last_words=retrieval.last_words,
-        )
-
     action: Action = TakeBytes(announced) if announced else retrieval.ask()
     try:
         while True:
@@ -232,7 +223,7 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 asked_at = clock.now()
                 left_s = deadline_at - asked_at
                 if left_s <= 0:
-                    raise late()
+                    raise _late(retrieval, clock.now() - began_at)
                 outcome = yield Call(
                     method="POST",
                     path=PATH,
@@ -248,17 +239,23 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 )
                 now = clock.now()
                 if isinstance(outcome, SendFailed) and now >= deadline_at:
-                    raise late()
-                read = partial(retrieval.on, outcome, asked_at=asked_at, now=now)
-                action = (yield from _elsewhere(polls, read)) if _is_large(outcome) else read()
+                    raise _late(retrieval, clock.now() - began_at)
+                large = isinstance(outcome, Reply) and len(outcome.body) > _LARGE_BYTES
+                if large:
+                    read = partial(retrieval.on, outcome, asked_at=asked_at, now=now)
+                    action = yield from polls.flows.on_worker(polls.workers, read)
+                else:
+                    action = retrieval.on(outcome, asked_at=asked_at, now=now)
                 if retrieval.notice is not None:
                     _pass_on(retrieval.notice, polls, promise, future)
                 if trouble is not None or retrieval.trouble_since is not None:
                     trouble = _show_trouble(retrieval, action, trouble, polls, promise, future, now)
             elif isinstance(action, Finished):
-                make = partial(decode, action.reply, action.tree)
                 try:
-                    return (yield from _elsewhere(polls, make)) if _is_large(action.reply) else make()
+                    if large:
+                        make = partial(decode, action.reply, action.tree)
+                        return (yield from polls.flows.on_worker(polls.workers, make))
+                    return decode(action.reply, action.tree)
                 except (WireError, InvalidInputError) as cause:
                     first, odd = (
                         odd is None,
@@ -269,12 +266,12 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 action = retrieval.ask()
             elif isinstance(action, Wait):
                 if clock.now() + clock.shorten(action.delay_s) >= deadline_at:
-                    raise late()
+                    raise _late(retrieval, clock.now() - began_at)
                 yield action.delay_s
                 action = retrieval.ask()
             elif isinstance(action, TakeBytes):
                 if not (yield from room.take(action.size, deadline_at - clock.now())):
-                    raise late()
+                    raise _late(retrieval, clock.now() - began_at)
                 held_bytes = action.size
                 action = retrieval.ask()
             elif isinstance(action, Gone) and odd is None:
@@ -284,15 +281,6 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
     finally:
         if held_bytes is not None:
             room.give_back(held_bytes)
-
-
-def _is_large(outcome: Reply | SendFailed) -> bool:
-    """Return True if it takes so long to read an answer that other flows must not wait for that."""
-    return isinstance(outcome, Reply) and len(outcome.body) > _LARGE_BYTES
-
-
-def _elsewhere(polls: Polls, work: Callable[[], T]) -> Flow[T]:
-    return polls.flows.on_worker(polls.workers, work)
 
 
 def _pass_on(notice: QueueNotice, polls: Polls, promise: Promise, future: APIFuture[Any]) -> None:
@@ -325,6 +313,18 @@ def _show_trouble(
         if now + action.delay_s - retrieval.trouble_since >= QUIET_S:
             future._mark_waiting(retrieval.trouble)
     return trouble
+
+
+def _late(retrieval: Retrieval, waited_s: float) -> DeadlineError:
+    return DeadlineError(
+        f"no result of {retrieval.request_type} within the deadline",
+        request_id=retrieval.request_id,
+        method="POST",
+        path=PATH,
+        attempts=retrieval.iteration,
+        waited_s=waited_s,
+        last_words=retrieval.last_words,
+    )
 
 
 def _odd_result(

@@ -106,14 +106,16 @@ def sample(job: SampleJob) -> Flow[SampleResponse]:
         submission = 0
         while True:
             submission += 1
-            request_id = yield from submit(job, turn, bodies)
+            # Here, because many samples wait, and a suspended `submit` would double their memory.
+            if not (yield turn):
+                raise job.late(turn, 0)
             promise = Promise(
-                request_id,
+                (yield from submit(job, turn, bodies)),
                 REQUEST_TYPE,
                 wants_proto=True,
                 roundtrip_s=runtime.clock.now() - job.began_at,
                 sdk_method=job.sdk_method,
-                hold_back=line.hold_back,
+                pause=line.pause,
                 result_bytes=most_sample_bytes(job.request, job.size),
             )
             try:
@@ -138,15 +140,17 @@ def sample(job: SampleJob) -> Flow[SampleResponse]:
 def submit(  # noqa: C901  # as `polls.poll`
     job: SampleJob, turn: Turn, bodies: SampleBodies
 ) -> Flow[str]:
-    """Submit a sample until the server accepts it, and return its request id. The turn then holds a slot."""
+    """Submit a sample until the server accepts it, and return its request id.
+
+    The turn has come, and after each try that fails the sample waits for it once more. At the end it holds a
+    slot.
+    """
     line, future, machinery = job.line, job.future, job.machinery
     runtime = line.runtime
     number: int | None = None
     body, key, attempt = b"", "", 0
     ledger = Ledger(Stage.SUBMIT)
     while True:
-        if not (yield turn):
-            raise job.late(turn, attempt)
         if number is None:
             number = (line.numbers.value or line.next_number)()
             encode = partial(job.encode, bodies, number)
@@ -157,6 +161,8 @@ def submit(  # noqa: C901  # as `polls.poll`
             key = runtime.connection.caller.next_key()
         if not turn.may_pass():  # the limiter has closed again
             turn.give_back()
+            if not (yield turn):
+                raise job.late(turn, attempt)
             continue
         attempt += 1
         future._mark_sending()
@@ -203,6 +209,8 @@ def submit(  # noqa: C901  # as `polls.poll`
         turn.give_back()
         if pause_s > 0:
             yield job.in_time(pause_s, turn)
+        if not (yield turn):
+            raise job.late(turn, attempt)
 
 
 class SampleJob:
@@ -580,11 +588,6 @@ class SampleLine:
                 job.fail(failure)  # so that no later call starts it
                 raise
         return future
-
-    def hold_back(self, pause_s: float) -> None:
-        """Send no sample for some seconds, because the server has no capacity for the model."""
-        clock = self.runtime.clock
-        self.pause.until_s = clock.now() + clock.shorten(pause_s)
 
     def make_numbers(self) -> None:
         """Prepare the sample numbers. The first call in a copy of a client may block to ask the server.

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from tinker_sync._base.clock import Clock
 from tinker_sync.errors import (
     APIConnectionError,
     BillingError,
@@ -202,7 +203,7 @@ class Server:
             self._pools.fetch,
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
-            on_notice=_notice_into(self._notices, gate.limiter),
+            on_notice=_notice_into(self._notices, gate.limiter, clock),
             on_trouble=self._notices.log_trouble,
             secrets=self.connection.secrets,
             read_timeout_s=self.poll_s,
@@ -408,14 +409,16 @@ class Server:
         return None if math.isinf(deadline_at) else max(deadline_at - self._clock.now(), 0.0)
 
 
-def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
+def _notice_into(
+    notices: Notices, limiter: RateLimiter, clock: Clock
+) -> Callable[[QueueNotice, Promise], None]:
     def take(notice: QueueNotice, promise: Promise) -> None:
         # More samples would only make the queue at the server longer: that of the account, or of one model.
-        if promise.hold_back is not None:
+        if promise.pause is not None:
             if notice.state is QueueState.PAUSED_RATE_LIMIT:
                 limiter.close_for(_QUEUE_PAUSE_S, reported=True)
             elif notice.state.paused:
-                promise.hold_back(_QUEUE_PAUSE_S)
+                promise.pause.begin(clock, _QUEUE_PAUSE_S)
         notices.publish(notice, promise.request_type, promise.request_id)
 
     return take
