@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import pytest
+from support.sends import HandWorkers
+
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.held_calls import HeldCalls
 
@@ -26,56 +29,70 @@ class Call:
         self.failure = failure
 
 
-def test_a_call_that_is_made_while_others_start_waits_behind_them() -> None:
-    calls, log = HeldCalls(), []
-    held: list[bool] = []
-    late = Call(log, "late")
-    assert calls.hold(Call(log, "a", then=lambda: held.append(calls.hold(late))))
-    assert calls.hold(Call(log, "b"))
+@pytest.fixture
+def workers() -> HandWorkers:
+    return HandWorkers()
+
+
+@pytest.fixture
+def calls(workers: HandWorkers) -> HeldCalls:
+    return HeldCalls(workers)  # type: ignore[arg-type]  # a double
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+def test_a_call_that_is_made_while_others_start_waits_behind_them(
+    calls: HeldCalls, workers: HandWorkers, log: list[str]
+) -> None:
+    calls.hold(Call(log, "a", then=lambda: calls.hold(Call(log, "late"))))
+    calls.hold(Call(log, "b"))
     calls.release()
-    assert (held, log) == ([True], ["a", "b", "late"])
+    assert log == ["a", "b", "late"]
     assert calls.open
-    assert not calls.hold(Call(log, "c"))  # as of a thread that has looked too early
+    calls.hold(Call(log, "c"))  # as of a thread that has looked too early
     assert not calls.open
-    calls.release()
+    workers.do_all()
     assert (log[-1], calls.open) == ("c", True)
 
 
-def test_a_call_that_is_added_as_the_last_one_starts_is_started_before_later_ones() -> None:
-    calls, log = HeldCalls(), []
+def test_a_call_that_is_added_as_the_last_one_starts_is_started_before_later_ones(
+    calls: HeldCalls, workers: HandWorkers, log: list[str]
+) -> None:
     seen: list[bool] = []
 
     class Waiting(deque[Call]):
         def popleft(self) -> Call:
             if not self and not seen:  # the thread that releases takes them for the last time
-                seen.extend((calls.hold(Call(log, "late")), calls.open))
+                calls.hold(Call(log, "late"))
+                seen.append(calls.open)
                 raise IndexError
             return super().popleft()
 
     calls._waiting = Waiting()  # type: ignore[assignment]
-    assert calls.hold(Call(log, "first"))
+    calls.hold(Call(log, "first"))
     calls.release()
-    assert (log, seen, calls.open) == (["first", "late"], [True, False], True)
+    assert (log, seen, calls.open, workers.jobs) == (["first", "late"], [False], True, [])
 
 
-def test_the_first_failure_fails_the_held_calls_and_all_later_ones() -> None:
-    calls, log = HeldCalls(), []
+def test_the_first_failure_fails_the_held_calls_and_all_later_ones(calls: HeldCalls, log: list[str]) -> None:
     before, after = Call(log, "before"), Call(log, "after")
-    assert calls.hold(before)
+    calls.hold(before)
     assert calls.fail(FIRST) == 1
     assert calls.fail(SECOND) == 0
     calls.release()
     assert not calls.open
-    assert calls.hold(after)
+    calls.hold(after)
     assert [str(call.failure) for call in (before, after)] == ["first", "first"]
     assert before.failure is not after.failure
     assert log == []
 
 
-def test_a_child_does_not_start_the_calls_of_its_parent() -> None:
-    calls, log = HeldCalls(), []
-    assert calls.hold(Call(log, "of the parent"))
+def test_a_child_does_not_start_the_calls_of_its_parent(calls: HeldCalls, log: list[str]) -> None:
+    calls.hold(Call(log, "of the parent"))
     calls.renew_after_fork()
-    assert calls.hold(Call(log, "of the child"))
+    calls.hold(Call(log, "of the child"))
     calls.release()
     assert log == ["of the child"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.workers import Workers
 
 
 class HeldCall(Protocol):
@@ -30,17 +34,22 @@ class HeldCalls:
     `hold` first adds a call and then looks whether `release` is at work; `release` first writes that it is
     not and then looks for calls. So one of them sees the other.
 
+    Args:
+        workers: start a call that comes when the client has just become ready.
+
     >>> from types import SimpleNamespace
-    >>> calls = HeldCalls()
-    >>> calls.hold(SimpleNamespace(start=lambda: print("started"))), calls.open
-    (True, False)
+    >>> calls = HeldCalls(workers=None)
+    >>> calls.hold(SimpleNamespace(start=lambda: print("started")))
+    >>> calls.open
+    False
     >>> calls.release()
     started
     >>> calls.open
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self._waiting: deque[HeldCall] = deque()
         self._failure: Exception | None = None  # final
         self._ready = False  # final
@@ -54,16 +63,21 @@ class HeldCalls:
         # In this order: a call that does not wait any more was taken by a thread that is at work or done.
         return not self._waiting and not self._releasing and self._ready
 
-    def hold(self, call: HeldCall) -> bool:
-        """Keep a call until the client is ready, and return True.
+    def hold(self, call: HeldCall) -> None:
+        """Keep a call until the client is ready. If the client has failed, fail the call.
 
-        If the client has failed, fail the call and return True. If the client has just become ready, return
-        False; the caller then has `release` called once more, on a thread of the client.
+        Raises:
+            TinkerError: the client has just become ready, and no worker can start the call, which fails.
         """
         self._waiting.append(call)
         if self._failure is not None:
             self.fail(self._failure)
-        return self._releasing or not self._ready
+        if self._ready and not self._releasing:
+            try:
+                self._workers.run_call(self.release)
+            except TinkerError as failure:
+                call.fail(failure)  # so that no later call starts it
+                raise
 
     def release(self) -> None:
         """Start the held calls in order. Later calls are not held; if the client has failed, they fail."""

@@ -542,7 +542,7 @@ class SampleLine:
     def __init__(self, runtime: ClientRuntime, max_attempts: int, *, copied: bool = False) -> None:
         self.runtime = runtime
         self.max_attempts = max_attempts
-        self.held = HeldCalls()
+        self.held = HeldCalls(runtime.pools.enter)
         self.sampling_session_id = ""
         """The id of the sampler; empty until the sampler exists. Set once."""
         self.run_id = ""
@@ -581,12 +581,7 @@ class SampleLine:
             return job.put()
         job.limiters = self.runtime.spending.limiters
         future = job.hold()
-        if not self.held.hold(job):
-            try:
-                self.runtime.pools.enter.run_call(self.held.release)
-            except TinkerError as failure:
-                job.fail(failure)  # so that no later call starts it
-                raise
+        self.held.hold(job)
         return future
 
     def make_numbers(self) -> None:

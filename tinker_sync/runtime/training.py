@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
@@ -118,7 +118,7 @@ class TrainingLine:
             runtime.pools.send,
             waits=partial(_end_in_turn, runtime),
         )
-        self.held = HeldCalls()
+        self.held = HeldCalls(runtime.pools.enter)
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
         self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
@@ -154,12 +154,7 @@ class TrainingLine:
         else:
             future = call.wait_for_model(self.runtime.spending.limiters)
             self.runtime.lifecycle.end_in_turn(future, call.deadline_at, call.name)
-            if not self.held.hold(call):
-                try:
-                    self.runtime.pools.enter.run_call(self.held.release)
-                except TinkerError as failure:
-                    call.fail(failure)  # so that no later call starts it
-                    raise
+            self.held.hold(call)
         # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
             self.runtime.lifecycle.note_change(future)
@@ -456,11 +451,8 @@ class PassCall(TrainingCall):
             decode = read_pass if combined else partial(decode_pass, self._trained)
             began_s = runtime.clock.now()
             # All chunks before the first future, because a chunk that cannot be encoded refuses the call.
-            encoded = [self._encode(chunk, facts.dialect) for chunk in chunks]
-            requests = [
-                self._make_request(chunk, *made, facts.dialect, reservation, decode)
-                for chunk, made in zip(chunks, encoded, strict=True)
-            ]
+            encoded = [self._encode(chunk, facts.dialect, reservation, decode) for chunk in chunks]
+            requests = [request_for(runtime.lifecycle.make_future()) for request_for in encoded]
             if runtime.lifecycle.stopwatches:
                 runtime.lifecycle.note_encoded(self.sdk_method, began_s)
             future = self._follow([each.future for each in requests])
@@ -491,46 +483,28 @@ class PassCall(TrainingCall):
         )
         return future
 
-    def _encode(self, chunk: DataChunk, dialect: Dialect) -> tuple[ForwardBackwardInput, EncodedPass]:
-        chunk_input = self._whole
-        if len(chunk.data) != len(chunk_input.data):
-            chunk_input = chunk_input._with(data=list(chunk.data))
-        chunk_input = fit(chunk_input, dialect)
-        return chunk_input, encode_pass(
-            chunk_input, self.line.model_id, dialect, forward_only=self._forward_only
-        )
-
-    def _make_request(
-        self,
-        chunk: DataChunk,
-        chunk_input: ForwardBackwardInput,
-        encoded: EncodedPass,
-        dialect: Dialect,
-        reservation: Reservation,
-        decode: Any,
-    ) -> TrainingRequest:
-        runtime = self.line.runtime
-        used = TokensUsed(model=self.line.model_id, trained=_tokens(chunk.data))
-        settle = partial(reservation.settle, used, id(chunk))
+    def _encode(
+        self, chunk: DataChunk, dialect: Dialect, reservation: Reservation, decode: Any
+    ) -> Callable[[APIFuture[Any]], TrainingRequest]:
+        """Encode a chunk. Return a function that makes its request for a future."""
+        given, model_id = self._whole, self.line.model_id
+        if len(chunk.data) != len(given.data):
+            given = given._with(data=list(chunk.data))
+        given = fit(given, dialect)
         if dialect.reads_data_only:
-            decode = partial(read_with_loss, decode, weights_of(chunk_input))
-        return TrainingRequest(
-            runtime.lifecycle.make_future(),
-            encoded.endpoint,
-            "Forward" if self._forward_only else "ForwardBackward",
-            encoded.with_number,
-            partial(
-                read_settled,
-                decode,
-                ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
-                settle,
-            ),
+            decode = partial(read_with_loss, decode, weights_of(given))
+        expected = ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only)
+        used = TokensUsed(model=model_id, trained=_tokens(chunk.data))
+        settle = partial(reservation.settle, used, id(chunk))
+        return partial(
+            TrainingRequest,
+            request_type="Forward" if self._forward_only else "ForwardBackward",
+            decode=partial(read_settled, decode, expected, settle),
             settle=settle,
             size=chunk.size_bytes,
-            content_type=encoded.content_type,
-            headers=encoded.headers,
             deadline_at=self.deadline_at,
-            made_at=runtime.clock.now(),
+            made_at=self.line.runtime.clock.now(),
+            **_encode_pass(given, model_id, dialect, forward_only=self._forward_only),
         )
 
 
@@ -813,31 +787,27 @@ def _was_not_sent(error: TinkerError) -> bool:
 # ------------------------------------------------------------------------------------------ bodies
 
 
-class EncodedPass(NamedTuple):
-    """A request of a pass, encoded except for its number."""
-
-    endpoint: str
-    content_type: str
-    headers: Mapping[str, str]
-    with_number: Callable[[int], bytes | PiecedBody]
-
-
-def encode_pass(
+def _encode_pass(
     given: ForwardBackwardInput, model_id: str, dialect: Dialect, *, forward_only: bool
-) -> EncodedPass:
-    """Encode a request of a pass: as protobuf if the server takes it for this kind of pass, else as JSON."""
+) -> dict[str, Any]:
+    """Return how a pass is sent: as protobuf if the server takes it for this kind of pass, else as JSON."""
     if dialect.protobuf and (dialect.forward_only or not forward_only):
         buffers = requests.encode_forward_backward_request(
             ForwardBackwardRequest(given, model_id), forward_only=forward_only
         )
         compressed = dialect.zstd and zstd.is_available()
-        headers = {"Content-Encoding": "zstd"} if compressed else {}
-        return EncodedPass("forward_backward", PROTOBUF, headers, partial(number_proto, buffers, compressed))
+        return {
+            "endpoint": "forward_backward",
+            "encoded": partial(number_proto, buffers, compressed),
+            "content_type": PROTOBUF,
+            "headers": {"Content-Encoding": "zstd"} if compressed else {},
+        }
     kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
-    body = wire_json.encode(kind(given, model_id))
-    return EncodedPass(
-        "forward" if forward_only else "forward_backward", JSON, {}, partial(number_json, body)
-    )
+    return {
+        "endpoint": "forward" if forward_only else "forward_backward",
+        "encoded": partial(number_json, wire_json.encode(kind(given, model_id))),
+        "content_type": JSON,
+    }
 
 
 number_json: Final = wire_json.with_number
