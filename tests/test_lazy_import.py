@@ -322,3 +322,16 @@ def test_a_module_keeps_its_former_name() -> None:
         "assert PriceTable is the_same is tinker_sync.usage.PriceTable; "
         "from tinker_sync.display import shade; assert shade is tinker_sync.insight.shade"
     )
+
+
+def test_a_module_of_a_moved_package_is_the_same_module() -> None:
+    """A second copy would have classes of its own, which no `except` and no `isinstance` knows."""
+    fresh(
+        "import tinker_sync; from tinker_sync.transfer.download import CheckpointDownload as one; "
+        "assert one is tinker_sync.CheckpointDownload; import tinker_sync.usage.budget as budget; "
+        "assert budget.Budget is tinker_sync.usage.Budget and budget.__spec__.name == budget.__name__"
+    )
+    with pytest.raises(
+        ModuleNotFoundError, match=r"No module named 'tinker_sync\.transport\.files\.nothing'"
+    ):
+        importlib.import_module("tinker_sync.transfer.nothing")

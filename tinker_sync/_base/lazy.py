@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -53,7 +54,10 @@ def lazy_names(
     children |= {home.removeprefix(inside) for home in homes if home.rpartition(".")[0] == package}
     # After importing the package, the import system reads `sys.modules` again and uses these entries.
     others: dict[str, ModuleType] = dict.fromkeys(other_paths.split(), sys.modules[package])
-    others |= {name: LazyModule(home) for name, home in (moved or {}).items()}
+    for name, home in (moved or {}).items():
+        others[name] = LazyModule(home)
+        others[name].__path__ = []  # its modules have moved too: `_LastFinder` finds them
+        _moved[inside + name] = home
     sys.modules.update({inside + path: module for path, module in others.items()})
     other_names = {path.rpartition(".")[2]: module for path, module in others.items()}
 
@@ -77,16 +81,36 @@ def lazy_names(
     return lookup, listing, sorted(home_of)
 
 
-class _LeftOut:
-    """A finder that is asked after all others. It explains the absence of modules (see `_left_out`)."""
+_moved: dict[str, str] = {}
+"""The full names of packages in earlier versions, and the present ones."""
+
+
+class _FormerName:
+    """A loader that puts a module of a moved package under its former name."""
 
     @staticmethod
-    def find_spec(name: str, *_path_and_target: object) -> None:
+    def create_module(_: ModuleSpec) -> None:
+        return None
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        parent, _, name = module.__name__.rpartition(".")
+        sys.modules[module.__name__] = importlib.import_module(f"{_moved[parent]}.{name}")
+
+
+class _LastFinder:
+    """A finder that is asked after all others: for former names of modules, and for modules left out."""
+
+    @staticmethod
+    def find_spec(name: str, *_path_and_target: object) -> ModuleSpec | None:
+        if name.rpartition(".")[0] in _moved:
+            return ModuleSpec(name, _FormerName)  # type: ignore[arg-type]  # its methods are static
         if name.startswith("tinker_sync."):
             importlib.import_module("tinker_sync._base.left_out").refuse(name)
+        return None
 
 
-sys.meta_path.append(_LeftOut)
+sys.meta_path.append(_LastFinder)
 
 
 def _describe_unknown(package: str, name: str, known: list[str]) -> str:
