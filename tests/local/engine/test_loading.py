@@ -29,4 +29,4 @@ def test_the_engine_loads_no_network() -> None:
     assert "numpy" in loaded
     assert not loaded & {"requests", "urllib3", "tokenizers", "safetensors", "asyncio", "torch"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("tinker_sync.")}
-    assert not ours & {"clients", "config", "errors", "runtime", "transfer", "transport", "types", "wire"}
+    assert not ours & {"clients", "config", "errors", "runtime", "transport", "types", "wire"}
