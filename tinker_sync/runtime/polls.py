@@ -213,7 +213,6 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
         allow_metadata_only=not announced,
         may_pause_billing=polls.may_pause_billing,
         secrets=polls.secrets,
-        shorten=clock.shorten,
     )
 
     action: Action = TakeBytes(announced) if announced else retrieval.ask()

@@ -135,7 +135,6 @@ class Retrieval:
         draw: returns the jitter, from 0 to 1.
         wall: returns the seconds since the epoch, for a pause until a date.
         secrets: returns the secrets to mask in errors and notices, because the server may repeat them.
-        shorten: `Clock.shorten` of the clock that measures the times given to `on`.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -152,7 +151,6 @@ class Retrieval:
     draw: Callable[[], float] = field(default=random.random, kw_only=True)
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
-    shorten: Callable[[float], float] = field(default=float, kw_only=True)
 
     iteration: int = field(default=0, init=False)
     """The number of polls so far."""
@@ -164,6 +162,7 @@ class Retrieval:
     """The text of the newest of these failures; of use only while `trouble_since` is not None."""
     notice: QueueNotice | None = field(default=None, init=False)
     """The report of the latest answer on the queue of the server; None if it had none."""
+    _paused_s: float = field(default=0.0, init=False)  # the pauses since `trouble_since`
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _equal_errors: int = field(default=0, init=False)
@@ -235,13 +234,15 @@ class Retrieval:
         if self.trouble_since is None:
             self.trouble_since = now
         found = error()
-        if now + self.shorten(pause_s) - self.trouble_since > self.shorten(TROUBLE_LIMIT_S):
+        # A clock may shorten pauses; they count in full, so that the number of polls stays the same.
+        if max(now - self.trouble_since, self._paused_s) + pause_s > TROUBLE_LIMIT_S:
             return Failed(found)
+        self._paused_s += pause_s
         self.trouble = str(found)
         return Wait(pause_s, why)
 
     def _forget_trouble(self) -> None:
-        self.trouble_since = None
+        self.trouble_since, self._paused_s = None, 0.0
         self._connection_failures = self._failures = self._equal_errors = 0
 
     def _forget_doubts(self) -> None:

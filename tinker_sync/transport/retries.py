@@ -410,13 +410,15 @@ class Tries:
     """
 
     __slots__ = (
+        "_began_s",
         "_call",
         "_caller",
         "_clock",
         "_cuts_tries",
-        "_free_until_s",
         "_ledger",
         "_lost",
+        "_patience_s",
+        "_paused_s",
         "_retries",
         "_trouble",
         "_until_s",
@@ -430,8 +432,10 @@ class Tries:
         self._call = _keyed(call)
         self._clock = clock
         self._retries = settings.max_retries if call.max_retries is None else call.max_retries
-        # Until this moment of the clock, a try may begin even if no retries are left.
-        self._free_until_s = now_s + clock.shorten(PATIENCE_S) if call.patient and not counted else now_s
+        # For so long, a try may begin even if no retries are left. A clock may shorten pauses; they count in
+        # full, so that the number of tries stays the same.
+        self._patience_s = PATIENCE_S if call.patient and not counted else 0.0
+        self._began_s, self._paused_s = now_s, 0.0
         # No try begins after this moment of the clock. A deadline also ends a try under way.
         self._until_s = now_s + (PATIENCE_S if deadline_s is None else deadline_s)
         self._cuts_tries = deadline_s is not None
@@ -486,7 +490,7 @@ class Tries:
         caller, call = self._caller, self._call
         pause_s = caller.pause_s(found, call)
         now_s = self._clock.now()
-        self._spend(found, now_s + self._clock.shorten(pause_s))
+        self._spend(found, now_s, pause_s)
         caller.note_pause(call, pause_s, found.error)
         self._trouble = self._trouble or Trouble()
         if self._trouble.is_due(now_s, pause_s):
@@ -499,15 +503,17 @@ class Tries:
         error.ambiguous = error.ambiguous or self._lost
         return error
 
-    def _spend(self, verdict: Retry, next_try_s: float) -> None:
-        """Count a retry that begins at `next_try_s`.
+    def _spend(self, verdict: Retry, now_s: float, pause_s: float) -> None:
+        """Count a retry that begins after a pause.
 
         Raises:
             APIError: the error of `verdict`, because no retry or no time is left.
         """
-        spent = self._retries <= 0 and next_try_s >= self._free_until_s
-        if spent or next_try_s >= self._until_s:
+        waited_s = max(now_s - self._began_s, self._paused_s) + pause_s
+        spent = self._retries <= 0 and waited_s >= self._patience_s
+        if spent or now_s + self._clock.shorten(pause_s) >= self._until_s:
             raise self.explained(verdict.error)
+        self._paused_s += pause_s
         self._lost = self._lost or _may_have_been_done(verdict.error)
         self._retries -= 1
 
