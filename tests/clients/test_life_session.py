@@ -43,8 +43,8 @@ DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1
 
 @pytest.fixture
 def quick(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceClient]:
-    """Yield a client whose pauses take 0.002 of their usual time."""
-    monkeypatch.setenv("TINKER_PACE", "0.002")
+    """Yield a client whose pauses take a hundredth of their usual time."""
+    monkeypatch.setenv("TINKER_PACE", "0.01")
     with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
         yield service
 

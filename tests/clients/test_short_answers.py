@@ -188,7 +188,7 @@ CALLS = [
 
 
 def use_all(stub: Stub) -> None:
-    with quick_service(0.001, base_url=stub.url, api_key="tml-x") as client:  # type: ignore[attr-defined]
+    with quick_service(0.01, base_url=stub.url, api_key="tml-x") as client:  # type: ignore[attr-defined]
         make_all_calls(client)
 
 
