@@ -755,22 +755,6 @@ class Reactor:
         except BaseException:  # noqa: BLE001  # the failure of one step must not end those of others
             _log.exception("a step of the reactor failed")
 
-    def _leave_steps(self, *more: Step) -> None:
-        """Leave the steps of the thread, and `more`, to workers, because there is no thread for them.
-
-        Take them on this thread if the workers refuse them.
-        """
-        steps: list[Step] = []
-        for left in (self._following, self._due):
-            with suppress(IndexError):  # until it is empty; a worker that helps may take steps too
-                while True:
-                    steps.append(left.popleft())
-        for step in (*steps, *more):
-            try:
-                self._workers.run(partial(self._run_step, *step))
-            except RuntimeError:  # closed, or the system gives no thread; a sample may wait for the step
-                self._take_step(deque([(self._run_step, *step)]))
-
     # -------------------------------------------------------------------------------------- the thread
 
     def _start_ahead(self, started: threading.Event) -> None:
@@ -852,16 +836,13 @@ class Reactor:
                     due.append((self._read, ticket))
             over = self._expire_locked() if self._called_off or self._clock.now() >= self._look_at else ()
             self._in_step = acts = bool(due or over)
-            # A step that holds up no other work needs no guard.
-            guard = acts and not self._guarded and (len(due) + len(over) > 1 or self._has_more())
-            if guard:
-                self._guarded = True
         for descriptor, ticket in over:
             # First, because the step closes the socket, and its number may then belong to a new one.
             readiness.forget(descriptor)
             due.append((self._read, ticket))
-        if guard:
-            self._begin_guard()
+        # A step that holds up no other work needs no guard.
+        if acts and not self._guarded and (len(due) > 1 or self._has_more()):
+            self._guard_rest()
         idle = not due and not ready and wait_s == timeout_s
         if acts and not self._take_due(leader):
             self._wake()
@@ -953,24 +934,23 @@ class Reactor:
             self._workers.run(self._guard_unless_guarded)
 
     def _guard_unless_guarded(self) -> None:
-        with self._lock:
-            begin, self._guarded = not self._guarded, True
-        if begin:
+        if self._claim_guard():
             self._guard()
 
     def _guard_rest(self) -> None:
         """Let a worker guard this thread, the reactor's, because work waits behind the next step."""
-        with self._lock:
-            begin, self._guarded = not self._guarded, True
-        if begin:
-            self._begin_guard()
-
-    def _begin_guard(self) -> None:
+        if not self._claim_guard():
+            return
         try:
             self._workers.run(self._guard)
         except RuntimeError:  # the workers are closed, and soon the reactor
             with self._lock:
                 self._guarded = False
+
+    def _claim_guard(self) -> bool:
+        with self._lock:
+            claimed, self._guarded = not self._guarded, True
+        return claimed
 
     def _guard(self) -> None:
         """Watch the reactor's thread until it takes no steps.
@@ -1071,4 +1051,8 @@ class Reactor:
             leftovers = self._detach_locked()
             timers, self._timers = self._timers, []
         self._fail_leftovers(leftovers, reason)
-        self._leave_steps(*((self._end, ticket) for *_, ticket in timers))
+        self._due.extendleft(reversed(self._following))
+        self._following.clear()
+        self._due.extend((self._end, ticket) for *_, ticket in timers)
+        if self._due:  # a sample may wait for the step
+            self._leave_due()
