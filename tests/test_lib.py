@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.each import for_each
+from support.tinker_stub import StubServer
 
 import tinker_sync
 import tinker_sync.lib
@@ -112,18 +114,32 @@ def test_what_is_left_out_is_refused_with_what_to_use(statement: str, advice: st
     [
         ("ServiceClient", "attach", "service.checkpoints"),
         ("ServiceClient", "trainings", "service.checkpoints"),
-        ("TrainingClient", "steps", "range(first, stop)"),
-        ("TrainingClient", "unread", "service.checkpoints"),
-        ("TrainingClient", "settled", "service.checkpoints"),
+        ("ServiceClient", "reconcile", "get_billing_usage"),
     ],
 )
-def test_what_a_client_has_no_more_says_what_to_use(kind: str, name: str, advice: str) -> None:
+def test_what_the_class_of_a_client_has_no_more_says_what_to_use(kind: str, name: str, advice: str) -> None:
     client = getattr(tinker_sync, kind)
     with pytest.raises(AttributeError) as caught:
         getattr(client, name)
     assert f"tinker_sync has no '{kind}.{name}'" in str(caught.value)
     assert advice in str(caught.value)
     assert not hasattr(client, name)
+
+
+@for_each(
+    ("name", "advice"),
+    [
+        ("steps", "range(first, stop)"),
+        ("unread", "service.checkpoints"),
+        ("settled", "service.checkpoints"),
+    ],
+)
+def test_what_a_training_client_has_no_more_says_what_to_use(name: str, advice: str) -> None:
+    with StubServer() as stub, tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-x") as service:
+        training = service.create_lora_training_client("stub-base")
+        with pytest.raises(AttributeError, match=re.escape(f"no 'TrainingClient.{name}': ")) as caught:
+            getattr(training, name)
+    assert advice in str(caught.value)
 
 
 def test_an_argument_of_an_earlier_version_says_what_to_use() -> None:
@@ -145,6 +161,16 @@ def test_other_unknown_names_fail_as_usual() -> None:
 def test_they_load_nothing_before_it_is_used() -> None:
     code = "import sys, tinker_sync.lib.public_interfaces; print({'numpy', 'requests'} & set(sys.modules))"
     assert run(code) == "set()\n"
+
+
+def test_without_ray_its_module_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "import tinker_sync\n"
+        "try:\n    import tinker_sync.ray\n"
+        "except tinker_sync.MissingExtraError as error:\n    print(error.extra, error)"
+    )
+    assert run(code) == "ray tinker_sync.ray: not installed. pip install ray, or 'ray[data]' for Sampler\n"
 
 
 def test_a_script_with_its_own_retries_finds_what_may_pass() -> None:

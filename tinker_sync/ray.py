@@ -42,7 +42,7 @@ from tinker_sync.batch.item import decode_all
 from tinker_sync.batch.results import ResultsFile
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.clients.sampling import SamplingClient
-from tinker_sync.errors import ConfigurationError, InvalidInputError, TinkerError
+from tinker_sync.errors import ConfigurationError, InvalidInputError, MissingExtraError, TinkerError
 from tinker_sync.insight.meter import Meter, TokenCounts
 from tinker_sync.runtime.lazy import Shared
 from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
@@ -51,7 +51,7 @@ try:
     import ray
     from ray.exceptions import RayActorError
 except ImportError as error:
-    raise ConfigurationError("tinker_sync.ray needs Ray: pip install 'ray[data]'") from error
+    raise MissingExtraError("ray", feature="tinker_sync.ray", instead="'ray[data]' for Sampler") from error
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
 from tinker_sync._base.lazy import LazyModule
-from tinker_sync._base.left_out import Removed, refuse_arguments
+from tinker_sync._base.left_out import refuse_arguments
 from tinker_sync.clients._arguments import check_loss, check_saving, check_state_path, check_step, refuse_loss
 from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._base import CREATE_S, REST_S, SAVE_S, TRAIN_S, ClientFuture, ready, start
@@ -556,9 +556,6 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, SAVE_S)
 
     # -------------------------------------------------------------------------------------- going on
-
-    if not TYPE_CHECKING:  # so that type checkers report them
-        steps, unread, settled = Removed(), Removed(), Removed()
 
     def take_over(self) -> None:
         """Allow calls of this copy of the client, in a forked child.

@@ -149,7 +149,7 @@ def _key(settings: Settings) -> Finding:
     try:
         what = describe_key_source(settings)
     except TinkerError as error:
-        return Finding("key", "failure", str(error), "make a new one: tinker-sync auth login")
+        return Finding("key", "failure", str(error), "store a key: tinker-sync auth login")
     if what is None:
         state: State = "failure" if settings.is_vendor_host else "warning"
         advice = "set TINKER_API_KEY, if the server checks keys"
@@ -269,7 +269,9 @@ def _reached(http: Http) -> tuple[Reply | None, Finding]:
 
 
 def _clocks(reply: Reply | None) -> Finding:
-    there = None if reply is None else http_date(reply.headers.get("date"))
+    if reply is None:
+        return Finding("clock", "skipped", "the server cannot be reached")
+    there = http_date(reply.headers.get("date"))
     if there is None:
         return Finding("clock", "skipped", "the server does not send its time")
     apart_s = SYSTEM_CLOCK.time() - there.timestamp()

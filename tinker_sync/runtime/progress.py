@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.displays import repr_html
+from tinker_sync._base.left_out import words_on
 
 T = TypeVar("T")
 
@@ -187,8 +188,9 @@ class ProgressFuture(Future[T]):
             # Called for missing attributes only. A half-made future has no fields at all.
             if name in _OF_BASE and "_story" in vars(self):
                 return self._make_base(name)
+            kind = type(self).__name__
             advice = "" if name.startswith("_") else type(self)._advice
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            message = words_on(f"{kind}.{name}") or f"{kind!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
 
         def __getitem__(self, key: Any) -> Any:
