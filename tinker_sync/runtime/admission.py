@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _WEIGHT_AFTER_REFUSAL: Final = 20
 # The most samples admitted at once, because the thread reads no answers meanwhile.
 _ADMITTED_AT_ONCE: Final = 16
-# The heap of deadlines also has samples that do not wait any more, until it is larger than this number plus
-# twice the number of those that wait.
+# The heap of deadlines also has samples that do not wait any more, and several entries of those that came
+# back. It loses both when it has this many more entries than twice those that the last time has left.
 _STALE_DEADLINES: Final = 1024
 _EARLY_S: Final = 0.001
 _LOOK_EVERY_S: Final = 60.0
@@ -90,6 +90,7 @@ class Admission:
         """The bytes that are free; negative while the last sample to enter exceeds the limit."""
         self._queue: list[tuple[int, Turn]] = []  # a heap by arrival; also has turns that were called off
         self._deadlines: list[tuple[float, int, Turn]] = []  # a heap
+        self._most_deadlines = _STALE_DEADLINES
         self._timer: tuple[float, Ticket | None] = math.inf, None  # for the first deadline
         self._next_arrival = numbers().__next__
         self._permit: Permit | None = None  # from the gate, for the next sample
@@ -197,9 +198,11 @@ class Admission:
 
     def _watch(self, turn: Turn, arrival: int) -> None:
         heapq.heappush(self._deadlines, (turn.deadline_at, arrival, turn))
-        if len(self._deadlines) > 2 * len(self._queue) + _STALE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].task is not None]
+        if len(self._deadlines) > self._most_deadlines:
+            waiting = {entry[1]: entry for entry in self._deadlines if entry[2].task is not None}
+            self._deadlines = list(waiting.values())
             heapq.heapify(self._deadlines)
+            self._most_deadlines = 2 * len(self._deadlines) + _STALE_DEADLINES
         self._set_timer()
 
     def _set_timer(self) -> None:
