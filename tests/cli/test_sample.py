@@ -32,6 +32,7 @@ def test_a_wrong_model_is_named_and_not_the_lack_of_a_tokenizer(run: Run, world:
     assert (done.code, done.out) == (1, "")
     assert "base model 'wrong' is not offered" in done.err
     assert "tokenizer" not in done.err
+    assert "client created at" not in done.err
 
 
 def test_options_reach_the_server(run: Run, world: World) -> None:

@@ -328,6 +328,15 @@ class TestFailures:
             assert "client created at test_client_futures.py:" in str(caught.value)
             assert int(str(caught.value).partition("futures.py:")[2].partition(")")[0]) - line in (0, 2)
 
+    def test_a_thread_without_code_of_the_user_names_no_line(self) -> None:
+        with world() as (stub, service), concurrent.futures.ThreadPoolExecutor() as pool:
+            stub.script("/create_model", Answer(404, {"detail": "no such thing"}))
+            client = pool.submit(service.create_lora_training_client, "stub/model")
+            with pytest.raises(NotFoundError, match="no such thing") as caught:
+                client.result(PATIENCE_S).result(PATIENCE_S)
+            assert "client created at" not in str(caught.value)
+            assert "created at" not in repr(client.result())
+
     def test_calls_made_before_fail_through_their_futures_and_later_ones_raise(self) -> None:
         with world() as (stub, service):
             with held(stub, "/create_model", Answer(400, {"detail": "no such model"})):

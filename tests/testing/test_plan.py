@@ -156,6 +156,7 @@ def test_a_fault_must_be_a_fault(fault: Any) -> None:
         lambda: FaultPlan().latency("asample", -1),
         lambda: FaultPlan().latency("asample", float("nan")),
         lambda: FaultPlan().latency("asample", lambda _: 1.0),  # type: ignore[arg-type]
+        lambda: FaultPlan().latency("asample", "1"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_values_are_refused(wrong: Any) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# What calls the code of this package in a command, and in a thread.
+_CALLERS_OF_OURS: Final = frozenset({"click", "concurrent", "threading"})
 
 # Default deadlines of calls, in seconds: long enough for every normal call, but finite.
 _HOUR_S: Final = 3600.0
@@ -99,15 +101,24 @@ class SharedRuntimes:
 
 
 def users_line() -> str:
-    """Return the innermost line of the user's code on the stack, such as ``script.py:12``."""
+    """Return the innermost line of the user's code on the stack, such as ``script.py:12``.
+
+    Return "" if there is none, as in a command of this package, or in a thread that began in it.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
+    if _root_of(frame.f_globals) in _CALLERS_OF_OURS:
+        return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _is_between(filename: str, names: dict[str, Any]) -> bool:
-    return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
+    return filename.startswith(_PACKAGE) or _root_of(names) == "asyncio"
+
+
+def _root_of(names: dict[str, Any]) -> str:
+    return str(names.get("__name__")).partition(".")[0]
 
 
 class ClientFuture(APIFuture[T], BaseClient):
@@ -191,7 +202,8 @@ class ClientFuture(APIFuture[T], BaseClient):
     def __repr__(self) -> str:
         if self._held.open:
             return f"<{type(self).__name__} {self._name()}>"
-        return f"{super().__repr__()[:-1]}, created at {self._created_at}>"
+        made = f", created at {self._created_at}" if self._created_at else ""
+        return f"{super().__repr__()[:-1]}{made}>"
 
     def _name(self) -> str:
         raise NotImplementedError
@@ -206,7 +218,8 @@ class ClientFuture(APIFuture[T], BaseClient):
     def _fail_creation(self, failure: BaseException) -> None:
         if isinstance(failure, TinkerError):
             failure = copy_exception(failure)
-            with_words(failure, f"client created at {self._created_at}")
+            if self._created_at:
+                with_words(failure, f"client created at {self._created_at}")
         self.fail(failure)
 
     def _goes_ahead(self) -> bool:

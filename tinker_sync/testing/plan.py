@@ -129,7 +129,8 @@ class FaultPlan:
         Raises:
             InvalidInputError: the endpoint does not exist, or the number is negative.
         """
-        if callable(seconds) or not seconds >= 0:
+        given: object = seconds  # 0.2 took functions too
+        if not isinstance(given, (int, float)) or not given >= 0:
             raise InvalidInputError(f"a latency must be a number of seconds from 0, not {seconds!r}")
         return evolve(self, paces=(*self.paces, EndpointLatency(check_endpoint(endpoint), seconds)))
 
