@@ -228,3 +228,13 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., None]], Comma
         return Command(name, callback=call, help=function.__doc__, params=params, example=example)
 
     return make
+
+
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Maximum number of entries; 0 means all.",
+)
+"""The option of commands that list entries."""

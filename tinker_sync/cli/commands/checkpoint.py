@@ -14,7 +14,7 @@ import click
 
 from tinker_sync.cli.failures import PARTIAL, CliError
 from tinker_sync.cli.formatting import format_age, format_count, format_flag, format_size
-from tinker_sync.cli.framework import Cli, Group, base_url_of, command
+from tinker_sync.cli.framework import Cli, Group, base_url_of, command, limit_option
 from tinker_sync.cli.output import dump
 
 if TYPE_CHECKING:
@@ -79,13 +79,7 @@ def parse_path(path: str, base_url: str | None) -> ParsedCheckpointTinkerPath:
 
 @command("list", example="tinker-sync checkpoint list --run-id RUN")
 @click.option("--run-id", metavar="RUN", help="All checkpoints of this run.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Maximum number of entries; 0 means all.",
-)
+@limit_option
 def list_checkpoints(cli: Cli, run_id: str | None, limit: int) -> None:
     """List checkpoints: of all your runs, the newest first, or of one run."""
 

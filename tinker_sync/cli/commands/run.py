@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tinker_sync.cli.formatting import MISSING, format_age, format_count
-from tinker_sync.cli.framework import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, command, limit_option
 from tinker_sync.cli.output import dump
 
 if TYPE_CHECKING:
@@ -66,13 +66,7 @@ def _parse_columns(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 @command("list", example="tinker-sync run list --limit 50 --columns id,model,checkpoint")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Maximum number of entries; 0 means all.",
-)
+@limit_option
 @click.option(
     "-c",
     "--columns",

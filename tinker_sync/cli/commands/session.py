@@ -10,7 +10,7 @@ import click
 
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import MISSING, format_age, format_count, format_size
-from tinker_sync.cli.framework import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, command, limit_option
 
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
@@ -32,13 +32,7 @@ session = Group(
 
 
 @command("list", example="tinker-sync session list --limit 50")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Maximum number of entries; 0 means all.",
-)
+@limit_option
 def list_sessions(cli: Cli, limit: int) -> None:
     """List your sessions. JSON has their ids alone."""
     from tinker_sync.cli.table import Column, Table
