@@ -8,7 +8,8 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import together
 
-from tinker_sync.runtime.billing import PAUSE_S, BillingPause
+from tinker_sync._base.policy import BLOCKED_PAUSE_S
+from tinker_sync.runtime.billing import BillingPause
 
 
 def test_it_pauses_for_as_long_as_the_server_allows(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,7 +19,7 @@ def test_it_pauses_for_as_long_as_the_server_allows(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "tinker_sync.billing"):
         for _ in range(6):
             paused.append(billing.may_pause())
-            clock.advance(PAUSE_S)
+            clock.advance(BLOCKED_PAUSE_S)
     assert paused == [True, True, True, True, False, False]
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "the account is blocked; waiting up to 20 s for that to change"),
@@ -33,7 +34,7 @@ def test_it_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tinker_sync.billing"):
         for _ in range(25):
             assert billing.may_pause()
-            clock.advance(PAUSE_S)
+            clock.advance(BLOCKED_PAUSE_S)
     assert len(caplog.records) == 3
 
 

@@ -236,7 +236,7 @@ def test_a_429_with_a_wish() -> None:
 
 
 def test_a_402_is_waited_out_while_the_server_allows() -> None:
-    assert decide(Reply(402, {}), billing_s=100.0) == Throttled(1.0)
+    assert decide(Reply(402, {}), billing_s=100.0) == Throttled(5.0)
     with pytest.raises(BillingError):
         decide(Reply(402, {}))
 

@@ -74,6 +74,9 @@ _UNKNOWN_YET: Final = Rule(Meaning.SUSPECT, 3)
 # A request fails with the third answer that cannot be read; fewer may come from a proxy on the way.
 _ODD: Final = Rule(Meaning.RETRY, 2)
 
+BLOCKED_PAUSE_S: Final = 5.0
+"""The pause before another try after a 402, at every stage: the user may pay meanwhile."""
+
 EMPTY_400: Final = -400
 """The key in the table for a 400 without a body."""
 UNREADABLE: Final = -1

@@ -13,7 +13,6 @@ from typing import Final
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 
-PAUSE_S: Final = 5.0
 _LOG_EVERY_S: Final = 60.0
 # After this long without a 402 the incident is over, and the next 402 begins a new one.
 _INCIDENT_ENDS_AFTER_S: Final = 300.0
@@ -45,7 +44,7 @@ class BillingPause:
         _fork.renew_in_child(self)
 
     def may_pause(self) -> bool:
-        """Record and log a 402. Return True if the call should be repeated after `PAUSE_S`, else False.
+        """Record and log a 402. Return True if the call should be repeated after a pause, else False.
 
         While calls are repeated, this logs at most once a minute.
         """

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from attrs import define, field
 
 from tinker_sync._base.policy import (
+    BLOCKED_PAUSE_S,
     EMPTY_400,
     EQUAL_ERRORS,
     FIRST_S,
@@ -63,7 +64,6 @@ TROUBLE_LIMIT_S: Final = 300.0
 # a second.
 FLOOR_S: Final = 0.2
 _LONGEST_QUICK_PAUSE_S: Final = 5.0
-_BILLING_PAUSE_S: Final = 5.0
 _NOT_READY_PAUSE_S: Final = 1.0
 _BAD_POLL_PAUSE_S: Final = 0.25
 _COMPARED_BYTES: Final = 4096
@@ -353,7 +353,7 @@ class Retrieval:
         rule = rule_for(status, Stage.RETRIEVE)
         if rule.meaning is Meaning.BLOCKED:
             failed = not self.may_pause_billing()
-            return Failed(self._status_error(reply)) if failed else Wait(_BILLING_PAUSE_S, "billing")
+            return Failed(self._status_error(reply)) if failed else Wait(BLOCKED_PAUSE_S, "billing")
         if rule.meaning is Meaning.NO_NEWS:
             return self._on_expired_poll(reply, asked_at, now)
         if rule.passes:

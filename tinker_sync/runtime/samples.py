@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.numbers import numbers
-from tinker_sync._base.policy import UNREADABLE, Ledger, Meaning, Stage, delay_s, rule_for
+from tinker_sync._base.policy import BLOCKED_PAUSE_S, UNREADABLE, Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineError, TinkerError
 from tinker_sync.runtime import _fork
@@ -72,7 +72,6 @@ _JOIN_S: Final = 300.0
 # The refusal of a larger request costs so much bandwidth that the next try waits for longer.
 _SMALL_BYTES: Final = 128 * 1024
 _LARGE_PAUSE_S: Final = 5.0
-_BILLING_PAUSE_S: Final = 1.0
 # A token id that marks the place of the tokens in an encoded request. No other field contains it, except
 # perhaps a stop text, which `_learn` notices.
 _MARK: Final = 1_999_999_999
@@ -452,7 +451,7 @@ class SubmitPolicy:
         else:
             meaning = rule_for(outcome.status, Stage.SUBMIT).meaning
             if meaning is Meaning.BLOCKED and self._billing.may_pause():
-                return Throttled(_BILLING_PAUSE_S)
+                return Throttled(BLOCKED_PAUSE_S)
             found = self._judge.reply(outcome, call, ledger)
         if found is None:
             raise APIError(

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from tinker_sync._base.clock import Clock
+from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.errors import (
     APIConnectionError,
     BillingError,
@@ -25,7 +26,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.admission import Admission
-from tinker_sync.runtime.billing import PAUSE_S, BillingPause
+from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.connection import Connection, Refresher
 from tinker_sync.runtime.flows import Flows, Quota
@@ -356,7 +357,7 @@ class Server:
                 if self.lifecycle.closed:
                     raise ClientClosedError from error
                 raise
-            if self._clock.wait(self.lifecycle.closing, self._clock.shorten(PAUSE_S)):
+            if self._clock.wait(self.lifecycle.closing, self._clock.shorten(BLOCKED_PAUSE_S)):
                 raise ClientClosedError
 
     def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
@@ -383,9 +384,9 @@ class Server:
         )
 
     def may_wait_out_billing(self, give_up_at: float) -> bool:
-        """Return True if a call with a 402 may be repeated after `PAUSE_S`, before the time to give up."""
+        """Return True if a call with a 402 may be repeated after a pause, before the time to give up."""
         made = self.machinery.value
-        in_time = self._clock.now() + self._clock.shorten(PAUSE_S) < give_up_at
+        in_time = self._clock.now() + self._clock.shorten(BLOCKED_PAUSE_S) < give_up_at
         return in_time and made is not None and made.billing.may_pause()
 
     def closed_or(self, error: TinkerError) -> TinkerError:

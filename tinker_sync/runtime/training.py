@@ -29,7 +29,7 @@ from attrs import define, field
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.lazy import LazyModule
-from tinker_sync._base.policy import proves_refusal
+from tinker_sync._base.policy import BLOCKED_PAUSE_S, proves_refusal
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
@@ -52,7 +52,6 @@ from tinker_sync.runtime.answers import (
     read_with_loss,
     weights_of,
 )
-from tinker_sync.runtime.billing import PAUSE_S
 from tinker_sync.runtime.byte_sizes import DataChunk, most_pass_bytes, split
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
 from tinker_sync.runtime.combine import CombinedFuture
@@ -727,10 +726,10 @@ def _until_accepted(runtime: ClientRuntime, request: TrainingRequest, call: Call
                 assert call.body is not None  # noqa: S101
                 request.keep(call.body)
             # The pause counts as time of the call.
-            left_s = give_up_at - clock.now() - clock.shorten(PAUSE_S)
+            left_s = give_up_at - clock.now() - clock.shorten(BLOCKED_PAUSE_S)
             call = call.but(deadline_s=None if math.isinf(left_s) else left_s)
             tries = caller.tries(call)
-            found = PAUSE_S
+            found = BLOCKED_PAUSE_S
         yield found
 
 
