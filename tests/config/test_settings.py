@@ -279,7 +279,10 @@ def test_unsendable_keys_are_refused(key: str, variable: str) -> None:
         ({"timeout": "1"}, "timeout.read must be a number"),
         ({"default_headers": {"X-A": 3}}, r"default_headers\['X-A'\] is int, not str"),
         ({"default_headers": {"X-A": "a\r\nB: c"}}, r"default_headers\['X-A'\] cannot be sent"),
+        ({"default_headers": {"X-A": "é"}}, r"default_headers\['X-A'\] cannot be sent: .* outside ASCII"),
+        ({"default_headers": {"X-A": "\x7f"}}, r"default_headers\['X-A'\] cannot be sent"),
         ({"default_headers": {"X A": "a"}}, "cannot be sent"),
+        ({"default_headers": {"é": "a"}}, "cannot be sent: that is no header name"),
         ({"default_headers": {"": "a"}}, "cannot be sent"),
     ],
 )

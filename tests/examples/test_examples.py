@@ -225,3 +225,19 @@ def test_the_package_lists_its_examples() -> None:
         [sys.executable, "-m", "tinker_sync.examples"], capture_output=True, text=True, check=True
     )
     assert (listed.stdout, listed.stderr) == (examples.__doc__, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["demo", "--seed", "3"], 1, "--seed: an example has no options; copy its file"),
+        (["cluster.processes", "4"], 1, "4: an example has no options; copy its file"),
+        (["rewards", "--help"], 0, "python -m tinker_sync.examples.rewards "),
+    ],
+)
+def test_an_example_refuses_arguments(arguments: list[str], code: int, words: str) -> None:
+    name, *given = arguments
+    command = [sys.executable, "-m", f"tinker_sync.examples.{name}", *given]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code
+    assert words in ended.stdout + ended.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -107,6 +108,8 @@ COMMAND_TIME_LIMIT_S: Final = 30.0
 _NOT_IN_PICKLES: Final = frozenset(
     {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session"}
 )
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE: Final = re.compile(r"[\t -~]*")
 _DIALECTS: Final = ("auto", "proto", "json")
 
 
@@ -457,11 +460,12 @@ def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             return HeaderMap(), f"default_headers[{name!r}] is {type(value).__name__}, not str"
-        if not name or set(f"{name}{value}") & set("\r\n\0") or set(name) & set(" :\t"):
-            return (
-                HeaderMap(),
-                f"default_headers[{name!r}] cannot be sent: line breaks, or blanks in the name",
-            )
+        if not _HEADER_NAME.fullmatch(name):
+            return HeaderMap(), f"default_headers[{name!r}] cannot be sent: that is no header name"
+        if not _HEADER_VALUE.fullmatch(value):
+            # Servers disagree on the meaning of other bytes, so a key or a name would arrive as another one.
+            problem = "its value has line breaks, control characters or characters outside ASCII"
+            return HeaderMap(), f"default_headers[{name!r}] cannot be sent: {problem}"
     return HeaderMap(headers or {}), ""
 
 

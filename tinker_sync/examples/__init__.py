@@ -23,3 +23,14 @@ The tiny model is trained on these forms of prompts. It continues other prompts 
     Q: What is the opposite of hot?\\nA:     cold
     a chat: What is 23+45?                 68
 """
+
+from __future__ import annotations
+
+import sys
+
+# `python -m tinker_sync.examples.NAME` loads this package first; until NAME runs, sys.argv[0] is "-m".
+if sys.argv[:1] == ["-m"] and len(sys.argv) > 1 and not sys.orig_argv[-len(sys.argv)].endswith("notebook"):
+    if {"-h", "--help"} & {*sys.argv}:
+        print(__doc__)
+        sys.exit()
+    sys.exit(f"{sys.argv[1]}: an example has no options; copy its file, and change its constants")
