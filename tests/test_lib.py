@@ -148,6 +148,8 @@ def test_an_argument_of_an_earlier_version_says_what_to_use() -> None:
         tinker_sync.ServiceClient(**arguments)
     with pytest.raises(AttributeError, match=r"has no 'JournalError': service.checkpoints"):
         getattr(tinker_sync, "JournalError")  # noqa: B009  # type checkers know that it is not there
+    with pytest.raises(AttributeError, match=r"has no 'errors.JournalError': service.checkpoints"):
+        getattr(tinker_sync.errors, "JournalError")  # noqa: B009
 
 
 def test_other_unknown_names_fail_as_usual() -> None:
@@ -170,7 +172,7 @@ def test_without_ray_its_module_says_what_to_install() -> None:
         "try:\n    import tinker_sync.ray\n"
         "except tinker_sync.MissingExtraError as error:\n    print(error.extra, error)"
     )
-    assert run(code) == "ray tinker_sync.ray: not installed. pip install ray, or 'ray[data]' for Sampler\n"
+    assert run(code) == "ray tinker_sync.ray: not installed. pip install 'ray[data]'\n"
 
 
 def test_a_script_with_its_own_retries_finds_what_may_pass() -> None:

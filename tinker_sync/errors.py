@@ -32,7 +32,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from enum import Enum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NoReturn
 
 from tinker_sync._base.api_errors import (
     APIConnectionError,
@@ -430,9 +430,18 @@ EXTRAS: Final = {
     "progress": ("tqdm",),
     "torch": ("torch",),
     "notebook": ("pandas",),
-    "ray": ("ray",),
+    "ray": ("ray[data]",),
 }
 """The packages that each extra installs."""
+
+
+def pip_names(names: Iterable[str]) -> str:
+    """Return the names of packages for a `pip install` in a shell, some of which expand brackets.
+
+    >>> pip_names(["click", "ray[data]"])
+    "click 'ray[data]'"
+    """
+    return " ".join(f"'{name}'" if "[" in name else name for name in names)
 
 
 class MissingExtraError(TinkerError, ImportError):
@@ -450,8 +459,15 @@ class MissingExtraError(TinkerError, ImportError):
         self.feature = feature
         what = f"{feature}: not installed." if feature else f"The extra {extra!r} is not installed."
         otherwise = f", or {instead}" if instead else ""
-        wanted = " ".join(EXTRAS.get(extra, ())) or f"'tinker-sync[{extra}]'"
+        wanted = pip_names(EXTRAS.get(extra, ())) or f"'tinker-sync[{extra}]'"
         super().__init__(f"{what} pip install {wanted}{otherwise}")
+
+
+def __getattr__(name: str) -> NoReturn:
+    # Loaded for a name that is not here, because it is needed for an error only.
+    from tinker_sync._base.left_out import words_on
+
+    raise AttributeError(words_on(f"errors.{name}") or f"module {__name__!r} has no attribute {name!r}")
 
 
 # Tracebacks, pickles and the reference name this module, which is the public path of all these classes.

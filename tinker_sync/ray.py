@@ -51,7 +51,7 @@ try:
     import ray
     from ray.exceptions import RayActorError
 except ImportError as error:
-    raise MissingExtraError("ray", feature="tinker_sync.ray", instead="'ray[data]' for Sampler") from error
+    raise MissingExtraError("ray", feature="tinker_sync.ray") from error
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem

@@ -44,6 +44,7 @@ WRONG_USES: Mapping[str, str] = {
     'ServiceClient(base_url="local", deadline=0)': r"deadline.*None for .*by kind of call.*got 0",
     'ServiceClient(base_url="local", dialect="grpc")': r"dialect.*auto.*'grpc'",
     'ServiceClient(base_url="local", default_headers={"X-Team": 7})': r"default_headers\['X-Team'\] is int",
+    'ServiceClient(base_url="local", default_headers={"X-Team": "é"})': r"X-Team'\] cannot .* outside ASCII",
     'ServiceClient(base_url="local", on_queue_state="print")': r"on_queue_state: expected a function.*print",
     'ServiceClient(base_url="local", pace=0.1)': r"no argument 'pace' any more.*TINKER_PACE.*LocalServer",
     # Arguments of earlier versions name what to use in their place.
@@ -53,6 +54,7 @@ WRONG_USES: Mapping[str, str] = {
     'service.create_training_client_from_state_with_optimizer("tinker://r/weights/a", verify=0.1)': (
         r"'verify' any more: call tinker_sync\.loop\.verify_checkpoint"
     ),
+    'type(training)(service.holder, model_id="m", recorded=())': r"'recorded' any more: leave it out",
     'training.save_state("a", ttl=3600)': r"save_state\(\) got an unexpected keyword argument 'ttl'",
     # -------------------------------------------------------------------------------- making clients
     'service.create_sampling_client("tinker-sync/random")': r"base_model='tinker-sync/random'",

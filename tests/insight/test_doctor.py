@@ -225,6 +225,7 @@ def test_every_extra_that_is_missing_is_named_with_its_packages(
     found = findings()["extras"]
     assert found.what == "not installed: chat, progress, torch, notebook, ray"
     assert "chat: pip install jinja2" in found.advice
+    assert "ray: pip install 'ray[data]'" in found.advice
 
 
 def test_an_unknown_variable(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

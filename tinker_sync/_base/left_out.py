@@ -82,6 +82,7 @@ _INSTEAD: Final = {
     "demo": "`tinker-sync demo` runs tinker_sync.examples.demo",
     "journal": _CRASHES,
     "JournalError": _CRASHES,
+    "errors.JournalError": _CRASHES,
     "ServiceClient.attach": _CRASHES,
     "ServiceClient.trainings": _CRASHES,
     "ServiceClient.reconcile": _BILL,
@@ -111,6 +112,7 @@ _ARGUMENTS: Final = {
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",
     "ServiceClient(pace)": "set TINKER_PACE in tests, or use the clients of testing.LocalServer(pace=...)",
+    "TrainingClient(recorded)": "leave it out",
     "ServiceClient(telemetry)": "leave it out; the client sends nothing but your calls",
     **{
         f"Tokenizer({name})": "get_tokenizer(backend='transformers') returns a tokenizer that has it"

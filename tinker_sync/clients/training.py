@@ -102,6 +102,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         holder: ClientRuntime,
         model_seq_id: int | None = None,
         model_id: str | None = None,
+        **removed: NoReturn,
     ) -> None:
         """Make a client of a model that exists and that no other client has trained or saved.
 
@@ -116,6 +117,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Raises:
             InvalidInputError: no model is given.
         """
+        refuse_arguments("TrainingClient", removed, unknown=True)
         if model_seq_id is None and model_id is None:
             raise InvalidInputError(
                 "TrainingClient: give the model_id of an existing model, or make a new one with "

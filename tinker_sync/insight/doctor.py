@@ -23,7 +23,7 @@ from tinker_sync._version import __version__
 from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.config.address import DEFAULT_BASE_URL
-from tinker_sync.errors import EXTRAS, TinkerError
+from tinker_sync.errors import EXTRAS, TinkerError, pip_names
 from tinker_sync.transport.auth import KeyRing, choose_source
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
@@ -104,7 +104,7 @@ def _versions() -> Finding:
 
 def _installed(name: str) -> str:
     try:
-        return metadata.version(name)
+        return metadata.version(name.partition("[")[0])
     except metadata.PackageNotFoundError:
         return "missing"
 
@@ -117,7 +117,7 @@ def _extras() -> Finding:
     }
     if not missing:
         return Finding("extras", "ok", "all are installed")
-    listed = "; ".join(f"{extra}: pip install {' '.join(names)}" for extra, names in missing.items())
+    listed = "; ".join(f"{extra}: pip install {pip_names(names)}" for extra, names in missing.items())
     return Finding(
         "extras", "ok", f"not installed: {', '.join(missing)}", f"install those that you need: {listed}"
     )
