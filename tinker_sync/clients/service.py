@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -652,7 +652,13 @@ class ServiceClient(BaseClient):
         """
         from tinker_sync.loop.recorder import StepRecorder
 
-        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._runtime.clock)
+        return StepRecorder(
+            directory, lambda: self.usage().tokens, clock=self._runtime.clock, note=self._note
+        )
+
+    def _note(self, step: int, advice: Sequence[str]) -> None:
+        for recording in self._recordings:
+            recording.note(step, advice)
 
     # -------------------------------------------------------------------------------------- the end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -97,6 +97,9 @@ class Recording:
         self.polls = 0
         self.dropped = 0
         """The number of records that were dropped because the recording was full."""
+        self.noted_steps = 0
+        self.notes: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+        """The number of steps with advice, and the number and the advice of the latest of them."""
         self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
         """The method and the thread of each request that is not recorded yet."""
         self._stops: list[Callable[[], None]] = [
@@ -135,6 +138,16 @@ class Recording:
             stop()
         if self._path is not None:
             self.save(self._path)
+
+    def note(self, step: int, advice: Sequence[str]) -> None:
+        """Add advice about a step of the user's loop, such as that of `losses.divergence`; it may be empty.
+
+        The recorder of a loop calls this. The explanation has the latest advice, and the number of steps.
+        """
+        if self._ended_s is None:
+            self.noted_steps += 1
+            if advice:
+                self.notes = (self.notes[0] + 1, step, tuple(advice))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording as a trace for https://ui.perfetto.dev or chrome://tracing.

@@ -102,7 +102,14 @@ def advise(recording: Recording) -> list[str]:
         *_about_codecs(recording),
         *_about_idle(recording),
     ]
-    return [text for _, text in sorted(found, key=lambda entry: -entry[0])]
+    return [*_about_notes(recording), *(text for _, text in sorted(found, key=lambda entry: -entry[0]))]
+
+
+def _about_notes(recording: Recording) -> Iterable[str]:
+    """Yield the latest advice about the user's steps, which is about the results, so it comes first."""
+    times, step, advice = recording.notes
+    for text in advice:
+        yield f"step {step}, and {times} of {recording.noted_steps} steps that were compared: {text}"
 
 
 def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:

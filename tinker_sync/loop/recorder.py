@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,8 @@ class StepRecorder:
     `log` returns after it has written the line to the file. If a resumed loop repeats a step, the later line
     of the step counts.
 
+    A result with `advice`, such as that of `losses.divergence`, is also noted for `ServiceClient.explain`.
+
     `ServiceClient.recorder` makes the object. `log` returns the line, for other recorders:
 
         line = recorder.log(step, passed, reward=reward)
@@ -42,14 +44,20 @@ class StepRecorder:
         directory: the directory of the run; lines are appended to `metrics.jsonl` in it.
         count: returns the tokens that the client has used so far.
         clock: measures the steps.
+        note: gets the number of a step and the advice of its results.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], count: Callable[[], TokenCounts], *, clock: Clock
+        self,
+        directory: str | os.PathLike[str],
+        count: Callable[[], TokenCounts],
+        *,
+        clock: Clock,
+        note: Callable[[int, Sequence[str]], None] | None = None,
     ) -> None:
         self.path = Path(directory) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._count, self._clock = count, clock
+        self._count, self._clock, self._note = count, clock, note
         self._file = self.path.open("a+b", buffering=0)
         self._began_s = clock.now()
         self._counted = count()
@@ -104,6 +112,9 @@ class StepRecorder:
         }
         self._began_s, self._counted = now_s, counted
         append_line(self._file, line)
+        advice = [getattr(result, "advice", None) for result in results]
+        if self._note is not None and any(each is not None for each in advice):
+            self._note(number, [text for each in advice for text in each or ()])
         return line
 
     def close(self) -> None:

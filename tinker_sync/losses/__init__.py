@@ -8,6 +8,8 @@ Ready-made losses work in numpy and return their gradients. Pass an instance to 
     KLToReference, EntropyBonus                regularizers; with_reference adds the data of a reference model
     LabelSmoothing                             cross-entropy over several targets for a token
     WeightedSum                                the sum of any of these and of custom losses
+
+`divergence` compares the model that is trained with the one that sampled.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ _HOMES = {
     "tinker_sync.losses.evaluate": "NumpyLossFn TorchLossFn numpy_loss",
     "tinker_sync.losses.data": "with_reference",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
+    "tinker_sync.losses.ratios": "Divergence RatioFigures SequenceFigures divergence",
     "tinker_sync.losses.ready": """
         CrossEntropy DPO EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
         WeightedSum dpo_pairs

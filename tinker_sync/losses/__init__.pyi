@@ -4,6 +4,10 @@ from tinker_sync.losses.evaluate import TorchLossFn as TorchLossFn
 from tinker_sync.losses.evaluate import numpy_loss as numpy_loss
 from tinker_sync.losses.handle import LossHandle as LossHandle
 from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
+from tinker_sync.losses.ratios import Divergence as Divergence
+from tinker_sync.losses.ratios import RatioFigures as RatioFigures
+from tinker_sync.losses.ratios import SequenceFigures as SequenceFigures
+from tinker_sync.losses.ratios import divergence as divergence
 from tinker_sync.losses.ready import DPO as DPO
 from tinker_sync.losses.ready import PPO as PPO
 from tinker_sync.losses.ready import CrossEntropy as CrossEntropy
