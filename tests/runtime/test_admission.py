@@ -161,15 +161,6 @@ def test_deadlines_end_waits_on_time_whatever_is_waited_for() -> None:
     assert bench.free == (MANY, MANY)
 
 
-def test_deadlines_of_samples_that_were_admitted_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.admission._STALE_DEADLINES", 5)
-    bench = Bench(slots=0)
-    for _ in range(50):
-        bench.put("a", deadline_s=3600.0)
-        bench.futures["a"].cancel()
-    assert len(bench.admission._deadlines) < 10
-
-
 def test_deadlines_of_samples_that_come_back_often_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.runtime.admission._STALE_DEADLINES", 5)
     bench = Bench()
@@ -222,16 +213,6 @@ def test_samples_of_a_model_without_capacity_stand_aside() -> None:
     assert bench.admission.waiting == 0
 
 
-def test_a_sample_that_stood_aside_goes_before_later_ones() -> None:
-    bench = Bench(slots=1)
-    bench.pause.until_s = bench.clock.now() + 8.0
-    bench.put("a", pause=bench.pause)
-    bench.put("bc")
-    assert bench.reactor.pass_time() == 8.0
-    bench.end("bac")
-    assert bench.admitted == "bac"
-
-
 def test_large_prompts_weigh_more_after_a_refusal() -> None:
     bench = Bench(sending_bytes=10_000)
     bench.put("a", size=2000)
@@ -278,14 +259,4 @@ def test_the_close_of_the_gate_ends_the_worker_that_waits() -> None:
     bench.put("b")
     for name in "ab":
         bench.futures[name].fail(ClientClosedError())
-    assert bench.admission.waiting == 0
-
-
-def test_a_child_begins_with_an_empty_queue_and_free_slots() -> None:
-    bench = Bench(slots=1)
-    bench.put("ab")
-    bench.flows.renew_after_fork()
-    bench.admission.renew_after_fork()
-    bench.put("c")
-    assert bench.admitted == "ac"
     assert bench.admission.waiting == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import math
 import threading
@@ -21,7 +20,6 @@ from tinker_sync._base.events import CallFailed
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime
-from tinker_sync.runtime.lifecycle import shut_elsewhere
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
 
@@ -158,11 +156,6 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     until(lambda: our_threads() == set())
 
 
-def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_thread, "start_new_thread", raising(RuntimeError("can't start new thread")))
-    shut_elsewhere(object())
-
-
 def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no thread can start, as at the end of a process in Python 3.12, the calling thread closes."""
     runtime = runtime_of(stub)
@@ -172,14 +165,6 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
         patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         assert runtime.close("success").done()
     assert len(stub.asked("/sessions/session-0/finish")) == 1
-
-
-def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
-    runtime = runtime_of(stub)
-    runtime.close().result(120)
-    runtime.renew_after_fork()
-    with pytest.raises(ClientClosedError):
-        runtime.server.start()
 
 
 def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> None:

@@ -38,18 +38,6 @@ class TestResult:
             parts[index].resolve(index)
         assert whole.result(0) == [0, 1, 2]
 
-    def test_of_one_part(self) -> None:
-        (part,) = parts_of(1)
-        whole = combined([part])
-        part.resolve("a")
-        assert whole.result(0) == ["a"]
-
-    def test_of_parts_that_were_done_before(self) -> None:
-        parts = parts_of(2)
-        for part in parts:
-            part.resolve("a")
-        assert combined(parts).result(0) == ["a", "a"]
-
     def test_the_last_part_merges_once(self) -> None:
         merges: list[threading.Thread] = []
 
@@ -76,10 +64,6 @@ class TestResult:
         with pytest.raises(ZeroDivisionError, match="no weights"):
             whole.result(0)
 
-    def test_nothing_to_combine_is_a_programming_error(self) -> None:
-        with pytest.raises(AssertionError, match="nothing to combine"):
-            combined([]).follow([])
-
 
 class TestFailure:
     def test_the_first_in_time_wins_and_at_once(self) -> None:
@@ -98,34 +82,14 @@ class TestFailure:
         assert parts[2].resolve(3)
         assert whole.status() == Status(FutureState.DONE, "failed: KeyError")
 
-    def test_a_failed_part_never_lets_the_merge_run(self) -> None:
-        parts = parts_of(2)
-        merged: list[Any] = []
-        CombinedFuture(parts, merge=merged.append)
-        parts[0].fail(KeyError())
-        parts[1].resolve(1)
-        assert merged == []
-
 
 class TestCancel:
-    def test_reaches_every_part(self) -> None:
-        whole, parts = combined_of(3)
-        assert whole.cancel()
-        assert all(part.cancelled() for part in parts)
-        assert whole.status() == Status(FutureState.DONE, "cancelled")
-
     def test_reaches_parts_that_come_later(self) -> None:
         whole: CombinedFuture[int, int] = CombinedFuture([], merge=sum)
         assert whole.cancel()
         part: APIFuture[int] = APIFuture()
         whole.follow([part])
         assert part.cancelled()
-
-    def test_is_refused_once_sending_began(self) -> None:
-        whole, parts = combined_of(2)
-        assert whole._begin()
-        assert not whole.cancel()
-        assert not any(part.cancelled() for part in parts)
 
     def test_of_a_part_fails_the_whole(self) -> None:
         whole, parts = combined_of(2)
@@ -161,11 +125,6 @@ class TestProgress:
         assert [str(state) for state in seen] == [
             *("queued", "sending", "sending", "sending", "waiting", "paused", "waiting", "waiting", "done")
         ]
-
-    def test_the_reason_of_a_pause_comes_through(self) -> None:
-        whole, parts = combined_of(2)
-        parts[1]._mark_paused("rate limit")
-        assert whole.status() == Status(FutureState.PAUSED, "rate limit")
 
     def test_the_reason_of_a_delay_comes_through_once_all_parts_are_accepted(self) -> None:
         whole, parts = combined_of(3)

@@ -8,7 +8,6 @@ import pytest
 from support.clock import FakeClock
 from support.raising import raising
 
-from tinker_sync.errors import APIConnectionError
 from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
@@ -54,13 +53,6 @@ def settings(batch: int) -> ClientDynamicConfigResponse:
     return ClientDynamicConfigResponse(refresh_interval_sec=60, sample_cancel_max_batch_size=batch)
 
 
-def test_nothing_is_due_where_the_server_has_no_such_settings() -> None:
-    bench = Bench()
-    bench.clock.advance(10_000)
-    assert bench.beat() == 0
-    assert bench.refresher.settings is None
-
-
 def test_settings_are_refreshed_after_their_interval() -> None:
     bench = Bench()
     bench.know(300)
@@ -87,21 +79,6 @@ def test_refreshes_have_a_shortest_interval() -> None:
     assert bench.beat() == 1
 
 
-def test_a_failure_keeps_what_there_is_and_is_tried_again_later() -> None:
-    bench = Bench()
-    bench.refresher.know(settings(7))
-    bench.clock.advance(60)
-    bench.answers = [APIConnectionError(), settings(8)]
-    assert bench.beat() == 1
-    bench.jobs.pop()()
-    assert bench.refresher.settings == settings(7)
-    assert bench.beat() == 0
-    bench.clock.advance(60)
-    assert bench.beat() == 1
-    bench.jobs.pop()()
-    assert bench.refresher.settings == settings(8)
-
-
 def test_a_bug_in_a_refresh_does_not_stop_later_ones() -> None:
     bench = Bench()
     bench.refresher.know(settings(7))
@@ -113,16 +90,6 @@ def test_a_bug_in_a_refresh_does_not_stop_later_ones() -> None:
     assert bench.beat() == 1
     bench.jobs.pop()()
     assert bench.refresher.settings == settings(8)
-
-
-def test_a_token_is_renewed_when_it_is_time() -> None:
-    bench = Bench()
-    bench.token_in_s = 5.0
-    assert bench.beat() == 0
-    bench.token_in_s = 0.0
-    assert bench.beat() == 1
-    bench.jobs.pop()()
-    assert bench.renewed == 1
 
 
 def test_a_closed_pool_is_no_reason_to_raise() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.exits import finish_all, finish_at_exit, hang_up_at_exit
+from tinker_sync.runtime.exits import finish_all, finish_at_exit
 
 
 class Member:
@@ -61,23 +59,3 @@ def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.Capt
     finish_all()
     assert len(member.finished) == 1
     assert capfd.readouterr() == ("", "")
-
-
-def test_connections_that_open_during_the_end_do_not_disturb_it(caplog: pytest.LogCaptureFixture) -> None:
-    class Line:
-        def forget_idle(self) -> None:
-            pass
-
-    caplog.set_level(logging.DEBUG, "tinker_sync.session")
-    lines = [Line() for _ in range(5000)]
-    opening = threading.Thread(target=lambda: [hang_up_at_exit(line) for line in lines])
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        opening.start()
-        while opening.is_alive():
-            finish_all()
-    finally:
-        sys.setswitchinterval(usual_s)
-        opening.join()
-    assert caplog.records == []

@@ -66,28 +66,6 @@ def test_a_flow_gets_the_outcome_of_each_wait(bench: Bench) -> None:
     assert future.result(0) == [200, True, None, "now", "now"]
 
 
-def test_a_failure_of_a_flow_is_that_of_its_future(bench: Bench) -> None:
-    def flow() -> Flow[None]:
-        yield 1.0
-        raise TinkerError("no")
-
-    future = bench.start(flow())
-    bench.reactor.pass_time()
-    failure = future.exception(0)
-    assert isinstance(failure, TinkerError)
-    assert failure.__traceback__ is None  # it would keep all that the flow knew
-
-
-def test_a_wait_that_cannot_begin_raises_in_the_flow(bench: Bench) -> None:
-    def flow() -> Flow[str]:
-        try:
-            yield "no wait"
-        except AttributeError:
-            return "seen"
-
-    assert bench.start(flow()).result(0) == "seen"
-
-
 def test_a_flow_waits_for_others_and_gets_their_values_and_failures(bench: Bench) -> None:
     def child(number: int) -> Flow[int]:
         yield float(number)
@@ -109,16 +87,6 @@ def test_a_flow_waits_for_others_and_gets_their_values_and_failures(bench: Bench
     for _ in range(3):
         bench.reactor.pass_time()
     assert future.result(0) == [1, (2,), 3]
-
-
-def test_a_failure_that_nobody_waits_for_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def flow() -> Flow[None]:
-        yield 1.0
-        raise KeyError("lost")
-
-    bench.flows.start(flow())
-    bench.reactor.pass_time()
-    assert "a flow failed" in caplog.text
 
 
 def test_thousands_of_flows_that_end_at_once_do_not_recurse(bench: Bench) -> None:
@@ -254,45 +222,6 @@ def test_an_outcome_that_is_on_its_way_reaches_a_flow_that_is_called_off(bench: 
     assert [timer.live for timer in bench.reactor.timers] == ([] if first == "cancel" else [False])
     with pytest.raises(CancelledError):
         future.result(0)
-
-
-def test_a_flow_whose_future_has_ended_does_not_begin(bench: Bench) -> None:
-    future: APIFuture[Any] = APIFuture()
-    future.cancel()
-    bench.flows.start(hold(bench, Moment()), future)
-    assert bench.log == []
-    assert bench.reactor.requests == []
-
-
-def test_cleaning_up_cannot_wait(bench: Bench) -> None:
-    def flow() -> Flow[None]:
-        try:
-            yield 1.0
-        finally:
-            try:
-                yield 2.0
-            finally:
-                bench.log.append("over")
-
-    future = bench.start(flow())
-    future.cancel()
-    assert bench.log == ["over"]
-    assert len(bench.reactor.timers) == 1
-
-
-def test_a_flow_that_is_ended_by_the_outcome_that_a_cancel_has_let_through_is_over(bench: Bench) -> None:
-    def flow() -> Flow[int]:
-        return (yield CALL).status
-
-    future = bench.start(flow())
-
-    def race(_: object) -> None:
-        bench.reactor.answer(200)
-        future.cancel()
-
-    bench.flows.soon(race)
-    assert bench.task.ended
-    assert future.cancelled()
 
 
 # ------------------------------------------------------------------------------------------ the quota

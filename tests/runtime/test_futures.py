@@ -5,7 +5,6 @@ import concurrent.futures
 import copy
 import gc
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from tinker_sync._base.clock import Wake
 from tinker_sync.errors import RequestFailedError
 from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.futures import APIFuture, _Outcome
+from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState, Status
 from tinker_sync.runtime.workers import Workers
 
@@ -42,16 +41,6 @@ def failed(failure: BaseException) -> APIFuture[Any]:
     future: APIFuture[Any] = APIFuture()
     assert future.fail(failure)
     return future
-
-
-def test_it_has_the_fields_of_every_future() -> None:
-    theirs, ours = vars(concurrent.futures.Future()), APIFuture[int]()
-    assert not theirs.keys() & vars(ours).keys()  # they are made when they are needed
-    private = {name for name in dir(concurrent.futures.Future) if re.match("_[^_]", name)}
-    own = {name for kind in APIFuture.__mro__[:2] for name in vars(kind)}
-    assert own & ({*theirs} | private) <= {"_get_snapshot"}  # which calls that of the base class
-    for name, value in theirs.items():
-        assert type(getattr(ours, name)) is type(value)
 
 
 def resolved(value: Any) -> APIFuture[Any]:
@@ -82,31 +71,8 @@ class TestNoResultYet:
         with pytest.raises(TypeError, match="cannot pickle"):
             copy.deepcopy(future)
 
-    def test_asyncio_can_wrap_it(self) -> None:
-        async def wrapped() -> int:
-            taken: int = await asyncio.wrap_future(resolved(3))
-            return taken
-
-        assert asyncio.run(wrapped()) == 3
-
 
 class TestARealFuture:
-    def test_wait_and_as_completed(self) -> None:
-        first, second, third = APIFuture[int](), APIFuture[int](), APIFuture[int]()
-        with aside(lambda: list(concurrent.futures.as_completed([first, second, third], PATIENCE_S))) as seen:
-            second.resolve(2)
-            first.fail(KeyError("a"))
-            third.cancel()
-        assert set(seen[0]) == {first, second, third}
-        done, pending = concurrent.futures.wait([first, second, third], timeout=0)
-        assert (len(done), len(pending)) == (3, 0)
-
-    def test_a_cancel_wakes_those_who_wait_for_several(self) -> None:
-        future = APIFuture[int]()
-        with aside(lambda: concurrent.futures.wait([future], PATIENCE_S)) as waited:
-            future.cancel()
-        assert waited[0].done == {future}
-
     def test_asyncio_wraps_it(self, workers: Workers) -> None:
         future = APIFuture[int](submit=workers.run)
 
@@ -150,12 +116,6 @@ class TestARealFuture:
             assert begun.wait(PATIENCE_S)
             assert asyncio.run(seen()) == {"resolve": 7, "fail": KeyError}.get(end, asyncio.CancelledError)
             over.set()
-
-    def test_the_future_method_returns_the_future(self) -> None:
-        """`future()` returns the future itself, which is a future of the standard library."""
-        future = APIFuture[int]()
-        assert future.future() is future
-        assert isinstance(future, concurrent.futures.Future)
 
     @pytest.mark.parametrize("awaited", [False, True])
     def test_a_failure_leaves_no_cycle(self, awaited: bool) -> None:
@@ -281,16 +241,6 @@ class TestAwaiting:
             future.resolve(7)
         assert results == [7, 7, 7]
 
-    def test_gather(self) -> None:
-        futures = [APIFuture[int]() for _ in range(3)]
-
-        async def main() -> list[int]:
-            for number, future in enumerate(futures):
-                asyncio.get_running_loop().call_soon(future.resolve, number)
-            return await asyncio.gather(*futures)
-
-        assert asyncio.run(main()) == [0, 1, 2]
-
     def test_failures_and_cancels_arrive_as_they_are(self) -> None:
         cancelled = APIFuture[int]()
         cancelled.cancel()
@@ -303,18 +253,6 @@ class TestAwaiting:
                 await cancelled
 
         asyncio.run(main())
-
-    def test_a_closed_loop_disturbs_no_other_waiter(self, caplog: pytest.LogCaptureFixture) -> None:
-        future = APIFuture[int]()
-
-        async def give_up() -> None:
-            with pytest.raises(asyncio.TimeoutError):
-                await future.result_async(timeout=0)
-
-        asyncio.run(give_up())
-        assert future.resolve(7)
-        assert future.result() == 7
-        assert caplog.records == []
 
     def test_needs_no_event_loop_until_then(self) -> None:
         code = (
@@ -340,21 +278,6 @@ class TestCallbacks:
         assert over.wait(PATIENCE_S)
         assert [name for name, _ in seen] == ["a", "b", "c"]
         assert {thread for _, thread in seen} == {"tinker-call-1"}
-
-    def test_one_that_is_added_at_the_end_waits_for_the_earlier_ones(self) -> None:
-        seen: list[str] = []
-        future = APIFuture[int]()
-        future._when_done(lambda _: future.add_done_callback(lambda _: seen.append("b")))
-        future.add_done_callback(lambda _: seen.append("a"))
-        future.resolve(7)
-        assert seen == ["a", "b"]
-
-    def test_get_the_future(self) -> None:
-        future = APIFuture[int]()
-        seen: list[Any] = []
-        future.add_done_callback(seen.append)
-        future.resolve(7)
-        assert seen == [future]
 
     @pytest.mark.parametrize("end", ["resolve", "fail", "cancel", "before"])
     def test_run_on_a_worker_however_it_ends(self, workers: Workers, end: str) -> None:
@@ -448,14 +371,6 @@ class TestCallbacks:
         del callback
         assert gone() is None
 
-    def test_those_of_the_runtime_run_inline(self, workers: Workers) -> None:
-        future = APIFuture[int](submit=workers.run)
-        seen: list[threading.Thread] = []
-        future._when_done(lambda _: seen.append(threading.current_thread()))
-        future.resolve(7)
-        future._when_done(lambda _: seen.append(threading.current_thread()))
-        assert seen == [threading.current_thread()] * 2
-
 
 class TestCancel:
     def test_before_it_is_sent(self) -> None:
@@ -475,13 +390,6 @@ class TestCancel:
         assert future.resolve(7)
         assert not future._begin()
         assert not future.cancel()
-
-    def test_what_comes_too_late_is_dropped(self) -> None:
-        future = APIFuture[int]()
-        future.cancel()
-        assert not future.resolve(7)
-        assert not future.fail(KeyError())
-        assert future.cancelled()
 
     def test_a_second_one_does_not_lose_the_callbacks_of_the_first(self) -> None:
         steps = Steps("second cancel", "callbacks of the first")
@@ -570,10 +478,6 @@ class TestStatus:
         assert cancelled.status() == Status(FutureState.DONE, "cancelled")
         assert failed(KeyError()).status() == Status(FutureState.DONE, "failed: KeyError")
 
-    def test_states_are_their_names(self) -> None:
-        assert [str(state) for state in FutureState] == ["queued", "sending", "waiting", "paused", "done"]
-        assert f"{FutureState.PAUSED}" == FutureState.PAUSED == "paused"
-
     def test_timeline(self) -> None:
         clock = FakeClock(now_s=100.0)
         future = APIFuture[int](clock=clock)
@@ -595,19 +499,6 @@ class TestStatus:
             104.0,
         )
         assert moments.duration_s == 4.0
-
-    def test_timeline_of_a_cancelled_one(self) -> None:
-        clock = FakeClock(now_s=100.0)
-        future = APIFuture[int](clock=clock)
-        clock.advance(2)
-        future.cancel()
-        assert (future.timeline.sending, future.timeline.completed) == (None, 102.0)
-
-    def test_a_refused_cancel_completes_nothing(self) -> None:
-        future = APIFuture[int]()
-        future._begin()
-        future.cancel()
-        assert future.timeline.completed is None
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs fork")
@@ -738,28 +629,6 @@ class TestFunctionsOfTheStandardLibrary:
         ) as found:
             self.ENDS[name](future)
         assert found == [({future}, {other}), future]
-
-    def test_looks_of_many_threads_at_once(self) -> None:
-        for name, end in self.ENDS.items():
-            for _ in range(50):
-                future = APIFuture[Any]()
-                wait = partial(concurrent.futures.wait, [future], PATIENCE_S)
-                done = together(wait, wait, wait, partial(end, future))
-                assert [each.done for each in done[:3]] == [{future}] * 3, name
-
-    def test_a_look_while_another_thread_ends_the_call(self) -> None:
-        future, outcome = APIFuture[Any](), _Outcome(7)
-
-        class Story(list[Any]):
-            def append(self, item: Any) -> None:
-                if outcome not in self:  # the other thread ends the call now, and gets no further yet
-                    super().append(outcome)
-                super().append(item)
-
-        future._story = Story()
-        concurrent.futures.wait([future], timeout=0)
-        future._conclude(future._story, outcome)
-        assert concurrent.futures.wait([future], timeout=0).done == {future}
 
     def test_a_look_at_any_moment_of_another_one(self) -> None:
         future = [APIFuture[Any]()]

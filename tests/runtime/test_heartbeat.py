@@ -9,7 +9,6 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.isolation import our_threads
-from support.raising import raising
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, TinkerError
 from tinker_sync.runtime.heartbeat import PERIOD_S, Heartbeat
@@ -67,10 +66,6 @@ class Bench:
 
 
 # ---------------------------------------------------------------------------------------------- answers
-def test_a_heartbeat_and_what_else_is_due() -> None:
-    bench = Bench()
-    assert bench.steps(3) == [True] * 3
-    assert (bench.beats, bench.refresh_if_dues, bench.said) == (3, 3, [])
 
 
 def test_410_is_the_end_of_the_session_but_not_of_the_refresh_if_due() -> None:
@@ -94,12 +89,6 @@ def test_one_refusal_alone_is_no_loss() -> None:
     bench = Bench(status(404), None, status(404), status(500), status(404))
     bench.steps(5)
     assert bench.said == []
-
-
-def test_a_session_that_is_known_again_is_not_lost() -> None:
-    bench = Bench(*[status(404)] * 3, None, None)
-    bench.steps(5)
-    assert bench.said == [("lost", 404), "found"]
 
 
 @pytest.mark.parametrize("code", [404, 405, 501])
@@ -132,12 +121,6 @@ def test_trouble_is_logged_after_two_minutes_and_then_each_minute(caplog: pytest
     assert bench.said == []
 
 
-def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
-    bench = Bench(KeyError("a"), None)
-    assert bench.steps(2) == [True, True]
-    assert bench.beats == 2
-
-
 # ---------------------------------------------------------------------------------------------- late ones
 def late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
@@ -153,10 +136,6 @@ def late(
     bench.cpu_s += cpu_s
     bench.heartbeat.step()
     return bench.said
-
-
-def test_a_heartbeat_in_time_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert late(Bench(), monkeypatch, now_s=14.9, wall_s=14.9, cpu_s=14.0) == []
 
 
 def test_late_because_of_the_interpreter_lock(
@@ -217,17 +196,6 @@ def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
     assert bench.beats == 1
 
 
-def test_a_hint_within_a_second_of_the_last_heartbeat_has_no_effect() -> None:
-    bench = Bench()
-    bench.clock.advance(PERIOD_S)
-    bench.heartbeat.step()
-    bench.heartbeat.beat_soon()
-    assert not bench.heartbeat._wake.is_set()
-    bench.clock.advance(1.0)
-    bench.heartbeat.beat_soon()
-    assert bench.heartbeat._wake.is_set()
-
-
 def test_a_stop_that_comes_as_the_thread_wakes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     beats = bench.heartbeat
@@ -263,25 +231,11 @@ def test_without_a_thread_the_last_thing_is_done_by_the_thread_that_stops_it() -
     assert bench.heartbeat.ended.is_set()
 
 
-def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
-    with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
-        Bench().heartbeat.start()
-
-
 def test_it_ends_by_itself_when_no_client_is_left() -> None:
     bench = Bench()
     bench.heartbeat = Heartbeat(bench.beat, bench, refresh_if_due=lambda: False, clock=bench.clock)
     bench.heartbeat.start()
     bench.clock.await_waiters()
     bench.clock.advance(PERIOD_S)
-    assert bench.heartbeat.ended.wait(120)
-    bench.heartbeat.join(120)
-
-
-def test_joining_from_its_own_thread_does_not_hang() -> None:
-    bench = Bench()
-    bench.heartbeat.start()
-    bench.heartbeat.stop(lambda: bench.heartbeat.join(120))
     assert bench.heartbeat.ended.wait(120)
     bench.heartbeat.join(120)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.crowd import together, until
+from support.crowd import until
 from support.raising import raising
 
 from tinker_sync.errors import DeadlineError
@@ -55,18 +55,6 @@ def never() -> int:
     raise AssertionError("another thread was making the value")
 
 
-def test_many_who_come_at_once_get_one_value() -> None:
-    made: list[int] = []
-    lazy: Lazy[int] = Lazy()
-
-    def make() -> int:
-        made.append(1)
-        return len(made)
-
-    assert together(*[lambda: lazy.get(make)] * 16) == [1] * 16
-    assert made == [1]
-
-
 def test_threads_that_come_meanwhile_wait() -> None:
     flight = Flight()
     lazy = flight.lazy
@@ -94,21 +82,6 @@ def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
     flight.land(raising(KeyboardInterrupt()))
     assert isinstance(flight.first.exception(120), KeyboardInterrupt)
     assert waiting.result(120) == 7
-
-
-def test_ctrl_c_right_after_the_value_was_made_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lazy: Lazy[int] = Lazy()
-    land = lazy._land
-
-    def interrupted(flight: Any, failure: BaseException | None) -> None:
-        if failure is None:
-            raise KeyboardInterrupt
-        land(flight, failure)
-
-    monkeypatch.setattr(lazy, "_land", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        lazy.get(lambda: 7)
-    assert lazy.get(never) == 7
 
 
 def test_waiting_has_a_limit() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import pickle
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,10 +14,8 @@ from typing import Any
 import pytest
 
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import (
-    Unread,
     attach_unread,
     carried,
     current,
@@ -71,11 +68,6 @@ def test_the_outermost_method_counts() -> None:
     assert current() == ""
 
 
-def test_an_inherited_method_has_the_name_of_the_client() -> None:
-    assert Client().inherited() == "Client.inherited"
-    assert Base().inherited() == ""
-
-
 def test_a_subclass_of_the_user_changes_no_name() -> None:
     class Mine(Client):
         def inner(self) -> str:
@@ -83,18 +75,6 @@ def test_a_subclass_of_the_user_changes_no_name() -> None:
 
     assert Mine().inner() == "Client.inner"
     assert Mine().outer() == ["Client.outer"] * 3
-
-
-def test_a_client_class_that_derives_from_another_has_names_of_its_own() -> None:
-    @names_requests
-    class Other(Client):
-        """A subclass of `Client` that is a client class itself."""
-
-    assert Other().inner() == "Other.inner"
-
-
-def test_only_public_methods_have_names() -> None:
-    assert (Client()._private(), Client.made(), Client().shown) == ("", "", "")
 
 
 def test_signatures_and_texts_stay() -> None:
@@ -132,10 +112,6 @@ def test_a_job_takes_the_name_to_another_thread() -> None:
             bare, job = pool.submit(current), pool.submit(carried(current))
         assert (bare.result(120), job.result(120)) == ("", "Client.outer")
         assert pool.submit(current).result(120) == ""
-
-
-def test_outside_of_a_method_a_job_stays_as_it_is() -> None:
-    assert carried(threading.get_ident) is threading.get_ident
 
 
 # ------------------------------------------------------------------------------------------- unread failures
@@ -191,12 +167,3 @@ def await_result(future: APIFuture[Any], timeout: float) -> None:
 
 def attach_again_at_the_end(future: APIFuture[Any]) -> None:
     future._when_done(attach_unread)
-
-
-def test_a_child_does_not_log_the_failures_of_its_parent(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unread = Unread("sample at train.py:7 failed")
-    monkeypatch.setattr(_fork, "_generation", _fork.generation() + 1)
-    unread.log()
-    assert caplog.records == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from support.sends import HandWorkers, NoWorkers
 from tinker_sync import errors
 from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise, QueueReport
+from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
@@ -62,30 +61,12 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_result(bench: Bench) -> None:
-    future = bench.fetch()
-    asked = bench.reactor.next()
-    assert asked.path == "/api/v1/retrieve_future"
-    assert asked.call.accept == "application/json"
-    bench.reactor.answer(200, {"metrics": {"a": 1.0}})
-    assert future.result(0) == {"metrics": {"a": 1.0}}
-
-
 def test_protobuf_is_asked_for_where_it_may_come(bench: Bench) -> None:
     future = bench.fetch(Promise("req-1", "Sample", wants_proto=True))
     asked = bench.reactor.next()
     assert asked.call.accept == "application/x-protobuf, application/json"
     asked.end(Reply(200, {"content-type": "application/x-protobuf"}, b"octets"))
     assert future.result(0) == b"octets"
-
-
-def test_pauses_are_waited_out_by_the_clock(bench: Bench) -> None:
-    future = bench.fetch()
-    bench.reactor.answer(503, {})
-    assert bench.reactor.waiting == 0
-    assert 0.375 <= bench.reactor.pass_time() <= 0.5
-    bench.reactor.answer(200, {"a": 1})
-    assert future.result(0) == {"a": 1}
 
 
 def test_the_budget_holds_a_large_result_from_the_peek_to_the_decoding(bench: Bench) -> None:
@@ -128,20 +109,6 @@ def test_a_wait_for_the_budget_ends_at_the_deadline(bench: Bench) -> None:
     assert bench.free == 1000
 
 
-def test_a_result_that_got_its_bytes_in_time_is_asked_for(bench: Bench) -> None:
-    bench.fill()
-    promise = Promise("req-1", "Sample", announced_bytes=400)
-    future = bench.fetch(promise, deadline_at=bench.clock.now() + 5.0)
-    bench.room.give_back(1500)
-    bench.reactor.answer(200, {"a": 1})
-    assert future.result(0) == {"a": 1}
-
-
-def test_an_announced_result_is_asked_for_whole(bench: Bench) -> None:
-    bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
-    assert bench.reactor.next().body == {"request_id": "req-1", "allow_metadata_only": False}
-
-
 @pytest.mark.parametrize("ending", ["decode", "failure", "status", "lost", "abandoned"])
 def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
     bench = Bench()
@@ -163,14 +130,6 @@ def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
         future.cancel()
     assert future.done()
     assert bench.free == 1000
-
-
-def test_failures_are_the_futures(bench: Bench) -> None:
-    failed, refused = bench.fetch(), bench.fetch()
-    bench.reactor.answer(200, {"error": "out of memory", "category": "server"})
-    bench.reactor.answer(403, {"detail": "no"})
-    assert isinstance(failed.exception(0), errors.RequestFailedError)
-    assert isinstance(refused.exception(0), errors.APIStatusError)
 
 
 def test_a_result_that_cannot_be_read_names_its_request(bench: Bench) -> None:
@@ -211,27 +170,6 @@ def test_a_result_that_is_gone_when_it_is_asked_for_again_has_the_first_error(
     bench.reactor.answer(status, {"detail": "gone"})
     with pytest.raises(errors.APIResponseValidationError, match=r"\$\.a: odd"):
         future.result(0)
-
-
-def test_a_decoder_that_fails_otherwise_fails_the_future(bench: Bench) -> None:
-    future = bench.fetch(decode=lambda reply, tree: 1 / 0)
-    bench.reactor.answer(200, {})
-    assert isinstance(future.exception(0), ZeroDivisionError)
-
-
-def test_a_poll_that_cannot_be_sent_fails_the_future(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    future = bench.fetch()
-    bench.reactor.answer(503, {})
-    monkeypatch.setattr(bench.reactor, "start", raising(RuntimeError("no reactor")))
-    bench.reactor.pass_time()
-    with pytest.raises(RuntimeError, match="no reactor"):
-        future.result(0)
-
-
-def test_a_forgotten_promise_fails_the_future_with_the_answer(bench: Bench) -> None:
-    future = bench.fetch()
-    bench.reactor.answer(410, {"detail": "forgotten"})
-    assert isinstance(future.exception(0), errors.APIStatusError)
 
 
 def test_a_paused_queue_shows_in_the_status_and_is_reported(bench: Bench) -> None:
@@ -279,12 +217,6 @@ def test_a_pause_that_would_outlast_the_deadline_is_not_begun(bench: Bench) -> N
 
 
 # ------------------------------------------------------------------------------------- giving up
-def test_an_abandoned_fetch_asks_no_more(bench: Bench) -> None:
-    future = bench.fetch()
-    asked = bench.reactor.next()
-    assert future.cancel()
-    assert not asked.live
-    assert bench.reactor.waiting == 0
 
 
 def test_a_cancelled_future_ends_the_asking_in_a_pause(bench: Bench) -> None:
@@ -295,39 +227,7 @@ def test_a_cancelled_future_ends_the_asking_in_a_pause(bench: Bench) -> None:
     assert bench.reactor.waiting == 0
 
 
-def test_a_future_that_ends_before_its_bytes_are_used_gives_them_back(bench: Bench) -> None:
-    bench.fill()
-    future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
-    bench.room.give_back(1500)
-    assert bench.free == 600
-    assert future.cancel()
-    assert bench.reactor.waiting == 0
-    assert bench.free == 1000
-
-
-def test_a_forgotten_promise_gives_its_bytes_back(bench: Bench) -> None:
-    free: list[int] = []
-    future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
-    future._when_done(lambda _: free.append(bench.free))
-    bench.reactor.answer(410, {"detail": "forgotten"})
-    assert free == [1000]
-
-
 # ------------------------------------------------------------------------------------- notices
-def test_every_listener_gets_every_notice() -> None:
-    notices, heard = Notices(FakeClock()), [[], []]  # type: ignore[var-annotated]
-    stop = notices.listen(heard[0].append)
-    notices.listen(heard[1].append)
-    notices.publish(PAUSED, "Sample", "req-1")
-    notices.publish(QueueNotice(QueueState.ACTIVE, "soon"), "Sample", "req-1")
-    stop()
-    stop()
-    notices.publish(PAUSED, "Sample", "req-2")
-    first = [
-        QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1"),
-        QueueReport(QueueState.ACTIVE, "soon", "Sample", "req-1"),
-    ]
-    assert heard == [first, [*first, QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-2")]]
 
 
 def test_an_exception_of_a_listener_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
@@ -382,19 +282,3 @@ def test_a_paused_training_request_is_reported_though_others_go_on(caplog: pytes
         ("req-1", "active"),
         ("req-2", "paused_capacity"),
     ]
-
-
-def test_an_active_queue_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
-        Notices(FakeClock()).publish(QueueNotice(QueueState.ACTIVE, None), "Sample", "req-1")
-    assert caplog.messages == []
-
-
-def test_a_child_does_not_inherit_a_held_lock() -> None:
-    notices = Notices(FakeClock())
-    notices._lock.acquire()
-    notices.renew_after_fork()
-    done = threading.Event()
-    notices.listen(lambda _: done.set())
-    notices.publish(PAUSED, "Sample", "req-1")
-    assert done.is_set()

@@ -20,7 +20,7 @@ from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
 from support.open_files import room_for
 from support.sends import HandWorkers
-from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked, unused_port
+from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked
 from support.wires import http_for, post
 
 from tinker_sync.config import Timeout
@@ -139,39 +139,6 @@ def test_an_answer_in_pieces_goes_back_to_the_reactor_between_them() -> None:
         assert held.reply().body == b"firstsecond"
 
 
-def test_a_connection_is_used_again() -> None:
-    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
-        for _ in range(5):
-            held.start()
-            held.reply()
-        assert server.connections == 1
-
-
-def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.reactor.STALE_EXPIRIES", 8)
-    last = threading.Event()
-
-    def reply(seen: Any) -> bytes:
-        if seen.body == b"long":
-            last.wait(PATIENCE_S)
-        return answer(seen.body)
-
-    sizes, calls = [], []
-    with AnsweringServer(reply) as server, closing(Held(server.url)) as held:
-        held.start(post(body=b"long"))
-        server.await_seen(1)
-        for _ in range(40):
-            ticket = held.start(post(body=b"short"))
-            assert held.reply().body == b"short"
-            calls.append(ticket.call)
-            sizes.append(len(held.reactor._expiries))
-        last.set()
-        assert held.reply().body == b"long"
-    assert calls == [None] * 40
-    assert max(sizes) > 8  # entries of ended requests stay behind that of the long request
-    assert max(sizes) <= 8 + 2 * 2 + 1
-
-
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
     """Session tickets of TLS 1.3 make a socket readable, but no worker starts to wait for an answer."""
     answered = threading.Event()
@@ -211,34 +178,6 @@ def test_a_proxy_is_passed_through(authority: Authority) -> None:
 
 
 # ------------------------------------------------------------------------------------------- failures
-def test_a_refused_connection_is_reported() -> None:
-    with unused_port() as port, closing(Held(f"http://127.0.0.1:{port}")) as held:
-        held.start()
-        failed = held.failure()
-    assert not failed.maybe_received
-
-
-def test_a_dead_peer_is_reported() -> None:
-    def script(peer: Peer) -> None:
-        peer.read_request()
-        peer.reset()
-
-    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
-        held.start(post(repeatable=False))
-        failed = held.failure()
-    assert failed.maybe_received
-
-
-def test_half_an_answer_is_none() -> None:
-    def script(peer: Peer) -> None:
-        peer.read_request()
-        peer.send(answer(b"only", length=100))
-        peer.close()
-
-    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
-        held.start()
-        failed = held.failure()
-    assert "4 of 100 bytes" in str(failed)
 
 
 def test_silence_ends_at_the_timeout_of_the_call() -> None:
@@ -266,15 +205,6 @@ def test_what_is_under_way_fails_at_the_close() -> None:
         held.close()
         assert all(held.failure().final for _ in range(10))
         assert held.reactor.under_way == 0
-
-
-def test_after_the_close_nothing_is_sent() -> None:
-    with AnsweringServer(lambda seen: answer(b"ok")) as server:
-        held = Held(server.url)
-        held.close()
-        held.start()
-        assert held.failure().final
-        assert server.seen == []
 
 
 # ------------------------------------------------------------------------------------- limits and calling off
@@ -342,13 +272,6 @@ def test_what_waits_for_its_turn_can_be_called_off() -> None:
         assert [seen.body for seen in server.seen] == [b"a", b"c"]
 
 
-def test_an_answered_request_cannot_be_called_off() -> None:
-    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
-        ticket = held.start()
-        held.reply()
-        assert not ticket.cancel()
-
-
 # ------------------------------------------------------------------------------------- timers, and the thread
 class Nowhere:
     """A double of the transport for tests that send nothing; a request fails the test."""
@@ -388,22 +311,6 @@ def test_timers_fire_in_order_and_not_early(stepped: Reactor, clock: FakeClock) 
     clock.advance(1.0)
     stepped.step(0.0)
     assert fired == ["first", "second"]
-
-
-def test_a_timer_called_off_does_not_fire(stepped: Reactor, clock: FakeClock) -> None:
-    fired: list[str] = []
-    ticket = stepped.after(1.0, lambda: fired.append("never"))
-    assert ticket.cancel()
-    clock.advance(5.0)
-    stepped.step(0.0)
-    assert fired == []
-
-
-def test_a_closed_reactor_takes_no_timers(clock: FakeClock) -> None:
-    reactor = Reactor(Nowhere(), HandWorkers(), clock)
-    reactor.close()
-    reactor.after(0.0, lambda: pytest.fail("it was closed"))
-    assert not reactor.step(0.0)
 
 
 def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,17 +359,6 @@ def test_a_dead_thread_fails_calls(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         assert held.failure().final
         assert broken.wait(PATIENCE_S)
     assert "the reactor failed" in caplog.text
-
-
-def test_a_thread_that_fails_ends_timed_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken, fired = threading.Event(), threading.Event()
-    monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
-    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
-        held.reactor.after(3600.0, fired.set)
-        monkeypatch.setattr(held.reactor, "_time_to_wait", lambda *_: 1 / 0)
-        held.reactor.after(0.0, lambda: None)  # wakes the thread
-        assert broken.wait(PATIENCE_S)
-        assert fired.wait(PATIENCE_S)
 
 
 def test_a_dropped_reactor_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,14 +456,3 @@ def test_a_step_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixt
         held.start()
         assert held.reply().status == 200
     assert "a job" in caplog.text
-
-
-def test_a_job_runs_soon_only_where_there_is_a_thread() -> None:
-    with AnsweringServer() as server, closing(Held(server.url)) as held:
-        assert not held.reactor.run_soon(lambda: pytest.fail("there is no thread"))
-        held.reactor.reserve()
-        done = threading.Event()
-        assert held.reactor.run_soon(done.set)
-        assert done.wait(PATIENCE_S)
-        held.reactor.close()
-        assert not held.reactor.run_soon(lambda: pytest.fail("it is closed"))

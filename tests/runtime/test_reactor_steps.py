@@ -47,13 +47,6 @@ class Request:
         return self.sock.fileno() < 0
 
 
-def answered(**options: Any) -> Request:
-    """Return a request whose answer has arrived."""
-    request = Request(Reply(200, {}, b"ok"), **options)
-    request.peer.send(b".")
-    return request
-
-
 class Line:
     """A double of the transport: each call takes the next request. `on_open` is called before that."""
 
@@ -124,27 +117,7 @@ def bench(clock: FakeClock) -> Iterator[Bench]:
     bench.end()
 
 
-@pytest.fixture
-def narrow(clock: FakeClock) -> Iterator[Bench]:
-    """Yield a reactor that sends one request at a time."""
-    bench = Bench(clock, max_open=1)
-    yield bench
-    bench.end()
-
-
 # ------------------------------------------------------------------------------------------- sending
-def test_a_request_called_off_before_it_is_sent_makes_room(narrow: Bench) -> None:
-    ticket = narrow.start(answered())
-    assert ticket.cancel()
-    narrow.workers.do_all()
-    assert (narrow.line.opened, narrow.reactor.under_way) == (0, 0)
-
-
-def test_requests_that_waited_for_their_turn_count_as_open(narrow: Bench) -> None:
-    narrow.send(answered(), answered(), answered())
-    narrow.reactor.step(0.0)
-    narrow.workers.do_all()
-    assert (narrow.line.opened, narrow.reactor.under_way, len(narrow.outcomes)) == (2, 2, 1)
 
 
 def test_a_request_called_off_while_it_is_sent_is_closed(bench: Bench) -> None:
@@ -152,17 +125,6 @@ def test_a_request_called_off_while_it_is_sent_is_closed(bench: Bench) -> None:
     ticket = bench.start(request)
     bench.line.on_open = ticket.cancel
     bench.workers.do_all()
-    bench.reactor.step(0.0)
-    assert request.closed
-    assert (bench.reactor.under_way, bench.outcomes) == (0, [])
-
-
-def test_a_request_called_off_is_closed_at_the_next_turn(bench: Bench) -> None:
-    request = Request()
-    ticket = bench.send(request)
-    bench.sleep()
-    assert ticket.cancel()
-    assert bench.was_woken()
     bench.reactor.step(0.0)
     assert request.closed
     assert (bench.reactor.under_way, bench.outcomes) == (0, [])
@@ -183,16 +145,6 @@ def test_a_request_that_no_worker_sends_fails() -> None:
     (failed,) = outcomes
     assert isinstance(failed, SendFailed)
     assert (failed.final, failed.maybe_received, reactor.under_way) == (True, False, 0)
-
-
-@pytest.mark.parametrize("error", [SendFailed("broken", maybe_received=True), ValueError("odd")])
-def test_a_request_that_fails_is_closed(bench: Bench, error: Exception) -> None:
-    request = Request(error)
-    request.peer.send(b".")
-    bench.send(request)
-    bench.reactor.step(0.0)
-    assert request.closed
-    assert bench.failures() == [True]
 
 
 def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) -> None:
@@ -234,12 +186,6 @@ def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock
 
 
 # ------------------------------------------------------------------------------------------- the end
-def test_after_the_close_requests_that_wait_for_their_turn_are_not_sent(narrow: Bench) -> None:
-    narrow.send(Request(), Request())
-    narrow.end()
-    narrow.workers.do_all()
-    assert narrow.line.opened == 1
-    assert sorted(narrow.failures()) == [False, True]  # only the first may have been received
 
 
 def test_after_the_close_no_timer_fires(bench: Bench, clock: FakeClock) -> None:
@@ -265,16 +211,6 @@ def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
 
 
 # ------------------------------------------------------------------------------------------- no thread
-def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
-    reactor, done = Reactor(Line(), NoWorkers()), []
-
-    def stop() -> None:
-        assert reactor.follow(lambda: done.append("follows"))
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        reactor._run_step(stop)
-    assert done == ["follows"]
 
 
 # ------------------------------------------------------------------------------------------- races
@@ -329,16 +265,3 @@ def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_
 
 
 # ------------------------------------------------------------------------------------------- forks
-def test_a_child_closes_its_copy_of_the_watches(clock: FakeClock) -> None:
-    bench = Bench(clock)
-    bench.reactor.renew_after_fork()
-    with pytest.raises(ValueError, match="closed"):
-        bench.readiness.wait(0)
-    bench.end()
-
-
-def test_a_closed_reactor_stays_closed_in_a_child(bench: Bench) -> None:
-    bench.end()
-    bench.reactor.renew_after_fork()
-    bench.start(Request())
-    assert bench.failures() == [False]

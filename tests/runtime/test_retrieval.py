@@ -17,7 +17,6 @@ from tinker_sync.runtime.retrieval import (
     Ask,
     Failed,
     Finished,
-    Gone,
     QueueNotice,
     Retrieval,
     TakeBytes,
@@ -90,26 +89,10 @@ def test_the_first_poll() -> None:
     }
 
 
-def test_polls_are_counted_and_the_roundtrip_is_reported_once() -> None:
-    asking = Asking(roundtrip_s=0.25)
-    second = asking.gets(TRY_AGAIN)
-    assert isinstance(second, Ask)
-    assert second.headers == {"X-Tinker-Request-Iteration": "1", "X-Tinker-Request-Type": "Sample"}
-
-
 # ------------------------------------------------------------------------------------------------ results
 def test_protobuf_is_the_result() -> None:
     answer = reply(200, b"\x0a\x00", content_type="application/x-protobuf; x=y")
     assert Asking().gets(answer) == Finished(answer, None)
-
-
-def test_an_object_is_the_result() -> None:
-    answer = reply(200, {"metrics": {}})
-    assert Asking().gets(answer) == Finished(answer, {"metrics": {}})
-
-
-def test_accepted_is_as_good_as_ok() -> None:
-    assert isinstance(Asking().gets(reply(202, {"path": "p"})), Finished)
 
 
 def test_large_results_are_announced_first() -> None:
@@ -153,12 +136,6 @@ def test_a_reported_failure(category: Any, expected: str) -> None:
     assert (error.message, error.request_id, error.category.value) == ("out of memory", "req-1", expected)
 
 
-def test_a_failure_as_open_servers_word_it() -> None:
-    error = Asking().fails_with(reply(200, {"type": "RequestFailedResponse", "error_message": "bad data"}))
-    assert isinstance(error, errors.RequestFailedError)
-    assert error.message == "bad data"
-
-
 # -------------------------------------------------------------------------------------- polls that expire
 def test_an_expired_poll_is_asked_again_at_once() -> None:
     paused = reply(408, {"queue_state": "paused_capacity", "queue_state_reason": "GPUs are out"})
@@ -193,18 +170,7 @@ def test_polls_that_come_back_at_once_are_slowed_down() -> None:
     assert action.delay_s == FLOOR_S
 
 
-def test_a_poll_without_a_body_expires_too() -> None:
-    asking = Asking()
-    assert asking.pauses(reply(408)) == [None]
-    assert asking.notices == []
-
-
 # ------------------------------------------------------------------------------------ trouble that passes
-def test_too_many_requests_back_off() -> None:
-    asking = Asking()
-    busy = reply(429, {"detail": "slow down"})
-    assert asking.pauses(busy, busy, busy) == [1.0, 2.0, 4.0]
-    assert isinstance(asking.gets(reply(200, {})), Finished)
 
 
 def test_the_servers_own_wish_is_heeded() -> None:
@@ -222,16 +188,6 @@ def test_connections_that_break_back_off_up_to_half_a_minute() -> None:
     assert asking.pauses(NO_ANSWER, REFUSED, NO_ANSWER, REFUSED, NO_ANSWER, REFUSED, REFUSED) == [
         1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0,
     ]  # fmt: skip
-
-
-def test_an_answer_makes_the_connection_good_again() -> None:
-    asking = Asking()
-    assert asking.pauses(NO_ANSWER, NO_ANSWER, TRY_AGAIN, NO_ANSWER) == [1.0, 2.0, None, 1.0]
-
-
-def test_server_errors_back_off() -> None:
-    broken = reply(503, b"unavailable")
-    assert Asking().pauses(broken, broken, broken, broken) == [0.5, 1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -334,17 +290,6 @@ def test_a_server_error_does_not() -> None:
     assert isinstance(asking.fails_with(bad), errors.BadRequestError)
 
 
-def test_an_empty_400_comes_from_a_proxy() -> None:
-    asking = Asking()
-    assert asking.pauses(reply(400), reply(400), reply(400), reply(400), reply(400)) == [
-        1.0,
-        2.0,
-        4.0,
-        8.0,
-        16.0,
-    ]
-
-
 @pytest.mark.parametrize("status", [400, 422])
 def test_open_servers_report_failures_as_statuses(status: int) -> None:
     asking = Asking(open_server=True)
@@ -413,17 +358,6 @@ def test_doubtful_answers_hours_apart_do_not_add_up(doubtful: Reply, good: Reply
         asking.pauses(doubtful)
         asking.now += 3600.0
         asking.pauses(good)
-
-
-def test_gone_is_left_to_the_code_that_can_submit_again() -> None:
-    action = Asking().gets(reply(410, {"detail": "forgotten"}))
-    assert isinstance(action, Gone)
-    assert isinstance(action.error, errors.APIStatusError)
-
-
-def test_not_ready_is_waited_for() -> None:
-    asking = Asking()
-    assert asking.pauses(*[reply(425, {"detail": "not ready"})] * 500) == [1.0] * 500
 
 
 @pytest.mark.parametrize(

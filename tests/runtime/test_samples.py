@@ -21,18 +21,15 @@ from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.policy import Ledger, Stage
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import (
-    APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
-    BillingError,
     DeadlineError,
-    TinkerError,
 )
 from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lifecycle import Lifecycle
-from tinker_sync.runtime.samples import SubmitPolicy, Throttled
+from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.retries import Judge
 
@@ -129,22 +126,6 @@ def test_samples_sent_again_need_no_other_place(stub: Stub, sampler: SamplingCli
         assert future.result(PATIENCE_S).sequences
 
 
-def test_a_sample_that_is_sent_again_goes_before_those_that_wait() -> None:
-    release = threading.Event()
-    one_at_a_time = {**FLAGS, "sample_dispatch_bytes_semaphore_size": 0}
-    with StubServer(config=one_at_a_time) as stub, hasty_service(stub) as service:
-        sampler = service.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
-        stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}, gate=release))
-        futures = [sample(sampler) for _ in range(4)]
-        stub.await_asked("/asample")
-        until(lambda: admission_of(sampler).waiting == 3)
-        release.set()
-        for future in futures:
-            assert future.result(PATIENCE_S).sequences
-        numbers = [asked.json()["seq_id"] for asked in stub.asked("/asample")]
-    assert numbers == [0, 0, 1, 2, 3]
-
-
 def test_a_sample_that_is_cancelled_while_it_is_sent_gives_everything_back_at_once(
     stub: Stub, sampler: SamplingClient
 ) -> None:
@@ -226,21 +207,6 @@ def decide(
     return policy(**options).decide(outcome, call, ledger, size, max_attempts)
 
 
-@pytest.mark.parametrize(("size", "pause_s"), [(10, None), (128 * 1024, None), (128 * 1024 + 1, 5.0)])
-def test_a_429_closes_the_limiter_for_longer_after_a_large_prompt(size: int, pause_s: float | None) -> None:
-    assert decide(Reply(429, {}), size=size) == Throttled(pause_s)
-
-
-def test_a_429_with_a_wish() -> None:
-    assert decide(Reply(429, {"Retry-After": "7"})) == Throttled(7.0)
-
-
-def test_a_402_is_waited_out_while_the_server_allows() -> None:
-    assert decide(Reply(402, {}), billing_s=100.0) == Throttled(5.0)
-    with pytest.raises(BillingError):
-        decide(Reply(402, {}))
-
-
 def test_trouble_that_passes_is_tried_again_a_number_of_times() -> None:
     assert [decide(Reply(503, {}), attempt=attempt) for attempt in (1, 2)] == [0.5, 1.0]
     with pytest.raises(APIStatusError):
@@ -252,22 +218,3 @@ def test_a_conflict_is_tried_again_twice_at_most() -> None:
     assert [decide(Reply(409, {}), attempt=attempt, **options) for attempt in (1, 2)] == [0.5, 1.0]
     with pytest.raises(APIStatusError):
         decide(Reply(409, {}), attempt=3, **options)
-
-
-def test_a_refusal_is_final() -> None:
-    with pytest.raises(APIStatusError):
-        decide(Reply(422, {}, b'{"detail": "no"}'))
-
-
-def test_no_answer_is_tried_again_unless_it_would_end_the_same_way() -> None:
-    assert decide(SendFailed("broken", maybe_received=True)) == 0.5
-    with pytest.raises(APIConnectionError):
-        decide(SendFailed("no certificate", maybe_received=False, final=True))
-
-
-def test_an_error_of_the_client_itself_stays_what_it_is() -> None:
-    failed, cause = SendFailed("no key", maybe_received=False), TinkerError("no key")
-    failed.__cause__ = cause
-    with pytest.raises(TinkerError) as caught:
-        decide(failed)
-    assert caught.value is cause

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +11,10 @@ from support.raising import raising
 from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoReactor, entry
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
-from tinker_sync.runtime.flows import Flow, Flows, Moment
+from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
-from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered, stages
+from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
 
 
 def queue_of(send: Callable[[FakeRequest, int], object], workers: Any = None) -> SendQueue[FakeRequest]:
@@ -83,28 +81,6 @@ REFUSED = APIStatusError.from_reply(422, {}, b'{"detail": "unknown loss"}')
 
 
 class TestOrder:
-    def test_numbers_start_at_one_and_follow_the_calls(self, bench: Bench) -> None:
-        for name in "abc":
-            bench.append(name)
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:b 3:c"
-        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 4>"
-
-    def test_one_operation_is_in_its_send_phase(self, bench: Bench) -> None:
-        for name in "abc":
-            bench.append(name)
-        assert len(bench.workers.jobs) == 1
-        assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
-        bench.workers.do()
-        assert (bench.sent, len(bench.workers.jobs)) == ("1:a", 1)
-
-    def test_results_are_not_waited_for(self, bench: Bench) -> None:
-        first = bench.append("a")
-        bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:b"
-        assert not first.future.done()
-
     def test_the_result_of_an_operation_that_is_alone_is_waited_for(self, bench: Bench) -> None:
         first = bench.append("a", 2, alone=True)
         bench.append("b", alone=True)
@@ -123,21 +99,6 @@ class TestOrder:
         bench.workers.do_all()
         assert bench.sent == "1:a 2:b"
 
-    def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
-        """The first chunk of each pass is sent last."""
-        bench.append("fb", 4, parallel=True)
-        bench.append("optim")
-        bench.append("f", 2, parallel=True)
-        bench.workers.do_all()
-        assert bench.sent == "2:fb.2 3:fb.3 4:fb.4 1:fb.1 5:optim 7:f.2 6:f.1"
-
-    def test_serial_chunks_one_by_one(self, bench: Bench) -> None:
-        bench.append("fb", 4)
-        bench.append("optim")
-        bench.append("f", 2)
-        bench.workers.do_all()
-        assert bench.sent == "1:fb.1 2:fb.2 3:fb.3 4:fb.4 5:optim 6:f.1 7:f.2"
-
     def test_the_first_of_parallel_chunks_waits_for_all_others(self, bench: Bench) -> None:
         bench.append("fb", 4, parallel=True)
         bench.append("optim")
@@ -150,9 +111,6 @@ class TestOrder:
         bench.workers.do()
         assert bench.sent == "4:fb.4 2:fb.2 3:fb.3 1:fb.1"
 
-    def test_one_chunk_is_the_same_in_both_modes(self) -> None:
-        assert stages(1, parallel=True) == stages(1, parallel=False) == [range(1)]
-
     def test_progress_shows_in_the_futures(self, bench: Bench) -> None:
         first, second = bench.append("a"), bench.append("b")
         assert [made.future.status().state for made in (first, second)] == [FutureState.QUEUED] * 2
@@ -160,84 +118,14 @@ class TestOrder:
         assert first.future.status().state is FutureState.SENDING
         assert second.future.status().state is FutureState.QUEUED
 
-    def test_sends_may_run_inline(self) -> None:
-        wire: list[tuple[int, str]] = []
-        queue = queue_of(lambda request, number: wire.append((number, request.name)))
-        for name in "ab":
-            queue.put(entry(name, 3, parallel=True))
-        assert wire == [(2, "a.2"), (3, "a.3"), (1, "a.1"), (5, "b.2"), (6, "b.3"), (4, "b.1")]
-
-
-class TestSendsThatEndLater:
-    def late(self, count: int) -> tuple[list[Any], list[Entry[FakeRequest]]]:
-        """Put an entry of `count` requests, and another entry, into a queue whose sends do not end.
-
-        Return two lists: the number of each begun send with the function that ends it, and the entries.
-        """
-        ends: list[Any] = []
-        flows: Any = Flows(NoReactor(), None)  # type: ignore[arg-type]
-
-        def send(_: FakeRequest, number: int, _may_send: Callable[[], bool]) -> Flow[None]:
-            end = Moment()
-            ends.append((number, partial(flows.soon, end.tell)))
-            failure = yield end
-            if failure is not None:
-                raise failure
-
-        queue: SendQueue[FakeRequest] = SendQueue(flows, send, lambda: None, Inline())  # type: ignore[arg-type]
-        made = [entry("a", count, parallel=True), entry("b")]
-        for each in made:
-            queue.put(each)
-        return ends, made
-
-    def test_the_next_one_waits_for_the_end(self) -> None:
-        ends, _ = self.late(1)
-        assert [number for number, _ in ends] == [1]
-        ends[0][1](None)
-        assert [number for number, _ in ends] == [1, 2]
-
-    def test_only_the_first_end_counts(self) -> None:
-        ends, made = self.late(3)
-        ends[0][1](None)
-        ends[0][1](None)
-        assert [number for number, _ in ends] == [2, 3]
-        ends[0][1](NotTaken())
-        ends[1][1](None)
-        assert [number for number, _ in ends] == [2, 3, 1]
-        assert not made[0].future.done()
-
-    def test_a_failure_breaks_the_queue_from_any_thread(self) -> None:
-        ends, made = self.late(3)
-        ends[1][1](KeyError("gone"))
-        ends[0][1](None)
-        assert [number for number, _ in ends] == [2, 3]
-        assert isinstance(made[0].future.exception(0), KeyError)
-        assert isinstance(made[1].future.exception(0), EarlierCallFailedError)
-
 
 class TestCancel:
-    def test_what_is_queued_leaves_without_a_hole(self, bench: Bench) -> None:
-        made = {name: bench.append(name, 3 if name == "b" else 1) for name in "abcd"}
-        assert made["b"].future.cancel()
-        assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:c 3:d"
-        assert all(request.future.cancelled() for request in made["b"].requests)
-
     def test_the_next_one_goes_on_after_a_row_of_cancelled_ones(self, bench: Bench) -> None:
         made = [bench.append(str(number)) for number in range(100)]
         for each in made[1:99]:
             assert each.future.cancel()
         bench.workers.do_all()
         assert bench.sent == "1:0 2:99"
-
-    def test_before_it_was_appended(self, bench: Bench) -> None:
-        made = entry("a")
-        made.future.cancel()
-        bench.queue.put(made)
-        bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == "1:b"
 
     @pytest.mark.parametrize(("count", "parallel"), [(1, False), (3, False), (3, True)])
     def test_is_refused_from_the_send_phase_on(self, bench: Bench, count: int, parallel: bool) -> None:
@@ -300,11 +188,6 @@ class TestFailedSend:
         ):
             assert words in text
 
-    def test_the_error_pickles(self, bench: Bench) -> None:
-        error = EarlierCallFailedError("optim_step", 7, "no")
-        copied = pickle.loads(pickle.dumps(error))
-        assert (type(copied), str(copied), copied.number) == (type(error), str(error), 7)
-
     @pytest.mark.parametrize("failing", [2, 3, 4])
     @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 0, 0)])
     def test_no_parallel_chunk_hangs(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
@@ -326,13 +209,6 @@ class TestFailedSend:
         bench.workers.do(1)
         bench.workers.do_all()
         assert bench.sent == "3:fb.3"
-
-    def test_the_first_chunk_may_fail_last(self, bench: Bench) -> None:
-        bench.failures["fb.1"] = REFUSED
-        made = bench.append("fb", 3, parallel=True)
-        bench.workers.do_all()
-        assert made.future.exception(0) is REFUSED
-        assert all(request.future.done() for request in made.requests)
 
     def test_serial_chunks_after_the_failed_one_stay_here(self, bench: Bench) -> None:
         """After a failed chunk, no other chunk or operation is sent. The reference client sends them."""
@@ -371,14 +247,6 @@ class TestFailedSend:
         assert made.future.exception(0) is failure
         assert refusal_of(queued).__cause__ is failure
 
-    def test_a_cancelled_one_is_not_failed_again(self, bench: Bench) -> None:
-        bench.failures["a"] = REFUSED
-        bench.append("a")
-        cancelled = bench.append("b")
-        cancelled.future.cancel()
-        bench.workers.do_all()
-        assert cancelled.future.cancelled()
-
 
 def not_taken() -> NotTaken:
     return NotTaken(REFUSED)
@@ -386,24 +254,6 @@ def not_taken() -> NotTaken:
 
 class TestRefusedSend:
     """Tests of requests that the server certainly did not accept: the next one gets their number."""
-
-    def test_the_next_one_gets_its_number(self, bench: Bench) -> None:
-        bench.failures["b"] = not_taken()
-        made = {name: bench.append(name) for name in "abc"}
-        bench.workers.do_all()
-        bench.append("d")
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:b 2:c 3:d"
-        assert made["b"].future.exception(0) is REFUSED
-        assert not made["c"].future.done()
-        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 4>"
-
-    def test_one_after_the_other(self, bench: Bench) -> None:
-        bench.failures = {name: not_taken() for name in "abc"}
-        for name in "abcd":
-            bench.append(name)
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:b 1:c 1:d"
 
     def test_a_parallel_operation_under_its_number_is_sent_in_order(self, bench: Bench) -> None:
         """The first chunk is sent first if its number is that of a refused request.
@@ -426,18 +276,6 @@ class TestRefusedSend:
         bench.append("c", 3, parallel=True)
         bench.workers.do_all()
         assert bench.sent == "2:a.2 1:b 2:c.1 3:c.2 4:c.3"
-
-    def test_no_more_of_a_serial_operation_is_sent(self, bench: Bench) -> None:
-        bench.failures["fb.3"] = not_taken()
-        made = bench.append("fb", 4)
-        bench.append("next")
-        bench.workers.do_all()
-        assert bench.sent == "1:fb.1 2:fb.2 3:fb.3 3:next"
-        failure = made.future.exception(0)
-        assert isinstance(failure, APIStatusError)
-        assert "2 of the 4 requests of this call were accepted" in str(failure)
-        assert [request.future.done() for request in made.requests] == [False, False, True, True]
-        assert isinstance(made.requests[3].future.exception(0), EarlierCallFailedError)
 
     def test_holes_of_a_parallel_operation_are_filled_with_nothing(self, bench: Bench) -> None:
         """Part 4 is accepted, request 3 is refused, and request 1 is not sent any more.
@@ -488,13 +326,6 @@ class TestRefusedSend:
         assert all(request.future.done() for request in made.requests)
         assert refusal_of(queued).number == 3
 
-    def test_an_operation_that_is_sent_alone(self, bench: Bench) -> None:
-        bench.failures["a"] = not_taken()
-        for name in "ab":
-            bench.append(name, alone=True)
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:b"
-
 
 def unanswered() -> Unanswered:
     return Unanswered(APIConnectionError("no answer"))
@@ -502,50 +333,6 @@ def unanswered() -> Unanswered:
 
 class TestInDoubt:
     """Tests of requests that the server may have: they are sent again before any later number."""
-
-    def test_the_next_one_sends_it_again_first(self, bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-        bench.failures["a"] = unanswered()
-        lost = bench.append("a")
-        bench.workers.do_all()
-        assert repr(bench.queue) == "<SendQueue in doubt, 0 queued, next number 2>"
-        failure = lost.future.exception(0)
-        assert isinstance(failure, APIConnectionError)
-        assert failure.ambiguous
-        assert "do not repeat it" in str(failure)
-        assert lost.requests[0].held == [1]
-        del bench.failures["a"]
-        after = bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:a 2:b"
-        assert not after.future.done()
-        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 3>"
-        assert "a (sequence number 1) was sent again" in caplog.text
-
-    def test_each_operation_that_has_waited_in_vain_fails_alone(self, bench: Bench) -> None:
-        bench.failures["a"] = unanswered()
-        made = {name: bench.append(name) for name in "abcd"}
-        while len(bench.wire) < 3:
-            bench.workers.do()
-        del bench.failures["a"]
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:a 1:a 1:a 2:d"
-        for name in "bc":
-            refusal = refusal_of(made[name])
-            assert (refusal.call, refusal.number, refusal.final) == ("a", 1, False)
-            assert "The next call sends that one again first" in str(refusal)
-        assert made["a"].requests[0].held == [1]
-
-    def test_the_one_that_waits_can_be_cancelled(self, bench: Bench) -> None:
-        bench.failures["a"] = unanswered()
-        bench.append("a")
-        waiting, next_one = bench.append("b"), bench.append("c")
-        bench.workers.do()
-        assert (waiting.future.cancel(), waiting.future.cancelled()) == (True, True)
-        bench.workers.do()
-        assert not next_one.future.done()  # it has not waited for the send that has just failed
-        del bench.failures["a"]
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:a 1:a 2:c"
 
     def test_nothing_is_sent_while_nobody_waits(self, bench: Bench) -> None:
         bench.failures["a"] = unanswered()
@@ -591,29 +378,6 @@ class TestInDoubt:
         bench.workers.do_all()
         assert bench.sent == "2:fb.2 2:fb.2 3:fb.3 4:fb.4 1:fb.1 5:next"
 
-    def test_a_second_send_that_was_not_taken_proves_nothing(self, bench: Bench) -> None:
-        bench.failures["a"] = unanswered()
-        bench.append("a")
-        bench.workers.do_all()
-        bench.failures["a"] = not_taken()
-        second = bench.append("b")
-        bench.workers.do_all()
-        assert not refusal_of(second).final
-        del bench.failures["a"]
-        bench.append("c")
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:a 1:a 2:c"
-
-    def test_one_that_the_server_denies_breaks_the_queue(self, bench: Bench) -> None:
-        bench.failures["a"] = unanswered()
-        bench.append("a")
-        bench.workers.do_all()
-        bench.failures["a"] = REFUSED
-        made = [bench.append(name) for name in "bc"]
-        bench.workers.do_all()
-        assert [refusal_of(each).final for each in made] == [True, True]
-        assert "broken" in repr(bench.queue)
-
     @pytest.mark.parametrize("failure", [MemoryError(), TinkerError("it has changed"), KeyError("ours")])
     def test_one_that_cannot_be_kept_breaks_the_queue(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -624,23 +388,6 @@ class TestInDoubt:
         bench.workers.do_all()
         assert isinstance(made[0].future.exception(0), APIConnectionError)
         assert refusal_of(made[1]).final
-
-    def test_a_refused_one_with_a_used_number_is_filled(self, bench: Bench) -> None:
-        bench.failures["a"] = NotTaken(REFUSED, used=True)
-        refused = bench.append("a")
-        bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == "1:a 1:nothing 2:b"
-        assert refused.future.exception(0) is REFUSED
-
-    def test_a_second_send_that_is_refused_for_good_is_filled(self, bench: Bench) -> None:
-        bench.failures["fb.2"] = unanswered()
-        bench.append("fb", 3)
-        bench.workers.do_all()
-        bench.failures["fb.2"] = NotTaken(REFUSED, used=True)
-        bench.append("b")
-        bench.workers.do_all()
-        assert bench.sent == "1:fb.1 2:fb.2 2:fb.2 2:nothing 3:b"
 
     def test_a_number_that_could_not_be_filled_is_filled_later(self, bench: Bench) -> None:
         bench.failures = {"fb.1": not_taken(), "nothing": unanswered()}
@@ -676,14 +423,6 @@ class TestInDoubt:
         for each in made:
             queue.put(each)
         assert all(each.future.exception(0) is not None for each in made)
-
-    def test_a_forked_child_cannot_take_it_over(self, bench: Bench) -> None:
-        bench.failures["a"] = unanswered()
-        bench.append("a")
-        bench.workers.do_all()
-        bench.queue.renew_after_fork()
-        with pytest.raises(EarlierCallFailedError, match="forked while calls were under way"):
-            bench.queue.take_over()
 
 
 class TestPlaces:
@@ -767,11 +506,6 @@ class TestPlaces:
         assert request.future.exception(timeout=0) is REFUSED
         assert isinstance(behind.future.exception(timeout=0), EarlierCallFailedError)
 
-    def test_a_place_takes_at_least_one_request(self, bench: Bench) -> None:
-        place = self.keep(bench)
-        with pytest.raises(AssertionError, match="without requests"):
-            bench.queue.fill(place, [])
-
 
 class TestNoLockIsHeld:
     """Tests that the queue calls other code without holding its lock; otherwise they hang."""
@@ -789,14 +523,6 @@ class TestNoLockIsHeld:
             made.future.cancel()
         state = {"failure": "broken", "cancel": "sending"}[end]
         assert seen == [f"<SendQueue {state}, 0 queued, next number 2>"]
-
-    def test_a_callback_may_call_again(self, bench: Bench) -> None:
-        first = bench.append("a")
-        first.future._when_done(lambda _: bench.append("b"))
-        bench.workers.do_all()
-        first.future.resolve(1)
-        bench.workers.do_all()
-        assert bench.sent == "1:a 2:b"
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")

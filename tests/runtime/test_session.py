@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.crowd import together, until
+from support.crowd import until
 from support.tinker_stub import Answer, Stub, StubServer
 
-from tinker_sync._base.events import SessionEnded, SessionStarted
+from tinker_sync._base.events import SessionEnded
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -69,17 +68,6 @@ def test_what_a_session_is_made_with(stub: Stub) -> None:
     }
 
 
-def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
-    with Bench(stub) as bench:
-        bench.runtime.server.open_session()
-        assert numbers(bench.session) == [[0, 1, 2]] * 3
-    assert len(stub.asked(FINISH)) == 1
-    assert bench.events == [
-        SessionStarted(session_id="session-0"),
-        SessionEnded(session_id="session-0", status="success"),
-    ]
-
-
 def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
         assert bench.session.needs_heartbeat
@@ -90,30 +78,6 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
         assert models == list(range(models[0], models[0] + 3))
     assert stub.asked("/create_session") == stub.asked(FINISH) == []
     assert bench.events == []
-
-
-def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
-    with Bench(stub, joined="session-0") as bench:
-        bench.runtime.server.ready()  # the first use
-        bench.clock.await_waiters()
-        bench.clock.advance(10.0)
-        (asked,) = stub.await_asked("/session_heartbeat")
-        assert asked.json()["session_id"] == "session-0"
-
-
-def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
-    with Bench(stub) as bench:
-        bench.runtime.server.open_session()
-        heartbeat = bench.session._heartbeat
-        heartbeat.stop()  # the thread does not exist in a forked child
-        heartbeat.join(120)
-        bench.runtime.renew_after_fork()
-        assert (bench.session.owned, bench.session.needs_heartbeat) == (False, True)
-        assert numbers(bench.session)[0][0] >= 10**6
-        bench.runtime.server.ready()  # the first use in the child
-        assert not bench.session.needs_heartbeat
-        assert bench.runtime.server.open_session() == "session-0"
-    assert stub.asked(FINISH) == []
 
 
 def test_a_child_that_had_no_session_makes_its_own(stub: Stub) -> None:
@@ -172,22 +136,6 @@ def test_a_session_whose_id_fits_no_address_ends(stub: Stub, caplog: pytest.LogC
     assert "session .. is over: '..' cannot be part of an address" in caplog.text
 
 
-@pytest.mark.parametrize(("quiet", "level"), [(False, "WARNING"), (True, "DEBUG")])
-def test_failed_end_is_logged(stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str) -> None:
-    stub.script(FINISH, Answer(400, {"detail": "no"}))
-    with Bench(stub) as bench, caplog.at_level(logging.DEBUG, "tinker_sync.session"):
-        bench.runtime.server.open_session()
-        bench.session.finish(bench.runtime.lifecycle, "success", None, 5.0, quiet=quiet)
-    told = [record.levelname for record in caplog.records if "was not told" in record.getMessage()]
-    assert told == [level]
-
-
-def test_numbers_drawn_by_many_threads_are_dense() -> None:
-    session = Session()
-    drawn = together(*[lambda: [session.next_model_seq_id() for _ in range(500)]] * 8)
-    assert sorted(number for numbers in drawn for number in numbers) == list(range(4000))
-
-
 def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that is open at the server, but whose heartbeats could not start, is used again.
 
@@ -206,12 +154,3 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
 
 def _no_thread() -> None:
     raise TinkerError("no thread for this call: can't start new thread")
-
-
-def test_a_closed_client_sends_no_heartbeat(stub: Stub) -> None:
-    with Bench(stub) as bench:
-        bench.runtime.server.open_session()
-        bench.session.beat()
-        bench.runtime.lifecycle.closed = True
-        bench.session.beat()
-        assert len(stub.asked("/session_heartbeat")) == 1

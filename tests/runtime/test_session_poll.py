@@ -76,27 +76,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_body_of_the_first_poll(bench: Bench) -> None:
-    bench.wait_for("a")
-    assert bench.polls() == [
-        {
-            "target": {
-                "type": "sampling_session",
-                "sampling_session_id": "sampler-1",
-                "cloned_sampler_id": 0,
-            },
-            "prev_cursor": 0,
-            "retrieved_request_ids": [],
-        }
-    ]
-
-
-def test_a_copy_polls_for_its_own_samples() -> None:
-    bench = Bench(clone_id=7)
-    bench.wait_for("a")
-    assert bench.polls()[0]["target"]["cloned_sampler_id"] == 7
-
-
 def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Bench) -> None:
     futures = {name: bench.wait_for(name) for name in "abc"}
     assert len(bench.polls()) == 1  # one poll for all samples
@@ -118,13 +97,6 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     assert len(bench.polls()) == 4  # no result is awaited, and nothing is left to report
 
 
-def test_a_failed_sample_is_fetched_for_its_reason(bench: Bench) -> None:
-    future = bench.wait_for("a")
-    bench.announce(1, failed=("a",))
-    bench.fetch_next({"error": "too long", "category": "user"})
-    assert "too long" in str(future.exception(0))
-
-
 def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     bench.wait_for("a")
     bench.announce(1, "b")
@@ -132,13 +104,6 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     assert bench.singles() == ["b"]
     bench.fetch_next({"of": "b"})
     assert future.result(0) == {"of": "b"}
-
-
-def test_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.session_poll.EARLY_KEPT", 3)
-    bench.wait_for("a")
-    bench.announce(5, *"vwxyz")
-    assert list(bench.together._early) == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501, 403, 422])
@@ -208,15 +173,6 @@ def test_a_poll_that_never_works_holds_up_no_sample(bench: Bench, failure: int |
         assert futures[-1].result(0) == {"of": number}
 
 
-def test_two_samples_under_one_id_both_get_the_result(bench: Bench) -> None:
-    futures = [bench.wait_for("a"), bench.wait_for("a")]
-    assert bench.singles() == ["a", "a"]
-    bench.announce(1, "a")
-    for _ in futures:
-        bench.fetch_next({"of": "a"})
-    assert [future.result(0) for future in futures] == [{"of": "a"}] * 2
-
-
 def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench) -> None:
     futures = [bench.wait_for("a") for _ in range(3)]
     for number in range(2):
@@ -225,22 +181,6 @@ def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench)
     bench.announce(1, "a")
     bench.fetch_next({"sequence": 2})
     assert futures[2].result(0) == {"sequence": 2}
-
-
-def test_results_are_acknowledged_though_polls_fail(bench: Bench) -> None:
-    first = bench.wait_for("a")
-    bench.wait_for("b")
-    bench.announce(1, "a")
-    bench.fetch_next({"a": 1})
-    assert first.done()
-    for _ in range(2):
-        bench.reactor.answer(503, {}, path=PATH)
-        bench.reactor.pass_time()
-    bench.reactor.answer(503, {}, path=PATH)
-    assert bench.singles() == ["b"]  # the poll is given up for now
-    bench.reactor.pass_time()
-    assert bench.polls()[-1]["retrieved_request_ids"] == ["a"]
-    assert bench.polls()[-1]["timeout"] == 0
 
 
 def test_a_child_polls_for_its_own_samples_alone(bench: Bench) -> None:
@@ -278,21 +218,6 @@ def test_a_deadline_is_kept_while_the_server_holds_the_poll(bench: Bench) -> Non
     bench.announce(1)
     assert bench.reactor.pass_time() == 20.0  # 30 of the 50 s have passed
     assert "deadline" in str(other.exception(0))
-
-
-def test_a_result_calls_off_the_timer_of_its_deadline(bench: Bench) -> None:
-    future = bench.wait_for("a", deadline_at=bench.clock.now() + 3.0)
-    bench.announce(1, "a")
-    bench.fetch_next({"of": "a"})
-    assert future.result(0)
-    assert [timer for timer in bench.reactor.timers if timer.live] == []
-
-
-def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
-    bench.wait_for("a")
-    bench.reactor.lose(timed_out=True)
-    assert len(bench.polls()) == 2
-    assert bench.reactor.timers == []
 
 
 @pytest.mark.parametrize("timed_out", [False, True])
@@ -411,27 +336,10 @@ def test_the_last_call_acknowledges_and_ends_the_polling(bench: Bench) -> None:
     assert len(bench.polls()) == polls
 
 
-def test_without_such_a_poll_there_is_no_last_call(bench: Bench) -> None:
-    bench.wait_for("a")
-    bench.reactor.answer(404, {"detail": "no"}, path=PATH)
-    bench.fetch_next({"of": "a"})
-    assert bench.together.last_call() is None
-
-
 def test_an_answer_that_makes_no_sense_ends_the_polling(bench: Bench) -> None:
     bench.wait_for("a")
     bench.reactor.answer(200, {"completions": "none"}, path=PATH)
     assert bench.singles() == ["a"]
-
-
-def test_a_cancelled_sample_is_not_fetched_and_reported(bench: Bench) -> None:
-    future = bench.wait_for("a")
-    other = bench.wait_for("b")
-    assert future.cancel()
-    bench.announce(1, "a")
-    assert bench.singles() == []
-    assert bench.polls()[1]["retrieved_request_ids"] == ["a"]
-    assert not other.done()
 
 
 def test_a_forgotten_promise_is_handed_on(bench: Bench) -> None:

@@ -63,15 +63,6 @@ def test_a_request_that_was_refused_leaves_its_number(ledger: Ledger) -> None:
 DATUM = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
 
 
-def test_a_refused_pass_gives_its_bytes_back() -> None:
-    with world() as (stub, trainer):
-        stub.script("/forward_backward", Answer(422, {"detail": "no"}))
-        with pytest.raises(TinkerError, match="422"):
-            trainer.forward_backward([DATUM], "cross_entropy").result(PATIENCE_S)
-        room = trainer.service.holder.server.machinery.value.train_bytes  # type: ignore[attr-defined]
-        assert room.free == room.limit == 15_000_000
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [

@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -21,7 +20,6 @@ from support.raising import raising
 from support.steps import Steps
 
 import tinker_sync.runtime.workers
-from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.workers import Workers
 
 
@@ -72,9 +70,6 @@ class TestThreads:
         assert all(thread.daemon for thread in held.threads)
         held.go_on.set()
 
-    def test_there_are_none_without_work(self, workers: Workers) -> None:
-        assert threads_now() == 0
-
     def test_never_more_than_the_bound(self, workers: Workers) -> None:
         held = Held()
         for _ in range(10):
@@ -118,25 +113,6 @@ class TestThreads:
         pool.reserve()
         assert threads_now() == 0
 
-    def test_work_is_done_in_order(self) -> None:
-        seen: list[int] = []
-        with Workers("send", max_threads=1) as pool:
-            for number in range(100):
-                pool.run(lambda number=number: seen.append(number))
-        assert seen == list(range(100))
-
-    def test_what_a_job_held_is_let_go(self, workers: Workers) -> None:
-        class Large:
-            pass
-
-        large = Large()
-        gone = weakref.ref(large)
-        job: Callable[[], Any] = [large].copy
-        workers.submit(job).result(PATIENCE_S)
-        until(lambda: idle_threads(workers) == 1)
-        del large, job
-        assert gone() is None
-
     def test_a_dropped_pool_goes_when_its_threads_do(self) -> None:
         pool = Workers("send", max_threads=2, idle_s=0)
         thread = pool.submit(threading.current_thread).result(PATIENCE_S)
@@ -148,11 +124,6 @@ class TestThreads:
 
 
 class TestJobs:
-    def test_is_an_executor(self, workers: Workers) -> None:
-        assert isinstance(workers, concurrent.futures.Executor)
-        assert list(workers.map(lambda value: value * 2, range(5))) == [0, 2, 4, 6, 8]
-        assert workers.submit(dict, a=1, fn=2).result(PATIENCE_S) == {"a": 1, "fn": 2}
-
     @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
     def test_a_failure_belongs_to_the_future(self, workers: Workers, failure: BaseException) -> None:
         assert workers.submit(raising(failure)).exception(PATIENCE_S) is failure
@@ -206,20 +177,6 @@ class TestClose:
         assert not pool.close(timeout=0)
         assert dropped.cancelled()
         held.go_on.set()
-        assert pool.close(PATIENCE_S)
-
-    def test_may_be_repeated_and_needs_no_thread(self) -> None:
-        pool = Workers("send", max_threads=1)
-        assert pool.close(0)
-        assert pool.close()
-
-    def test_wakes_the_idle(self) -> None:
-        pool = Workers("send", max_threads=3, idle_s=3600)
-        held = Held()
-        held.go_on.set()
-        for _ in range(3):
-            pool.run(held)
-        until(lambda: idle_threads(pool))
         assert pool.close(PATIENCE_S)
 
     def test_from_one_of_its_own_threads(self) -> None:
@@ -337,32 +294,6 @@ def at_opcode(number: int, handler: Callable[[], object]) -> Iterator[list[int]]
         sys.settrace(before)
 
 
-def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Workers("send", max_threads=1)
-    real_lock, jobs = threading.Lock, [lambda: None]
-
-    class Ready:
-        """A lock whose wait runs out just before another thread releases it."""
-
-        def __init__(self) -> None:
-            self.lock = real_lock()
-
-        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-            if timeout >= 0 and jobs:
-                pool.run(jobs.pop())
-                return False
-            return self.lock.acquire(blocking, timeout)
-
-        def release(self) -> None:
-            self.lock.release()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Lock", Ready)
-        assert pool._next_entry() is not None
-    assert pool._idle == []
-    pool.close()
-
-
 def test_a_job_that_comes_while_the_last_thread_leaves_is_done() -> None:
     """A thread that leaves looks for jobs once more, because a caller may still have counted on it."""
 
@@ -398,23 +329,6 @@ def test_close_does_a_job_whose_thread_has_yet_to_start() -> None:
         with steps("closed"):
             assert pool.close(PATIENCE_S)
         assert seen == [1]
-
-
-def test_nothing_private_of_the_executor_is_overridden() -> None:
-    with ThreadPoolExecutor(1) as theirs, Workers("send", max_threads=1) as ours:
-        private = {name for name in {*dir(theirs), *vars(theirs)} if name.startswith("_")}
-        own = vars(Workers).keys() | (vars(ours).keys() - vars(theirs).keys())
-        shared = {name for name in private & own if not name.startswith("__")}
-        assert not shared
-        changed = {name for name, value in vars(theirs).items() if type(vars(ours)[name]) is not type(value)}
-        assert not changed
-
-
-def test_a_call_on_a_closed_pool_is_one_on_a_closed_client() -> None:
-    pool = Workers("send", max_threads=1)
-    pool.close()
-    with pytest.raises(ClientClosedError):
-        pool.run_call(lambda: None)
 
 
 class TestSystemWithoutThreads:
@@ -500,21 +414,5 @@ def test_a_forked_child_starts_clean() -> None:
         "go_on.set()\n"
         "for future in mine:\n"
         "    future.result(120)\n"
-        "assert pool.close(10)\n"
-    )
-
-
-def test_a_job_may_fork() -> None:
-    run_script(
-        "import os, warnings\n"
-        "warnings.simplefilter('ignore')\n"
-        "from tinker_sync.runtime.workers import Workers\n"
-        "pool = Workers('send', max_threads=2)\n"
-        "def job():\n"
-        "    pid = os.fork()\n"
-        "    if pid == 0:\n"
-        "        os._exit(0 if pool.submit(pow, 2, 3).result(120) == 8 else 1)\n"
-        "    return os.waitpid(pid, 0)[1]\n"
-        "assert pool.submit(job).result(120) == 0\n"
         "assert pool.close(10)\n"
     )

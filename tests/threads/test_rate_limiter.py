@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -90,24 +89,6 @@ def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_them_go_one_by_one
     assert limiter.state() == "reopening"
 
 
-def test_a_refusal_while_others_wait_for_their_turn_holds_them_for_the_time_too() -> None:
-    clock, _, gate = closed_limiter(1)
-    clock.advance(1)
-    only = gate.try_acquire()
-    assert only is not None
-    crowd = Crowd(2, gate)
-    crowd.start(clock)
-    gate.throttled(only, delay_s=7)
-    clock.advance(6.9)
-    until(lambda: clock.waits[-1] < 1)
-    assert crowd.permits == []
-    clock.advance(0.2)
-    until(lambda: len(crowd.permits) == 1)
-    clock.await_waiters(1)
-    clock.advance(1)
-    crowd.join()
-
-
 def test_a_close_wakes_those_of_its_gate_only() -> None:
     clock, limiter, gate = closed_limiter(5)
     other = limiter.gate()
@@ -181,19 +162,3 @@ def test_a_crowd_passes_and_nobody_during_a_pause() -> None:
     limiter.close_for(1)
     assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [20] * 32
     assert min(rate.since_closed_s) >= 0
-
-
-def test_closing_races_with_entering() -> None:
-    """Two threads wait for permits while a third one closes the gate. Both get the error of the close."""
-    for _ in range(100):
-        limiter = RateLimiter()
-        gate = limiter.gate()
-        limiter.close_for(3600)
-
-        def enter(gate: Gate = gate) -> str:
-            with pytest.raises(TinkerError) as caught:
-                gate.acquire()
-            return str(caught.value)
-
-        jobs: list[Callable[[], object]] = [enter, enter, partial(gate.close, TinkerError("closed"))]
-        assert together(*jobs)[:2] == ["closed", "closed"]

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from support.steps import Steps
 
 from tinker_sync.errors import EarlierCallFailedError
 from tinker_sync.runtime.flows import Flows
-from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.send_queue import Entry, SendQueue
 from tinker_sync.runtime.workers import Workers
 
@@ -40,45 +38,7 @@ def queue_of(
         assert reactor.close(PATIENCE_S)
 
 
-class SteppedFuture(APIFuture[Any]):
-    """A future whose `begin` is a step in an order that the test chooses."""
-
-    def __init__(self, steps: Steps) -> None:
-        super().__init__()
-        self._steps = steps
-
-    def _begin(self) -> bool:
-        with self._steps("begin"):
-            return super()._begin()
-
-
-class SteppedPart(FakeRequest):
-    def __init__(self, name: str, steps: Steps) -> None:
-        super().__init__(name)
-        self.future = SteppedFuture(steps)
-
-
-def stepped(name: str, steps: Steps) -> Entry[FakeRequest]:
-    part = SteppedPart(name, steps)
-    return Entry(name, [part], part.future)
-
-
 class TestForcedInterleavings:
-    def test_a_cancel_just_after_sending_began_is_refused(self) -> None:
-        steps = Steps("begin", "cancel", "send")
-        wire: list[tuple[int, str]] = []
-
-        def send(part: FakeRequest, number: int) -> None:
-            with steps("send"):
-                wire.append((number, part.name))
-
-        with queue_of(send) as queue:
-            made = stepped("a", steps)
-            queue.put(made)
-            with steps("cancel"):
-                assert not made.future.cancel()
-        assert wire == [(1, "a")]
-
     def test_a_call_made_while_another_is_failing(self) -> None:
         """An operation that is appended when a send has failed, before the queue is broken, is not sent."""
         steps = Steps("fail", "append", "break")
@@ -104,47 +64,6 @@ class TestForcedInterleavings:
             assert isinstance(second.future.exception(PATIENCE_S), EarlierCallFailedError)
             assert isinstance(first.future.exception(PATIENCE_S), KeyError)
         assert wire == [1]
-
-    def test_a_sibling_that_fails_while_another_is_on_its_way(self) -> None:
-        steps = Steps("fb.3 leaves", "fb.2 leaves", "fb.2 fails", "fb.3 arrives")
-        wire: list[str] = []
-
-        def send(part: FakeRequest, number: int) -> None:
-            with steps(f"{part.name} leaves"):
-                wire.append(part.name)
-            if part.name == "fb.2":
-                with steps("fb.2 fails"):
-                    pass
-                raise KeyError("refused")
-            with steps("fb.3 arrives"):
-                pass
-
-        with queue_of(send) as queue:
-            made = entry("fb", 3, parallel=True)
-            queue.put(made)
-            assert isinstance(made.future.exception(PATIENCE_S), KeyError)
-        assert wire == ["fb.3", "fb.2"]
-        assert all(part.future.done() for part in made.requests)
-
-    def test_calls_made_at_once_are_sent_one_after_the_other(self) -> None:
-        for _ in range(100):
-            sending: list[str] = []
-            most: list[int] = []
-
-            def send(
-                part: FakeRequest, number: int, sending: list[str] = sending, most: list[int] = most
-            ) -> None:
-                sending.append(part.name)
-                most.append(len(sending))
-                sending.remove(part.name)
-                part.future.resolve(number)
-
-            with queue_of(send) as queue:
-                made = [entry(name) for name in "abcdefgh"]
-                together(*[partial(queue.put, each) for each in made])
-                assert sorted(each.future.result(PATIENCE_S) for each in made) == list(range(1, 9))
-            assert most == [1] * 8
-            assert repr(queue) == "<SendQueue idle, 0 queued, next number 9>"
 
 
 class Server:

@@ -25,14 +25,6 @@ def test_nothing_is_lost_when_threads_come_and_go() -> None:
         until(lambda: our_threads() == set())
 
 
-def test_a_close_from_many_threads() -> None:
-    for _ in range(20):
-        pool = Workers("send", max_threads=4)
-        futures = [pool.submit(pow, 2, number) for number in range(20)]
-        assert together(*[lambda pool=pool: pool.close(PATIENCE_S)] * 4) == [True] * 4
-        assert [future.result(0) for future in futures] == [2**number for number in range(20)]
-
-
 def test_submitting_races_with_closing() -> None:
     """Each job that is submitted during a close is either refused or carried out."""
     for _ in range(50):
