@@ -13,14 +13,18 @@ file, and --charts redraws the SVGs.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +35,8 @@ from _model import check_model
 from _processes import (
     Figures,
     allow_many_files,
+    make_certificate,
+    network,
     run_command,
     run_in_fresh_process,
     stub_server,
@@ -56,6 +62,14 @@ class Bound(NamedTuple):
     """True if the figure has a bar in the chart of shares."""
 
 
+class Network(NamedTuple):
+    """A network between client and server."""
+
+    one_way_ms: float
+    tls: bool = False
+    bytes_per_s: float | None = None
+
+
 class Scenario(NamedTuple):
     """One block of the table: a script to run, its sizes, its server and the bounds of its figures."""
 
@@ -70,6 +84,7 @@ class Scenario(NamedTuple):
     floors: tuple[str, ...] = ()
     server: tuple[str, ...] = ()
     """Options of the stub server."""
+    network: Network | None = None
 
 
 CPU_A_SAMPLE = Bound("cpu_ms", "CPU a sample, ms", 1 / 8, chart=True)
@@ -140,6 +155,61 @@ SCENARIOS = {
     ),
 }  # fmt: skip
 
+WALL = Bound("wall_s", "wall, s", 0.55)
+CONNECTIONS = Bound("connections", "connections held")
+TOKENS = {"pjwt_auth_enabled": True}
+OVER_A_NETWORK = {
+    "first": Scenario(
+        "fresh interpreter to the first sample", "_start.py", "sample",
+        (Bound("wall_ms", "wall, ms", 1 / 2), Bound("round_trips", "round trips in line"), CONNECTIONS),
+    ),
+    "hundred": Scenario(
+        "samples with 100 in flight", "_clients.py", "hundred",
+        (WALL, CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 500, 200,
+    ),
+    "crowd": Scenario(
+        "samples with 400 in flight", "_clients.py", "ramp",
+        (WALL, CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 1200, 800,
+    ),
+    "waiting": Scenario(
+        "samples at once, 2 s each", "_clients.py", "many",
+        (Bound("wall_s", "wall, s"), CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 2000, 500, 2.0,
+    ),
+    "steps": Scenario(
+        "forward_backward and optim_step, pipelined", "_clients.py", "steps",
+        (Bound("wall_s", "wall, s"), CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 30, 10,
+    ),
+    "20mb": Scenario(
+        "forward_backward of 20 MB over 20 MB/s, data", "_clients.py", "pass",
+        (Bound("wall_s", "wall, s"), Bound("cpu_s", "CPU, s", 1 / 2)), 410, 410,
+        network=Network(0, bytes_per_s=20e6),
+    ),
+    "50mb": Scenario(
+        "forward_backward of 50 MB over 20 MB/s, data", "_clients.py", "pass",
+        (Bound("wall_s", "wall, s"), Bound("cpu_s", "CPU, s", 1 / 2)), 1024, 1024,
+        network=Network(0, bytes_per_s=20e6),
+    ),
+}  # fmt: skip
+
+
+def _over_networks() -> dict[str, Scenario]:
+    """Return the scenarios over a distant server and a near one, in cleartext and over TLS."""
+    found = {}
+    for where, one_way_ms in (("wan", 40.0), ("near", 5.0)):
+        for name, scenario in OVER_A_NETWORK.items():
+            for tls in (False, True):
+                bytes_per_s = None if scenario.network is None else scenario.network.bytes_per_s
+                over = Network(one_way_ms, tls, bytes_per_s)
+                title = f"{scenario.title}, {one_way_ms:.0f} ms each way{', TLS' if tls else ''}"
+                found[f"{where}-{name}{'-tls' if tls else ''}"] = scenario._replace(title=title, network=over)
+        first = found[f"{where}-first-tls"]
+        title = f"{first.title}, token exchange"
+        found[f"{where}-first-token"] = first._replace(title=title, config=TOKENS)
+    return found
+
+
+SCENARIOS.update(_over_networks())
+
 
 class Growth(NamedTuple):
     """A curve: the cost of one piece of work, such as a chunk or a sample, over the number of pieces."""
@@ -177,6 +247,14 @@ def spin_s() -> float:
     for number in range(400_000):
         total += number
     return time.perf_counter() - began_s
+
+
+@cache
+def certificate() -> tuple[str, str]:
+    """Return the file of the stub server's certificate, and the file of those that clients trust."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return make_certificate(folder)
 
 
 class Quiet:
@@ -224,17 +302,29 @@ class Allotment:
 
 def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Quiet) -> Figures:
     """Run one subject once, against a new server. A subject is a client or a floor."""
-    with stub_server(scenario.latency_s, {**CONFIG, **scenario.config}, scenario.server) as server:
+    over, options, trusted = scenario.network, scenario.server, ""
+    if over is not None and over.tls:
+        own, trusted = certificate()
+        options += ("--tls", own)
+    with ExitStack() as stack:
+        config = {**CONFIG, **scenario.config}
+        server = stack.enter_context(stub_server(scenario.latency_s, config, options))
+        relayed = None
+        if over is not None:
+            relayed = stack.enter_context(network(server, over.one_way_ms, over.bytes_per_s))
+        url = server.url if relayed is None else relayed.url
         script = str(HERE / scenario.script)
         if subject in (OURS, THEIRS):
-            command = [python, script, scenario.case, subject, server.url]
+            command = [python, script, scenario.case, subject, url]
             command += [] if scenario.script == "_start.py" else [str(size)]
         elif subject == "nothing":
             command = [sys.executable, script, "nothing", "", ""]
         else:
             count = 50_000_000 if subject in ("memcpy", "loopback") else size
-            command = [sys.executable, str(HERE / "_floors.py"), subject, server.url, str(count)]
-        figures = run_in_fresh_process(command)
+            command = [sys.executable, str(HERE / "_floors.py"), subject, url, str(count)]
+        figures = run_in_fresh_process(command, trusted=trusted)
+        if relayed is not None:
+            figures.update(relayed.figures())
         quiet.server_cpu_s += server.cpu_s()
     return figures
 
@@ -375,12 +465,16 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer points")
     known = [*SCENARIOS, "commands", *GROWTHS]
+    groups = {where: [name for name in known if name.startswith(f"{where}-")] for where in ("wan", "near")}
+    usual = [name for name in known if name not in groups["near"]]
+    names = ", ".join([*groups, *known])
     parser.add_argument(
-        "--only", choices=known, nargs="+", default=known, metavar="NAME", help=", ".join(known)
+        "--only", choices=[*groups, *known], nargs="+", default=usual, metavar="NAME", help=names
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--charts", type=Path, help="draw the charts into this folder")
     options = parser.parse_args()
+    options.only = [one for name in options.only for one in groups.get(name, [name])]
     rounds = options.rounds or (3 if options.quick else 5)
     use_two_cores()
     allow_many_files()

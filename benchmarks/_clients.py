@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from _processes import Figures, allow_many_files, medians, reset_peak, resident_mb
@@ -115,8 +116,8 @@ class Sampler:
         future: Future[Any] = self.client.sample(self._prompt, 1, self._params)
         return future
 
-    def warm_up(self) -> None:
-        for future in [self.ask() for _ in range(WARM_UP)]:
+    def warm_up(self, count: int = WARM_UP) -> None:
+        for future in [self.ask() for _ in range(count)]:
             future.result()
 
 
@@ -174,11 +175,13 @@ def check(results: list[Any]) -> None:
     assert len(results[0].sequences[0].tokens) == 8
 
 
-def crowd(tinker: Any, service: Any, size: int) -> Figures:
-    """Keep 400 samples in flight: submit the next one as soon as one is done."""
+def crowd(
+    tinker: Any, service: Any, size: int, in_flight: int = IN_FLIGHT, warm_up: int = WARM_UP
+) -> Figures:
+    """Keep samples in flight: submit the next one as soon as one is done."""
     sampler, figures = Sampler(tinker, service), Figures()
-    sampler.warm_up()
-    room = threading.Semaphore(IN_FLIGHT)
+    sampler.warm_up(warm_up)
+    room = threading.Semaphore(in_flight)
     futures = []
     with measured(figures):
         for _ in range(size):
@@ -188,7 +191,7 @@ def crowd(tinker: Any, service: Any, size: int) -> Figures:
             futures.append(future)
         results = [future.result() for future in futures]
     check(results)
-    return {**a_piece(figures, size), "rate": size / figures["wall_s"]}
+    return {**figures, **a_piece(figures, size), "rate": size / figures["wall_s"]}
 
 
 def many(tinker: Any, service: Any, size: int) -> Figures:
@@ -278,7 +281,7 @@ def small_steps(tinker: Any, service: Any, size: int) -> Figures:
             futures += [trainer.forward_backward(data, "cross_entropy"), trainer.optim_step(adam)]
         for future in futures:
             future.result()
-    return a_piece(figures, size)
+    return {**figures, **a_piece(figures, size)}
 
 
 def chunked_pass(tinker: Any, service: Any, size: int) -> Figures:
@@ -329,6 +332,9 @@ CASES = {
     "busy": beside_a_busy_thread,
     "answer": large_answer,
     "crowd": crowd,
+    # Connections are opened within the measurement, because that takes long over a network.
+    "hundred": partial(crowd, in_flight=100, warm_up=1),
+    "ramp": partial(crowd, warm_up=1),
     "many": many,
     "pass": one_pass,
     "lists": listed_pass,

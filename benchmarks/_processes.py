@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ class Server(NamedTuple):
 
     url: str
     pid: int
+    port: int
 
     def cpu_s(self) -> float:
         """Return the seconds of CPU that the server has used so far; outside of Linux, 0."""
@@ -64,17 +65,66 @@ def stub_server(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid)
+            port = int(process.stdout.readline())
+            scheme = "https" if "--tls" in options else "http"
+            yield Server(f"{scheme}://127.0.0.1:{port}", process.pid, port)
         finally:
             process.kill()
 
 
-def run_in_fresh_process(command: list[str], limit_s: float = 300.0) -> Figures:
+class Relayed(NamedTuple):
+    """A server behind a network."""
+
+    url: str
+    figures: Callable[[], Figures]
+    """Returns what the network has counted so far."""
+
+
+@contextmanager
+def network(server: Server, one_way_ms: float, bytes_per_s: float | None) -> Iterator[Relayed]:
+    """Run a relay in front of a server until the end of the block."""
+    command = [sys.executable, str(HERE / "_wan.py"), "--to", str(server.port)]
+    command += ["--one-way-ms", str(one_way_ms), "--bytes-per-s", str(bytes_per_s or "inf")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            asks, answers = process.stdin, process.stdout
+            assert asks is not None
+            assert answers is not None
+            url = server.url.replace(str(server.port), str(int(answers.readline())))
+
+            def figures() -> Figures:
+                print(file=asks, flush=True)
+                counted: Figures = json.loads(answers.readline())
+                return counted
+
+            yield Relayed(url, figures)
+        finally:
+            process.kill()
+
+
+def make_certificate(folder: str) -> tuple[str, str]:
+    """Make a certificate for a server on loopback.
+
+    Return the file with the certificate and its key, and the file with the certificates that clients trust.
+    """
+    import trustme
+
+    authority = trustme.CA()
+    server, trusted = Path(folder, "server.pem"), Path(folder, "trusted.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(server))
+    authority.cert_pem.write_to_path(str(trusted))
+    return str(server), str(trusted)
+
+
+def run_in_fresh_process(command: list[str], limit_s: float = 300.0, *, trusted: str = "") -> Figures:
     """Run a script without telemetry, and return the figures that its last line has as JSON.
 
-    The process may write byte code, so that later runs load it like an installed package.
+    The process may write byte code, so that later runs load it like an installed package. `trusted` is a file
+    of certificates that both clients trust.
     """
     environment = {**os.environ, "TINKER_TELEMETRY": "0", "PYTHONPATH": str(ROOT)}
+    if trusted:
+        environment.update(dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), trusted))
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import ssl
 import struct
 import threading
 import zlib
@@ -728,7 +729,13 @@ class StubServer:
             self._loop.close()
 
 
-async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: asyncio.Event) -> None:
+async def serve(
+    stub: Stub,
+    port: int,
+    started: Callable[[int], object],
+    stop: asyncio.Event,
+    tls: ssl.SSLContext | None = None,
+) -> None:
     """Serve until `stop`, then drop every connection."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
@@ -739,7 +746,7 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
         connections.add(connection)
         return connection
 
-    server = await loop.create_server(connect, "127.0.0.1", port, backlog=4096)
+    server = await loop.create_server(connect, "127.0.0.1", port, backlog=4096, ssl=tls)
     started(server.sockets[0].getsockname()[1])
     await stop.wait()
     for listener in server.sockets:
@@ -762,10 +769,15 @@ def main(kind: type[Stub] = Stub) -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds a sample takes")
     parser.add_argument("--hold", type=float, default=30.0, help="seconds a long poll is held")
     parser.add_argument("--config", default="{}", help="flags of client/config, as JSON")
+    parser.add_argument("--tls", help="speak TLS with the certificate and key in this file")
     options = parser.parse_args()
     config = {"fwdbwd_max_chunk_len": 1024, **json.loads(options.config)}
     stub = kind(Behaviour(config=config, latency_s=options.latency, hold_s=options.hold))
     stub.keep_log = False
+    tls = None
+    if options.tls:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(options.tls)
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -777,7 +789,7 @@ def main(kind: type[Stub] = Stub) -> None:
             stop.set()
 
         following = asyncio.ensure_future(follow_parent())
-        await serve(stub, options.port, say, stop)
+        await serve(stub, options.port, say, stop, tls)
         following.cancel()
 
     asyncio.run(run())
