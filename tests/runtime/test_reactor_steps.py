@@ -32,6 +32,9 @@ class Request:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    def watched_by(self, watcher: object) -> bool:
+        return False
+
     def step(self) -> Reply:
         if isinstance(self.outcome, Reply):
             self.abort()

@@ -94,6 +94,9 @@ class OpenRequest(Protocol):
     @property
     def expires_at_s(self) -> float: ...
     def fileno(self) -> int: ...
+    def watched_by(self, watcher: object) -> bool:
+        """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
+
     def step(self) -> Reply | None: ...
     def abort(self) -> None: ...
 
@@ -227,6 +230,8 @@ class Readiness(Protocol):
 
     takes_effect_at_once: bool
     """False if the waiting thread must be woken to notice a new watch."""
+    goes_on: bool
+    """True if a watch goes on after its notification: later bytes are reported too."""
 
     def watch(self, descriptor: int) -> None:
         """Watch a socket until it is readable.
@@ -258,23 +263,24 @@ class Readiness(Protocol):
 
 
 class EpollReadiness:
-    """The `Readiness` of Linux. To begin a watch usually takes one system call: sockets stay registered."""
+    """The `Readiness` of Linux. A socket stays registered, and each arrival of bytes is reported once."""
 
     takes_effect_at_once = True
+    goes_on = True
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._never = select.EPOLLONESHOT
-        self._once = select.EPOLLIN | select.EPOLLONESHOT
+        self._each = select.EPOLLIN | select.EPOLLET
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # With EPOLLET each write is news, so no read is needed.
         self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
 
     def watch(self, descriptor: int) -> None:
         try:
-            self._epoll.modify(descriptor, self._once)  # a connection in use again is still registered
+            self._epoll.modify(descriptor, self._each)  # reports bytes that have arrived before, too
         except FileNotFoundError:
-            self._epoll.register(descriptor, self._once)
+            self._epoll.register(descriptor, self._each)
 
     def forget(self, descriptor: int) -> None:
         with suppress(OSError, ValueError):
@@ -296,6 +302,8 @@ class EpollReadiness:
 
 class SelectorReadiness:
     """The `Readiness` of systems without `epoll` or `eventfd`, made with `selectors`."""
+
+    goes_on = False
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -585,9 +593,16 @@ class Reactor:
             self._conclude(ticket, outcome_of(error))
         else:
             ticket.request = request
-            self._watch(ticket, request)
+            self._watch(ticket, request, sent=True)
 
-    def _watch(self, ticket: Ticket, request: OpenRequest) -> None:
+    def _watch(self, ticket: Ticket, request: OpenRequest, *, sent: bool = False) -> None:
+        """Watch the socket of a request.
+
+        Args:
+            ticket: the ticket of the request.
+            request: the request.
+            sent: nothing of its answer has been read, and before it was sent nothing was there to read.
+        """
         descriptor, expires_at_s = request.fileno(), request.expires_at_s
         start = readiness = None
         wake = guard = False
@@ -602,11 +617,14 @@ class Reactor:
                 else:
                     self._keep_locked(ticket, descriptor, expires_at_s)
                     wake = self._sleeps_until > expires_at_s
+                    # Only this thread takes reports, so it has not missed one since the request was sent.
+                    sent = sent and readiness.goes_on and self._thread is threading.current_thread()
         if closed:
             self._conclude(ticket, abort(ticket))
             return
         if readiness is not None:
-            self._begin_watch(readiness, ticket, descriptor)
+            if not (request.watched_by(readiness) and sent):
+                self._begin_watch(readiness, ticket, descriptor)
             if not ticket.reaction:  # cancelled meanwhile
                 self._forget(ticket)
         if wake or guard or start is not None:

@@ -356,6 +356,11 @@ class Exchange:
         """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
         return self._connection.sock.fileno()
 
+    def watched_by(self, watcher: object) -> bool:
+        """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
+        before, self._connection.watcher = self._connection.watcher, watcher
+        return before is watcher
+
     def step(self) -> Reply | None:
         """Take the bytes that have arrived, and return the reply if it is whole, otherwise None.
 

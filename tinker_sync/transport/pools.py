@@ -132,7 +132,7 @@ class ConnectFailed(Exception):
 class Connection:
     """An open socket to a server or proxy, with its route and the figures that decide on its reuse."""
 
-    __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock")
+    __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock", "watcher")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
@@ -140,6 +140,8 @@ class Connection:
         """The number of answers that were read from the connection."""
         self.idle_since_s = 0.0
         self.sock = sock
+        self.watcher: object = None
+        """What watches the socket for answers, from the first request on."""
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
         """The exceptions by which a read on a non-blocking socket reports that it would have to wait."""
         if route.tls is not None:
