@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.engine_models import LOSS_CONFIGS, VOCAB, example
+from support.engine_models import VOCAB, example
 
 from tinker_sync.local.engine.losses import (
-    LOSSES,
     Csr,
     Example,
     Term,
@@ -75,31 +74,6 @@ def test_gspo_uses_one_ratio_for_the_sequence() -> None:
     np.testing.assert_allclose(found.slope, [-ratio * 2.0, -ratio, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("loss_fn", sorted(LOSSES.keys() - {"cispo", "gspo", "stable_reinforce"}))
-def test_the_slope_is_the_derivative(loss_fn: str) -> None:
-    inputs = SAMPLED if loss_fn != "cross_entropy" else {"weights": A}
-    rule, config = find_rule(loss_fn), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])
-    for place in range(len(P)):
-        step = np.zeros(len(P))
-        step[place] = 1e-6
-        above, below = (rule.compute(P + move, inputs, config).loss for move in (step, -step))
-        assert rule.compute(P, inputs, config).slope[place] == pytest.approx((above - below) / 2e-6, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "defaults"),
-    [
-        ("cross_entropy", {}),
-        ("importance_sampling", {}),
-        ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
-        ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-        ("dro", {"beta": 0.05}),
-    ],
-)
-def test_configs_have_defaults(loss_fn: str, defaults: dict[str, float]) -> None:
-    assert complete_config(loss_fn, None) == defaults
-
-
 @pytest.mark.parametrize(
     ("loss_fn", "config", "complaint"),
     [
@@ -157,20 +131,6 @@ T4 = np.arange(4)
 def test_bad_inputs_are_refused(loss_fn: str, inputs: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=rf"^data\[2\]\.{complaint}"):
         check_example(changed(loss_fn, **inputs), loss_fn, VOCAB, "data[2].")
-
-
-@pytest.mark.parametrize(
-    ("crow", "col", "complaint"),
-    [
-        ([0, 1], [0], "row pointers do not fit"),
-        ([0, 2, 1, 2, 2], [0, 1], "row pointers do not fit"),
-        ([0, 1, 1, 1, 1], [3], "column lies outside of 0 … 2"),
-    ],
-)
-def test_bad_sparse_inputs_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
-    sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
-    with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
-        check_example(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
 
 
 def csr(dense: np.ndarray[Any, Any]) -> Csr:

@@ -1,18 +1,36 @@
-"""Base models are read from valid files, and damaged files are refused."""
+"""Base models and arrays are read from valid files, damaged files are refused, and positions are rotated."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.engine_models import LLAMA, QWEN, examples, tiny_weights
 
+from tinker_sync.local.engine.decoder import (
+    frequencies,
+    rotate,
+    rotation,
+)
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.engine.model import Weights, load_config, load_weights, read_safetensors
+from tinker_sync.local.engine.model import (
+    ModelConfig,
+    RopeScaling,
+    Weights,
+    load_config,
+    load_weights,
+    read_safetensors,
+)
+from tinker_sync.local.engine.safetensors import pieces, read
 from tinker_sync.local.engine.training import AdapterTrainer
 
 CONFIG: dict[str, Any] = {
@@ -195,3 +213,142 @@ def test_the_error_names_missing_and_misshapen_tensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(packed(tensors))
     with pytest.raises(ValueError, match=r"final_norm: expected shape \(16,\), got \(15,\)"):
         load_weights(tmp_path)
+
+
+DTYPES = ["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8"]
+
+
+def encoded(arrays: dict[str, Any], metadata: dict[str, str] | None = None) -> bytearray:
+    return bytearray(b"".join(pieces(arrays, metadata)))
+
+
+@st.composite
+def some_arrays(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(st.text(min_size=1, max_size=5).filter(_encodes), unique=True, max_size=4))
+    made = {}
+    for name in names:
+        dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+        shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+        size = int(np.prod(shape)) * dtype.itemsize
+        content = draw(st.binary(min_size=size, max_size=size))
+        made[name] = (
+            np.frombuffer(content, "u1").view(dtype).reshape(shape) if size else np.empty(shape, dtype)
+        )
+        if dtype.kind == "b":
+            made[name] = made[name].view("u1").__gt__(127) if size else made[name]
+    return made
+
+
+def _encodes(name: str) -> bool:
+    return name != "__metadata__" and not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+@given(some_arrays())
+def test_arrays_keep_every_bit(arrays: dict[str, Any]) -> None:
+    back = read(encoded(arrays))
+    assert set(back) == set(arrays)
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert back[name].tobytes() == array.tobytes()
+
+
+def test_non_contiguous_arrays_are_written_in_order() -> None:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    odd = {"columns": base[:, ::2], "turned": base.T, "back": base[::-1], "big": base.astype(">f4")}
+    back = read(encoded(odd))
+    for name, array in odd.items():
+        np.testing.assert_array_equal(back[name], array)
+        assert back[name].dtype == np.dtype("<f4")
+
+
+def test_the_safetensors_library_agrees(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    arrays = {"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.float32([1.5, float("nan")])}
+    arrays["flags"], arrays["none"] = np.array([True, False]), np.zeros((0, 3), np.float16)
+    theirs = library.load(bytes(encoded(arrays, {"format": "pt"})))
+    ours = read(library.save(arrays))
+    for name, array in arrays.items():
+        for back in (theirs[name], ours[name]):
+            assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(2, "c8"), np.array(["a"]), np.array([object()]), np.zeros(1, "M8[s]")]
+)
+def test_types_that_the_format_lacks_are_refused(array: Any) -> None:
+    with pytest.raises(ValueError, match="x: cannot be written"):
+        encoded({"x": array})
+
+
+@given(st.data())
+def test_damage_raises_value_error_or_changes_numbers_only(data: st.DataObject) -> None:
+    content = encoded({"a": np.arange(4, dtype=np.int32), "b": np.ones((2, 2))})
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)))
+    content = content[:cut] if data.draw(st.booleans()) else content
+    with suppress(ValueError):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (
+            {"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}},
+            "holds F8_E4M3, which is not one of",
+        ),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "4 bytes for shape"),
+        ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, "impossible"),
+        ({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}, "beyond the end"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, "damaged"),
+        ({"a": 3}, "damaged"),
+        ([], "damaged"),
+    ],
+)
+def test_the_error_names_the_fault_in_the_header(header: Any, words: str) -> None:
+    text = json.dumps(header).encode()
+    with pytest.raises(ValueError, match=words):
+        read(struct.pack("<Q", len(text)) + text + bytes(16))
+
+
+ROTATED = ModelConfig(
+    vocab_size=9, hidden_size=8, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=8, rope_theta=10000.0
+)
+SCALED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=256)
+
+
+def test_frequencies_are_powers_of_theta() -> None:
+    np.testing.assert_allclose(frequencies(ROTATED), [10000.0 ** (-i / 8) for i in range(8)], rtol=1e-6)
+
+
+def test_llama_3_scales_low_frequencies() -> None:
+    plain, scaled = frequencies(ROTATED), frequencies(attrs.evolve(ROTATED, rope_scaling=SCALED))
+    for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
+        turns = 256 * before / (2 * math.pi)
+        if turns >= 4:
+            assert after == pytest.approx(before)
+        elif turns <= 1:
+            assert after == pytest.approx(before / 8)
+        else:
+            share = (turns - 1) / 3
+            assert after == pytest.approx(share * before + (1 - share) * before / 8)
+    ratios = (scaled / plain).round(4).tolist()
+    assert ratios[0] == 1.0
+    assert ratios[-1] == 0.125
+    assert any(0.125 < ratio < 1 for ratio in ratios)
+
+
+def test_rotated_products_depend_on_distance_only() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 1, 1, 16))
+
+    def product(at: int, other: int) -> float:
+        turns = [rotation(ROTATED, np.array([place]), np.dtype(np.float64)) for place in (at, other)]
+        return float((rotate(q, turns[0]) * rotate(k, turns[1])).sum())
+
+    assert product(5, 3) == pytest.approx(product(105, 103), abs=1e-4)
+    assert product(5, 3) != pytest.approx(product(5, 4), abs=1e-2)
+    turn = rotation(ROTATED, np.array([77]), np.dtype(np.float64))
+    np.testing.assert_allclose(rotate(rotate(q, turn), turn, back=True), q, rtol=1e-12)

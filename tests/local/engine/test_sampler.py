@@ -12,7 +12,14 @@ from tinker_sync.local.engine import decoder
 from tinker_sync.local.engine.decoder import PackedSpan, Tape, packed_states
 from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
 from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.sampling import Sampler, SampleResult, SampleSpec
+from tinker_sync.local.engine.sampling import (
+    Sampler,
+    SampleResult,
+    SampleSpec,
+    SamplingSettings,
+    choose,
+    invert_cdf,
+)
 
 WEIGHTS = tiny_weights()
 ADAPTERS = [busy_params(WEIGHTS, LoraSettings(rank=2), seed=seed).snapshot() for seed in (1, 2)]
@@ -117,20 +124,6 @@ def test_requests_join_and_leave_at_any_step() -> None:
     assert sampler.step() == []
 
 
-def test_a_request_with_waiting_samples_can_be_cancelled() -> None:
-    sampler = Sampler(WEIGHTS, max_rows=2)
-    dropped = sampler.add(spec(num_samples=5, max_tokens=9))
-    other = sampler.add(spec(9))
-    assert sampler.step() == []
-    sampler.cancel(dropped)
-    results: dict[int, SampleResult] = {}
-    for _ in range(4):  # the first step gives two tokens, and each later one gives one
-        results.update(sampler.step())
-    assert not sampler.busy
-    assert set(results) == {other}
-    assert same(results[other], Sampler(WEIGHTS).run([spec(9)])[0])
-
-
 def test_equal_seeds_repeat_and_samples_differ() -> None:
     long = {"max_tokens": 30, "num_samples": 4}
     one, two, other = (Sampler(WEIGHTS).run([spec(seed=seed, **long)])[0] for seed in (1, 1, 2))
@@ -208,36 +201,11 @@ def test_last_n_limits_the_prompt_scores() -> None:
     assert same(whole, part)
 
 
-def test_last_n_does_not_limit_target_scores() -> None:
-    asked = spec(
-        20,
-        prompt_logprobs=True,
-        prompt_logprobs_last_n=4,
-        topk_prompt_logprobs=1,
-        target_prompt_logprobs=np.full((19, 1), 2),
-    )
-    scores = Sampler(WEIGHTS).run([asked])[0].prompt
-    assert scores.logprobs is not None
-    assert scores.target_logprobs is not None
-    assert np.isnan(scores.logprobs).tolist() == [True] * 16 + [False] * 4
-    assert np.isnan(scores.topk.logprobs[:, 0]).tolist() == [True] * 16 + [False] * 4
-    assert (scores.target_logprobs < 0).all()
-
-
 def test_a_single_token_has_no_scores() -> None:
     result = Sampler(WEIGHTS).run([spec(1, prompt_logprobs=True, prompt_alt_tokens=2)])[0].prompt
     assert result.logprobs is not None
     assert np.isnan(result.logprobs).tolist() == [True]
     assert result.alt_tokens.shape == (0, 2)
-
-
-def test_samples_have_the_likeliest_tokens() -> None:
-    sample = Sampler(WEIGHTS).run([spec(topk_logprobs=VOCAB)])[0].samples[0]
-    expected = logprobs_of(WEIGHTS, None, np.concatenate([prompt(7), sample.tokens]))[6:-1]
-    np.testing.assert_allclose(sample.topk.logprobs, -np.sort(-expected), atol=2e-5)
-    for row in range(5):
-        place = sample.topk.token_ids[row].tolist().index(sample.tokens[row])
-        assert sample.topk.logprobs[row, place] == sample.logprobs[row]
 
 
 def test_alternatives_use_the_request_temperature() -> None:
@@ -351,13 +319,84 @@ def test_bad_requests_are_refused(changes: dict[str, Any], complaint: str) -> No
     assert not sampler.busy
 
 
-def test_a_tokenizer_that_cannot_be_read_fails_only_requests_with_stop_texts() -> None:
-    def damaged(_: list[int]) -> str:
-        raise OSError("no JSON")
+@pytest.mark.parametrize("cells", [1, 63, 64, 65, 1000])
+def test_inversion_works_for_every_width(cells: int) -> None:
+    rng = np.random.default_rng(cells)
+    weights = rng.random((200, cells), dtype=np.float32) * (rng.random((200, cells)) < 0.3)
+    weights[:, cells // 2] += 1e-3
+    uniforms = rng.random(200)
+    found = invert_cdf(weights, uniforms)
+    shares = np.cumsum(weights, axis=1, dtype=np.float64) / weights.sum(axis=1, dtype=np.float64)[:, None]
+    rows = np.arange(200)
+    assert (weights[rows, found] > 0).all()
+    assert (shares[rows, found] > uniforms - 1e-6).all()
+    assert ((shares - weights / weights.sum(axis=1)[:, None])[rows, found] < uniforms + 1e-6).all()
 
-    sampler = Sampler(WEIGHTS, decode=damaged)
-    ticket = sampler.add(spec())
-    with pytest.raises(ValueError, match="stop: texts need a tokenizer, which cannot be read: no JSON"):
-        sampler.add(spec(stop_texts=("a",)))
-    finished = [each for _ in range(9) for each in sampler.step()]
-    assert [number for number, _ in finished] == [ticket]
+
+def allowed(logits: np.ndarray, how: SamplingSettings) -> set[int]:
+    """Return the tokens that the filters of the settings allow, computed step by step."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if how.top_k > 0:
+        order = order[: how.top_k]
+    weights = np.exp(logits[order].astype(np.float64) / how.temperature)
+    weights /= weights.sum()
+    kept, mass = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if mass < how.top_p:
+            kept.append(token)
+        mass += weight
+    return set(kept)
+
+
+@pytest.mark.parametrize("vocab", [9, 700])
+@pytest.mark.parametrize(
+    "how",
+    [
+        SamplingSettings(1.0, 3, 1.0),
+        SamplingSettings(0.5, -1, 0.7),
+        SamplingSettings(2.0, 6, 0.5),
+        SamplingSettings(5.0, -1, 0.99),
+        SamplingSettings(1.0, 10_000, 0.9),
+        SamplingSettings(1.0, -1, 1e-9),
+    ],
+    ids=str,
+)
+def test_filters_admit_the_right_tokens(vocab: int, how: SamplingSettings) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = rng.standard_normal(vocab).astype(np.float32) * 2
+    rows = np.tile(logits, (3000, 1))
+    found = choose(rows, [how] * 3000, rng.random(3000).tolist())
+    may = allowed(logits, how)
+    assert set(found.tokens.tolist()) <= may
+    weights = np.array([np.exp(logits[token] / how.temperature) for token in sorted(may)])
+    weights /= weights.sum()
+    share = np.array([(found.tokens == token).mean() for token in sorted(may)])
+    assert (np.abs(share - weights) < 5 * np.sqrt(weights / 3000) + 1e-3).all()
+
+
+def test_a_nucleus_that_is_reached_exactly_takes_no_more() -> None:
+    half = SamplingSettings(1.0, -1, 0.5)
+    assert choose(np.zeros((1, 2), np.float32), [half], [0.99]).tokens.tolist() == [0]
+
+
+def test_rows_with_different_settings_are_independent() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((6, 300)).astype(np.float32)
+    settings = [
+        SamplingSettings(0.0),
+        SamplingSettings(),
+        SamplingSettings(0.7),
+        SamplingSettings(1.0, 5),
+        SamplingSettings(1.0, -1, 0.5),
+        SamplingSettings(1e-9),
+    ]
+    uniforms = rng.random(6).tolist()
+    together = choose(logits.copy(), settings, uniforms)
+    for row in range(6):
+        alone = choose(logits[row : row + 1].copy(), settings[row : row + 1], uniforms[row : row + 1])
+        assert alone.tokens[0] == together.tokens[row]
+        assert alone.logprobs[0] == together.logprobs[row]
+    assert together.tokens[0] == logits[0].argmax()
+    assert together.tokens[5] == logits[5].argmax()
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(together.logprobs, expected[np.arange(6), together.tokens], atol=1e-5)

@@ -21,7 +21,6 @@ from support.scripts import UNHURRIED
 from support.served import served
 
 import tinker_sync
-from tinker_sync.local import tiny
 from tinker_sync.local.store import Store
 
 ROOT = Path(tinker_sync.__file__).parents[1]
@@ -195,17 +194,6 @@ def test_a_home_that_cannot_be_used_gives_a_warning_and_a_temporary_one(tmp_path
         assert list((home / "checkpoints").iterdir()) == []
 
 
-def test_a_directory_that_was_named_is_used_or_an_error(tmp_path: Path) -> None:
-    code = SAVE.replace('"local"', repr(f"local:{tmp_path / 'mine'}"))
-    with Store(tmp_path / "mine"), program(tmp_path, code) as process:
-        _, errors = process.communicate(timeout=PATIENCE_S * 2)
-    assert "ConfigurationError" in errors
-    with program(tmp_path, code) as process:
-        assert finish(process)[0].startswith("tinker://")
-    with Store(tmp_path / "mine") as store:
-        assert store.list_user_checkpoints(10, 0)[1] == 1
-
-
 def test_a_program_uses_the_server_that_its_user_has_started(tmp_path: Path) -> None:
     environment = at_home(tmp_path)
     with (
@@ -220,31 +208,6 @@ def test_a_program_uses_the_server_that_its_user_has_started(tmp_path: Path) -> 
     assert used == url
     with Store(tmp_path / ".tinker" / "local") as store:
         assert [row.tinker_path for row in store.list_user_checkpoints(10, 0)[0]] == [path]
-
-
-def test_a_program_uses_a_server_that_offers_another_model_too(tmp_path: Path) -> None:
-    environment = at_home(tmp_path)
-    code = f"{SAVE}\nprint(client.holder.settings.base_url)"
-    with (
-        served("--model", tiny.directory(), **environment) as (_, url),
-        program(tmp_path, code, **environment) as process,
-    ):
-        assert finish(process)[1] == url
-
-
-def test_a_program_that_used_the_server_of_its_user_may_take_another_directory(tmp_path: Path) -> None:
-    environment = at_home(tmp_path)
-    code = f"""
-from tinker_sync import ServiceClient
-for address in ("local", {f"local:{tmp_path / 'other'}"!r}, "local"):
-    with ServiceClient(base_url=address) as client:
-        client.get_server_capabilities()
-        print(client.holder.settings.base_url)
-"""
-    with served(**environment) as (_, url), program(tmp_path, code, **environment) as process:
-        first, second, third = finish(process)
-    assert (first, third) == (url, url)
-    assert second != url
 
 
 @needs_fork

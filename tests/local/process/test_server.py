@@ -10,9 +10,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Event
 
 import pytest
 from support.clock import PATIENCE_S
@@ -88,23 +87,6 @@ def test_clients_share_a_server_from_the_first_request_to_the_last_close() -> No
     assert three.get_server_capabilities().supported_models  # a new process
     assert current().pid != pid
     three.close().result(PATIENCE_S)
-
-
-def test_racing_threads_share_a_server() -> None:
-    gate = Barrier(8)
-
-    def use(_: int) -> tuple[ServiceClient, int | None]:
-        gate.wait(PATIENCE_S)
-        client = ServiceClient(base_url="local")
-        client.get_server_capabilities()
-        return client, current().pid
-
-    with ThreadPoolExecutor(8) as pool:
-        used = list(pool.map(use, range(8)))
-    assert len({pid for _, pid in used}) == 1
-    for client, _ in used:
-        client.close().result(PATIENCE_S)
-    assert not current().running
 
 
 def test_a_dropped_client_lets_go() -> None:
@@ -221,18 +203,6 @@ def test_a_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not server.running
 
 
-def test_a_server_that_could_not_be_started_leaves_no_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    server = EmbeddedServer()
-    with pytest.raises(ConfigurationError, match=r"could not be started: .*no-python"):
-        server.start()
-    assert launch.find_record(server.base_url) is None
-    assert list(launch.open_root().iterdir()) == []
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
 @pytest.mark.parametrize("what", ["link", "open", "file"])
 def test_an_open_key_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -264,16 +234,6 @@ def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.M
         assert not place.exists()
         assert other.exists()
     server.stop()
-
-
-def test_another_program_may_have_the_port_of_a_stopped_server() -> None:
-    with ServiceClient(base_url="local") as client:
-        client.create_rest_client().list_sessions().result()
-        url = client.holder.settings.base_url
-    assert not current().in_use
-    settings = Settings.resolve(base_url=url, api_key="tml-other")
-    assert settings.api_key.reveal() == "tml-other"
-    assert _embedded.hold_server(url, settings.api_key) is None
 
 
 def test_a_server_whose_port_another_program_took_is_replaced() -> None:

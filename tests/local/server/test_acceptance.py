@@ -29,20 +29,3 @@ def test_as_an_older_server_of_json_only(tmp_path: Path) -> None:
         results = dict(Acceptance("tinker_sync", server.url, KEY, newer=False).run())
     assert len(results) > 50
     assert results["losses"][-1] < 0.5 * results["losses"][0]
-
-
-def test_equal_seeds_give_equal_numbers(tmp_path: Path) -> None:
-    def numbers(name: str) -> object:
-        with running(tmp_path / name, seed=5) as server:
-            session = server.session()
-            model = server.model(session, lora_config={"rank": 2})  # the seed is the server's
-            server.pass_(model, 1)
-            loss = server.passed(model, 2).metrics
-            server.sampler(session)
-            return (
-                session,
-                loss,
-                server.sampled(f"{session}:sample:0", 0, params={"max_tokens": 20})["sequences"][0]["tokens"],
-            )
-
-    assert numbers("one") == numbers("two")

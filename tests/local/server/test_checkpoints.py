@@ -7,25 +7,16 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.clock import PATIENCE_S, FakeClock
-from support.crowd import start
-from support.embedded import API, BASE, PROTO, Reply, Running, alive, pass_body, running
-from support.raising import raising
+from support.clock import FakeClock
+from support.embedded import API, BASE, PROTO, Reply, Running, pass_body, running
 
-from tinker_sync.local.engine import model as engine_model
 from tinker_sync.local.engine import safetensors
-from tinker_sync.local.engine.lora import LoraParams
-from tinker_sync.local.server import checkpoints
-from tinker_sync.local.store import StoreError
 
 
 def train(server: Running, session: str, number: int = 0) -> str:
@@ -323,35 +314,6 @@ def test_what_is_deleted_is_sampled_no_more(server: Running) -> None:
     assert server.sampler(session, 1, model_path=path).status == 404
 
 
-def test_an_archive_whose_files_are_deleted_meanwhile_is_not_found(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = train(server, server.session())
-    save(server, model, 3, "a")
-    address = server.get(f"/training_runs/{model}/checkpoints/weights/a/archive").headers["location"]
-    files = server.store.checkpoint_files
-
-    def deleted_after(*key: Any) -> Any:
-        found = files(*key)
-        server.store.delete_checkpoint(*key)
-        return found
-
-    monkeypatch.setattr(server.store, "checkpoint_files", deleted_after)
-    assert server.ask("GET", address.partition(str(server.port))[2]).status == 404
-
-
-def test_a_repeated_request_gets_its_model_although_the_checkpoint_is_deleted(server: Running) -> None:
-    session = server.session()
-    model = train(server, session)
-    path = save(server, model, 3, "a")["path"]
-    body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
-    made = server.ok("/load_weights", body)
-    assert server.result(made["request_id"])["model_id"] == f"{session}:train:1"
-    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/weights/a").status == 200
-    assert server.ok("/load_weights", body) == made
-    assert server.post("/load_weights", {**body, "model_seq_id": 2}).status == 404
-
-
 def test_a_copy_is_made_once(server: Running) -> None:
     model = train(server, server.session(project_id="p-1"))
     path = save(server, model, 3, "a")["path"]
@@ -375,53 +337,6 @@ def test_a_copy_is_made_once(server: Running) -> None:
     assert server.post("/copy_weights", {**body, "weights_access_token": "tml-x"}).status == 400
 
 
-def test_a_copy_is_made_once_across_restarts(tmp_path: Path) -> None:
-    made = []
-    for number in range(2):
-        with running(tmp_path) as server:
-            if not number:
-                body = {"destination_project_id": "p-2"}
-                body["source_path"] = save(server, train(server, server.session()), 3, "a")["path"]
-            made.append(server.ok("/copy_weights", body, X_Idempotency_Key="k-1"))
-            assert len(server.get("/training_runs?project_id=p-2").json()["training_runs"]) == 1
-    assert made[0] == made[1]
-
-
-def test_a_server_with_a_seed_gives_new_ids_after_each_restart(tmp_path: Path) -> None:
-    start = {"base_model": BASE, "lora_config": {"rank": 2}}
-    copies, uploads = [], []
-    for number in range(3):
-        with running(tmp_path, seed=1) as server:
-            if not number:
-                model = train(server, server.session())
-                path = save(server, model, 3, "a")["path"]
-                export(server, model, 4, "out")
-                urls = urls_of_export(server, model)["urls"]
-                files = {name: fetch(server, url).body for name, url in urls.items()}
-            told = server.ok("/external_weights_upload_start", start)
-            for name, url in told["urls"].items():
-                fetch(server, url, "PUT", files[name])
-            uploads.append(server.ok("/external_weights_upload_finish", {"upload_id": told["upload_id"]}))
-            body = {"source_path": path, "destination_project_id": "p-2"}
-            copies.append(server.ok("/copy_weights", body)["tinker_path"])
-            assert len(set(copies)) == number + 1
-            assert len({each["tinker_path"] for each in uploads}) == number + 1
-
-
-def test_a_copy_that_found_the_disk_full_is_made_by_the_repeated_request(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = server.session()
-    body = {"session_id": session, "model_seq_id": 3}
-    body["source_path"] = save(server, train(server, session), 3, "a")["path"]
-    with monkeypatch.context() as patch:
-        patch.setattr(server.store, "save_checkpoint", raising(StoreError("full", "the disk is full")))
-        assert server.post("/copy_weights", body, X_Idempotency_Key="k").status == 507
-    path = server.ok("/copy_weights", body, X_Idempotency_Key="k")["tinker_path"]
-    assert path == f"tinker://{session}:train:3/weights/a"
-    assert not server.get(f"/training_runs/{session}:train:3").json()["corrupted"]
-
-
 def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -> None:
     session = server.session()
     path = save(server, train(server, session), 3, "a")["path"]
@@ -429,37 +344,6 @@ def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -
     body = {"source_path": path, "session_id": session, "model_seq_id": 1}
     assert server.post("/copy_weights", body).status == 409
     assert server.passed(unused, 1).metrics
-
-
-def test_a_number_is_taken_while_a_copy_to_it_is_made(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = server.session()
-    model = train(server, session)
-    body = {"source_path": save(server, model, 3, "a")["path"], "session_id": session, "model_seq_id": 3}
-    other = {**body, "source_path": save(server, model, 4, "b")["path"]}
-    creation = {"session_id": session, "model_seq_id": 3, "base_model": BASE, "lora_config": {"rank": 2}}
-    real, saving, answered = server.store.save_checkpoint, threading.Event(), threading.Event()
-
-    def wait_for_the_others(*args: Any, **options: Any) -> Any:
-        saving.set()
-        answered.wait(PATIENCE_S)
-        return real(*args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.store, "save_checkpoint", wait_for_the_others)
-        copy = start(lambda: server.ok("/copy_weights", body))
-        try:
-            assert saving.wait(PATIENCE_S)
-            patch.setattr(server.store, "save_checkpoint", real)
-            assert server.post("/copy_weights", other).status == 409
-            assert server.post("/create_model", creation).status == 409
-        finally:
-            answered.set()
-        path = copy.result(PATIENCE_S)["tinker_path"]
-    assert path == f"tinker://{session}:train:3/weights/a"
-    listed = server.get(f"/training_runs/{session}:train:3/checkpoints").json()["checkpoints"]
-    assert [each["checkpoint_id"] for each in listed] == ["weights/a"]
 
 
 # ------------------------------------------------------------------------------------------ downloads
@@ -527,20 +411,6 @@ def test_archives_as_older_clients_fetch_them(server: Running) -> None:
         assert config["base_model_name_or_path"] == BASE
         assert fetch(server, told.headers["location"], range="bytes=1-9").body == reply.body  # as a whole
     assert server.get(f"/training_runs/{model}/checkpoints/none/archive").status == 404
-
-
-def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) -> None:
-    model = train(server, server.session())
-    export(server, model, 3, "out")
-    urls = urls_of_export(server, model)
-    file = tmp_path / "adapter.safetensors"
-    file.write_bytes(fetch(server, urls["urls"]["adapter_model.safetensors"]).body)
-    arrays = engine_model.read_safetensors(file)
-    run = server.app.service.host.train(model, lambda run: run.params.snapshot().named()).result(120)
-    assert len(arrays) == len(run)
-    for name, array in run.items():
-        shown = name.replace("lm_head", "model.unembed_tokens")
-        assert np.array_equal(arrays[f"base_model.model.{shown}.weight"], array)
 
 
 # ------------------------------------------------------------------------------------------ uploads
@@ -611,82 +481,6 @@ def test_uploads_that_are_no_such_adapter(server: Running, rank: int, damage: st
     assert (reply.status, says in reply.detail) == (400, True), reply
 
 
-def test_finished_uploads_make_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_UNDER_WAY", 1)
-    start = {"base_model": BASE, "lora_config": {"rank": 2}}
-    with running(tmp_path) as server:
-        model = server.model(server.session())
-        export(server, model, 1, "out")
-        urls = urls_of_export(server, model)["urls"]
-        first = server.ok("/external_weights_upload_start", start)
-        assert server.post("/external_weights_upload_start", start).status == 429
-        for name, url in first["urls"].items():
-            fetch(server, url, "PUT", fetch(server, urls[name]).body)
-        finish = {"upload_id": first["upload_id"]}
-        path = server.ok("/external_weights_upload_finish", finish)["tinker_path"]
-        server.ok("/external_weights_upload_start", start)
-        assert server.post("/external_weights_upload_start", start).status == 429
-        assert server.ok("/external_weights_upload_finish", finish)["tinker_path"] == path
-
-
-def uploaded(server: Running) -> dict[str, str]:
-    """Put all files of an upload, and return the body of the request that finishes it."""
-    model = server.model(server.session())
-    export(server, model, 1, "out")
-    urls = urls_of_export(server, model)["urls"]
-    told = server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": 2}})
-    for name, url in told["urls"].items():
-        assert fetch(server, url, "PUT", fetch(server, urls[name]).body).status == 200
-    return {"upload_id": told["upload_id"]}
-
-
-class Asked(dict[str, Any]):
-    """The uploads of a server, with a permit in `times` for each time that a request has looked one up."""
-
-    def __init__(self, uploads: dict[str, Any]) -> None:
-        super().__init__(uploads)
-        self.times = threading.Semaphore(0)
-
-    def get(self, upload_id: str, default: Any = None) -> Any:
-        self.times.release()
-        return super().get(upload_id, default)
-
-
-def test_requests_that_finish_one_upload_at_once_get_one_checkpoint(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish, go_on = uploaded(server), threading.Event()
-    asked, save_checkpoint = Asked(server.app.service.uploads), server.store.save_checkpoint
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        assert go_on.wait(120)
-        return save_checkpoint(*arguments, **options)
-
-    monkeypatch.setattr(server.store, "save_checkpoint", late)
-    monkeypatch.setattr(server.app.service, "uploads", asked)
-    with ThreadPoolExecutor(4) as pool:
-        replies = [pool.submit(server.post, "/external_weights_upload_finish", finish) for _ in range(4)]
-        for _ in replies:
-            assert asked.times.acquire(timeout=120)
-        go_on.set()
-        found = [each.result(120) for each in replies]
-    assert [each.status for each in found] == [200] * 4, found
-    assert len({each.json()["tinker_path"] for each in found}) == 1
-
-
-@pytest.mark.parametrize("fails", ["add_session", "add_run", "save_checkpoint"])
-def test_an_upload_that_found_the_disk_full_is_finished_by_a_later_request(
-    tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(tmp_path) as server:
-        finish = uploaded(server)
-        with monkeypatch.context() as patch:
-            patch.setattr(server.store, fails, raising(StoreError("full", "the disk is full")))
-            for _ in range(2):
-                assert server.post("/external_weights_upload_finish", finish).status == 507
-        assert server.ok("/external_weights_upload_finish", finish)["tinker_path"]
-
-
 def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
     service = server.app.service
     for path in ("external/../x/y", "external/a/b/c", "archive-nothing/a/b/c", "trace/nobody/a/b"):
@@ -751,28 +545,6 @@ def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_sampler
     assert scores(server, opened(server, session, 1, path))
 
 
-def test_a_sampler_opened_in_a_replacement_is_new(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = server.session()
-    model = train(server, session)
-    path = publish(server, model, 3)
-    learn(server, model, 4)
-    begun, go_on = threading.Event(), threading.Event()
-    save_checkpoint = server.store.save_checkpoint
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        begun.set()
-        assert go_on.wait(120)
-        return save_checkpoint(*arguments, **options)
-
-    monkeypatch.setattr(server.store, "save_checkpoint", late)
-    promise = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})
-    assert begun.wait(120)
-    between = opened(server, session, 0, path)
-    go_on.set()
-    server.result(promise["request_id"])
-    assert scores(server, between) == scores(server, opened(server, session, 1, path))
-
-
 def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(server: Running) -> None:
     model = train(server, server.session())
     path = publish(server, model, 3)
@@ -787,67 +559,6 @@ def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(serve
     publish(server, model, 6)
     after = server.result_of("/asample", asked)["prompt_logprobs"]
     assert after != before
-
-
-def test_replaced_weights_are_freed_with_the_session_that_sampled_from_them(tmp_path: Path) -> None:
-    with running(tmp_path, release_s=0.01) as server:
-        model, session = train(server, server.session()), server.session()
-        path = publish(server, model, 3)
-        before = alive(LoraParams)
-        opened(server, session, 0, path)
-        publish(server, model, 4)
-        assert (alive(LoraParams) - before)[LoraParams] == 1
-        end = {"reason": {"type": "success"}, "detail": None}
-        assert server.post(f"/sessions/{session}/finish", end).status == 200
-        until = time.monotonic() + PATIENCE_S
-        while alive(LoraParams) - before:
-            assert time.monotonic() < until
-
-
-def test_a_sampler_whose_checkpoint_was_replaced_keeps_its_weights_in_a_restart(tmp_path: Path) -> None:
-    with running(tmp_path, seed=1) as server:
-        session = server.session()
-        model = train(server, session)
-        path = publish(server, model, 3)
-        older = opened(server, session, 0, path)
-        publish(server, model, 4)
-        newer = opened(server, session, 1, path)
-        wanted = scores(server, newer)
-    with running(tmp_path, seed=1) as server:
-        body = {"sampling_session_id": older, "prompt": {"chunks": []}, "sampling_params": {}}
-        reply = server.post("/asample", body)
-        assert (reply.status, "saved anew" in reply.detail) == (410, True)
-        assert scores(server, newer) == wanted
-        assert server.get(f"/samplers/{older}").json()["model_path"] == path
-
-
-def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = server.session()
-    model = train(server, session)
-    path = publish(server, model, 3)
-    wanted = scores(server, opened(server, session, 0, path))
-    learn(server, model, 4)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.store, "save_checkpoint", raising(StoreError("full", "the disk is full")))
-        assert (
-            server.result_of("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})[
-                "category"
-            ]
-            == "server"
-        )
-    assert scores(server, opened(server, session, 1, path)) == wanted
-
-
-def test_a_model_of_an_unknown_base_model_leaves_nothing_behind(server: Running) -> None:
-    """A repeated request is refused like the first one. It has no promise, which would never end."""
-    path = save(server, train(server, server.session()), 3, "here")["path"]
-    body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": False}
-    promises = len(server.app.service.promises)
-    for _ in range(2):
-        assert server.post("/load_weights", {**body, "base_model": "no/model"}).status == 400
-    assert len(server.app.service.promises) == promises
-    assert server.result_of("/load_weights", body)["path"] == path
 
 
 def test_a_model_whose_weights_could_not_be_loaded_leaves_the_host(server: Running) -> None:

@@ -1,11 +1,10 @@
-"""Calls on a model do not wait for the sequence number of a refused call that can be read.
+"""The order of numbered calls, and the numbers of calls that are refused or never arrive.
 
-The server's patience for missing numbers is ten minutes here, so a call that waits fails the test.
+The server's patience for missing numbers is ten minutes in most tests, so a call that waits fails them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -14,10 +13,6 @@ from typing import Any
 
 import pytest
 from support.embedded import PROTO, Reply, Running, pass_body, running
-from support.loops import in_a_loop
-
-from tinker_sync.local.server.lanes import Lane, Step
-from tinker_sync.local.server.promises import Promise
 
 JSON = {"Content-Type": "application/json"}
 
@@ -91,50 +86,31 @@ KEEPS_ITS_NUMBER = {kind: refuse for kind, refuse in REFUSALS.items() if kind !=
 
 
 @pytest.mark.parametrize("refuse", REFUSALS.values(), ids=REFUSALS)
-class TestRefused:
-    def test_the_next_number_is_done_at_once(self, server: Running, model: str, refuse: Any) -> None:
-        done(server, server.pass_(model, 1))
-        refuse(server, model, 2)
-        done(server, server.pass_(model, 3))
-        assert "grad_norm" in done(server, server.optim(model, 4, learning_rate=0.0))["metrics"]
-
-    def test_the_first_number_of_all(self, server: Running, model: str, refuse: Any) -> None:
-        refuse(server, model, 1)
-        done(server, server.pass_(model, 2))
-
-    def test_second_chunk_is_refused_before_the_first(self, server: Running, model: str, refuse: Any) -> None:
-        refuse(server, model, 2)
-        done(server, server.pass_(model, 1))
-        done(server, server.optim(model, 3, learning_rate=0.0))
-
-    def test_first_chunk_is_refused_after_the_second(self, server: Running, model: str, refuse: Any) -> None:
-        second = server.pass_(model, 2)
-        refuse(server, model, 1)
-        done(server, second)
-        done(server, server.optim(model, 3, learning_rate=0.0))
-
-    def test_several_in_a_row(self, server: Running, model: str, refuse: Any) -> None:
-        for number in (1, 2, 3):
-            refuse(server, model, number)
-        done(server, server.pass_(model, 4))
+def test_the_calls_behind_a_refused_one_are_done_at_once(server: Running, model: str, refuse: Any) -> None:
+    refuse(server, model, 1)
+    done(server, server.pass_(model, 2))
+    refuse(server, model, 4)  # the second chunk before the first
+    done(server, server.pass_(model, 3))
+    sixth = server.pass_(model, 6)
+    refuse(server, model, 5)  # the first chunk after the second
+    done(server, sixth)
+    for number in (7, 8, 9):
+        refuse(server, model, number)
+    assert "grad_norm" in done(server, server.optim(model, 10, learning_rate=0.0))["metrics"]
 
 
 @pytest.mark.parametrize("refuse", KEEPS_ITS_NUMBER.values(), ids=KEEPS_ITS_NUMBER)
-class TestUsedAgain:
-    def test_the_next_call_gets_the_refused_number(self, server: Running, model: str, refuse: Any) -> None:
-        done(server, server.pass_(model, 1))
-        refuse(server, model, 2)
-        done(server, server.pass_(model, 2))
-        done(server, server.optim(model, 3, learning_rate=0.0))
-
-    def test_also_when_a_later_number_was_done(self, server: Running, model: str, refuse: Any) -> None:
-        refuse(server, model, 1)
-        done(server, server.pass_(model, 2))
-        again = server.pass_(model, 1)
-        done(server, again)
-        assert server.pass_(model, 1).json() == again.json()  # the number now belongs to that call
-        assert server.optim(model, 1).status == 409
-        done(server, server.optim(model, 3, learning_rate=0.0))
+def test_another_call_may_use_a_refused_number(server: Running, model: str, refuse: Any) -> None:
+    refuse(server, model, 1)
+    again = server.pass_(model, 1)
+    done(server, again)
+    refuse(server, model, 2)
+    done(server, server.pass_(model, 3))
+    late = server.pass_(model, 2)  # also after a later number was done
+    done(server, late)
+    assert server.pass_(model, 2).json() == late.json()  # the number now belongs to that call
+    assert server.optim(model, 2).status == 409
+    done(server, server.optim(model, 4, learning_rate=0.0))
 
 
 def test_a_model_that_is_not_there(server: Running, model: str) -> None:
@@ -199,84 +175,46 @@ def test_a_number_that_cannot_be_read_is_free_for_the_next_call(
     done(server, server.optim(model, 3, learning_rate=0.0))
 
 
-def test_a_number_that_cannot_be_read_is_skipped_like_one_that_never_arrives(tmp_path: Path) -> None:
+def test_a_number_that_never_arrives_is_skipped_and_then_too_late(tmp_path: Path) -> None:
     with running(tmp_path, gap_patience_s=0.01) as server:
         model = server.model(server.session())
-        assert optim(server, b"<html>").status == 422
+        assert optim(server, b"<html>").status == 422  # its number cannot be read
         done(server, server.pass_(model, 2))
+        early = server.pass_(model, 5)
+        done(server, server.pass_(model, 10**6))  # patience begins anew with each gap, however wide
+        done(server, early)
+        late = server.pass_(model, 3)
+        assert (late.status, "too late" in late.detail) == (409, True)
 
 
-# ------------------------------------------------------------------------------------------ lanes alone
-def lane_of(order: list[int], patience_s: float = 600.0) -> Lane:
-    async def run(step: Step) -> None:
-        order.append(int(step.promise.request_id))
-
-    return Lane(run, patience_s=patience_s)
-
-
-def step(number: int) -> Step:
-    async def work() -> None:
-        """Do nothing; only the order of the steps matters."""
-
-    return Step(Promise(str(number), "OptimStep"), work)
+def test_a_call_without_a_number_is_the_next(server: Running, model: str) -> None:
+    probe = {"model_id": model, "adam_params": {"learning_rate": 0.0}}
+    waiting = server.pass_(model, 2)
+    assert server.result_of("/optim_step", probe)["metrics"]["grad_norm"] == 0.0
+    done(server, server.pass_(model, 1))
+    done(server, waiting)
+    assert server.result_of("/optim_step", probe)["metrics"]["grad_norm"] > 0.0
 
 
-async def all_done(order: list[int], count: int) -> None:
-    async def enough() -> None:
-        while len(order) < count:
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(enough(), 120)
-
-
-@in_a_loop
-async def test_refused_calls_do_not_prolong_the_wait_of_others() -> None:
-    order: list[int] = []
-    lane = lane_of(order, patience_s=0.02)
-    lane.add(3, b"3", step(3))
-
-    async def refuse_again_and_again() -> None:
-        while not order:
-            for number in (0, 3, 7):
-                lane.refuse(number)
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(refuse_again_and_again(), 120)
-    assert order == [3]
-    await lane.close()
+def test_a_refused_call_does_not_prolong_the_wait_of_others(tmp_path: Path) -> None:
+    with running(tmp_path, gap_patience_s=0.2, hold_s=0.0) as server:
+        model = server.model(server.session())
+        waiting = server.pass_(model, 3).json()["request_id"]
+        while server.retrieve(waiting).status == 408:
+            assert (
+                optim(server, json.dumps(optim_body(model, 7, adam_params={"beta1": "x"})).encode()).status
+                == 422
+            )
 
 
-@in_a_loop
-async def test_an_endless_gap_costs_no_time() -> None:
-    order: list[int] = []
-    lane = lane_of(order)
-    far = step(1)
-    lane.add(10**15, b"far", far)
-    lane.refuse(10**14)
-    assert far.promise.waits_for == "waiting for seq_id 1 of this model, which has not arrived"
-    lane.add(1, b"1", step(2))
-    await all_done(order, 1)
-    assert order == [2]
-    assert far.promise.waits_for == "waiting for seq_id 2 of this model, which has not arrived"
-    await lane.close()
-
-
-def test_only_so_many_refused_numbers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_refused_numbers_are_remembered(
+    server: Running, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tinker_sync.local.server.lanes.REMEMBERED", 5)
-
-    async def scenario() -> None:
-        order: list[int] = []
-        lane = lane_of(order)
-        for number in range(2, 9):
-            lane.refuse(number)
-        last = step(9)
-        lane.add(9, b"9", last)
-        lane.add(1, b"1", step(1))
-        assert last.promise.waits_for == "waiting for seq_id 2 of this model, which has not arrived"
-        for number in (2, 3):
-            lane.add(number, b"%d" % number, step(number))
-        await all_done(order, 4)
-        assert order == [1, 2, 3, 9]
-        await lane.close()
-
-    asyncio.run(scenario())
+    for number in range(2, 9):
+        REFUSALS["wrong field"](server, model, number)
+    last = server.pass_(model, 9)
+    done(server, server.pass_(model, 1))
+    for number in (2, 3):  # forgotten, so the ninth waits for calls with these numbers
+        done(server, server.pass_(model, number))
+    done(server, last)

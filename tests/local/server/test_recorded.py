@@ -21,7 +21,6 @@ from tinker_sync import (
     TrainingClient,
 )
 from tinker_sync import data as make
-from tinker_sync.local.server.state import RecordedSamples
 from tinker_sync.testing import LocalServer
 
 PROMPT = [5, 6, 7]
@@ -137,10 +136,3 @@ def test_data_without_provenance_are_refused_before_they_are_sent(training: Trai
     data = make.from_samples(PROMPT, sampled(training), [1.0, 1.0], provenance=False)
     with pytest.raises(InvalidInputError, match=r"data\[0\]\.loss_fn_input_spans: are missing"):
         training.forward_backward(data, STABLE)
-
-
-def test_the_oldest_records_go_first() -> None:
-    records = RecordedSamples(limit_bytes=100)
-    for name in "abc":
-        records.add(name, np.arange(5), np.zeros(5))  # 40 bytes
-    assert list(records._sequences) == ["b", "c"]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.clock import FakeClock
 from support.embedded import BASE, PROTO, Running, running
-from support.raising import raising
 
 from tinker_sync.local import tiny
-from tinker_sync.local.store import StoreError
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 
@@ -35,55 +31,6 @@ def test_a_sampler_is_made_once(server: Running) -> None:
     found = server.get(f"/samplers/{session}:sample:0").json()
     assert (found["base_model"], found.get("model_path")) == (BASE, None)
     assert server.get("/samplers/nobody").status == 404
-
-
-def test_a_sampler_that_found_the_disk_full_is_made_by_the_repeated_request(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = server.session()
-    with monkeypatch.context() as patch:
-        patch.setattr(server.store, "add_sampler", raising(StoreError("full", "the disk is full")))
-        assert server.sampler(session).status == 507
-    assert f"{session}:sample:0" not in server.app.service.samplers
-    made = server.sampler(session).json()["sampling_session_id"]
-    assert server.get(f"/samplers/{made}").json()["base_model"] == BASE
-
-
-def test_a_repeated_request_gets_its_sampler_after_a_restart(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
-        session = server.session()
-        body = {"model_id": server.model(session), "path": "a", "seq_id": 1}
-        path = server.result_of("/save_weights_for_sampler", body)["path"]
-        unsaved = {"model_id": body["model_id"], "sampling_session_seq_id": 2, "seq_id": 2}
-        server.result_of("/save_weights_for_sampler", unsaved)
-        made = [server.sampler(session, 0).json(), server.sampler(session, 1, model_path=path).json()]
-    with running(tmp_path) as server:
-        server.sampled(made[1]["sampling_session_id"], 0)  # now the server has made it again from its record
-        assert [server.sampler(session, 0).json(), server.sampler(session, 1, model_path=path).json()] == made
-        assert server.sampler(session, 2).status == 409  # the number of unsaved weights
-    with running(tmp_path) as server:
-        assert server.sampler(session, 1).status == 409  # that of another sampler
-        server.sampled(made[1]["sampling_session_id"], 0)
-        assert server.sampler(session, 1).status == 409
-
-
-def test_requests_for_one_sampler_at_once_share_the_failure(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, begun, go_on = server.session(), threading.Event(), threading.Event()
-
-    def fail_late(*_: Any, **__: Any) -> None:
-        begun.set()
-        assert go_on.wait(120)
-        raise StoreError("full", "the disk is full")
-
-    monkeypatch.setattr(server.store, "add_sampler", fail_late)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(server.sampler, session)
-        assert begun.wait(120)
-        second = pool.submit(server.sampler, session)
-        go_on.set()
-        assert [each.result(120).status for each in (first, second)] == [507, 507]
 
 
 @pytest.mark.parametrize(
@@ -248,29 +195,6 @@ def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     assert tokens(server, quick)
 
 
-def test_a_sample_that_the_end_of_the_server_cuts_off_has_no_outcome(tmp_path: Path) -> None:
-    """The client takes it again, as after a crash. A pass fails, because its model is lost."""
-    with running(tmp_path) as server:
-        service, session = server.app.service, server.session()
-        sampler = server.sampler(session).json()["sampling_session_id"]
-        long = {"max_tokens": 600, "stop": []}
-        cut = server.sample(sampler, 0, params=long, num_samples=64)["request_id"]
-        begun = threading.Event()
-
-        def blocked(_: object) -> None:
-            begun.set()
-            while not service.closing:
-                threading.Event().wait(0.002)
-
-        model = server.model(session)
-        service.host.train(model, blocked)
-        assert begun.wait(120)
-        lost = server.pass_(model, 1).json()["request_id"]
-        promises = [service.promises.get(each) for each in (cut, lost)]
-    assert promises[0].outcome is None
-    assert promises[1].outcome.error == "the server is shutting down"
-
-
 def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
     with running(tmp_path, sample_use_retrieve_futures=True, hold_s=10) as server:
         sampler = server.sampler(server.session()).json()["sampling_session_id"]
@@ -298,52 +222,6 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
         assert [each["request_id"] for each in of_them] == [of_clone["request_id"]]
 
 
-@pytest.mark.parametrize("set_back_s", [0, 3600])
-def test_a_client_hears_of_its_samples_after_a_restart(tmp_path: Path, set_back_s: int) -> None:
-    """The client keeps its cursor, and the clock may have been set back meanwhile."""
-    asked = {"prev_cursor": 0, "timeout": 0}
-    for number, clock in enumerate((FakeClock(), FakeClock(time_s=FakeClock().time() + 1 - set_back_s))):
-        with running(tmp_path, clock=clock, sample_use_retrieve_futures=True) as server:
-            if not number:
-                sampler = server.sampler(server.session()).json()["sampling_session_id"]
-                asked["target"] = {"type": "sampling_session", "sampling_session_id": sampler}
-            for seq_id in range(3 * number, 3 * number + 3):
-                request_id = server.sample(sampler, seq_id)["request_id"]
-                server.result(request_id)
-                told = server.ok("/retrieve_futures", asked)
-                asked |= {"prev_cursor": told["cursor"], "retrieved_request_ids": [request_id]}
-                assert [each["request_id"] for each in told["completions"]] == [request_id]
-
-
-def test_processes_that_join_before_and_after_a_restart_have_different_numbers(tmp_path: Path) -> None:
-    given = []
-    for number in range(2):
-        with running(tmp_path) as server:
-            if not number:
-                sampler = server.sampler(server.session()).json()["sampling_session_id"]
-            for _ in range(2):
-                joined = server.ok("/join_sampling_session", {"sampling_session_id": sampler})
-                given.append(joined["client_counter"])
-    assert len(set(given)) == 4
-
-
-@pytest.mark.parametrize(("hold_s", "timeout"), [(600, 0), (0.01, 600)])  # or the test times out
-def test_the_shorter_time_of_server_and_question_counts(
-    tmp_path: Path, hold_s: float, timeout: float
-) -> None:
-    with running(tmp_path, sample_use_retrieve_futures=True, hold_s=hold_s) as server:
-        sampler = server.sampler(server.session()).json()["sampling_session_id"]
-        target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
-        asked = {"target": target, "prev_cursor": 0, "timeout": timeout, "retrieved_request_ids": []}
-        assert server.ok("/retrieve_futures", asked) == {"completions": [], "cursor": 0}
-        request_id = server.sample(sampler, 0)["request_id"]
-        server.result(request_id)
-        told = server.ok("/retrieve_futures", asked)
-        assert [each["request_id"] for each in told["completions"]] == [request_id]
-        asked |= {"prev_cursor": told["cursor"], "retrieved_request_ids": [request_id]}
-        assert server.ok("/retrieve_futures", asked) == {"completions": [], "cursor": told["cursor"]}
-
-
 def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
     """A short sample of one client ends before a long sample that another client began earlier."""
     one, two = (server.sampler(server.session()).json()["sampling_session_id"] for _ in range(2))
@@ -354,3 +232,129 @@ def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
     slow_promise = service.promises.get(slow["request_id"])
     assert slow_promise.outcome is None
     assert len(tokens(server, slow)[0]) == 600
+
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+class Run:
+    """A model that a test trains and saves, and the requests to its samplers."""
+
+    def __init__(self, server: Running) -> None:
+        self.server = server
+        self.session = server.session()
+        self.model = server.model(self.session)
+        self._seq = self._sampler = 0
+
+    def seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def learn(self) -> None:
+        self.server.pass_(self.model, self.seq())
+        self.server.optim(self.model, self.seq(), learning_rate=0.05)
+
+    def save(self, kind: str | None) -> str:
+        """Save the present weights for a sampler of this kind, and return the sampler's id."""
+        body: dict[str, Any] = {"model_id": self.model, "sampling_session_seq_id": self._sampler}
+        self._sampler += 1
+        body |= {"seq_id": self.seq(), **({} if kind is None else {"kind": kind})}
+        made: str = self.server.result_of("/save_weights_for_sampler", body)["sampling_session_id"]
+        return made
+
+    def scores(self, sampler: str, number: int | None = None) -> list[float]:
+        """Return the log-probabilities of the prompt, by which a test recognises the weights of a sampler."""
+        found: list[float] = self.server.sampled(sampler, number, PROMPT, prompt_logprobs=True)[
+            "prompt_logprobs"
+        ]
+        return found
+
+
+def test_an_inflight_save_moves_the_older_inflight_samplers_and_no_snapshot(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    snapshot, unnamed, first = run.save("snapshot"), run.save(None), run.save("inflight")
+    before = run.scores(first)
+    assert run.scores(snapshot) == run.scores(unnamed) == before
+    run.learn()
+    later_snapshot = run.save("snapshot")
+    assert run.scores(first) == before  # a snapshot moves no other sampler
+    second = run.save("inflight")
+    after = run.scores(second)
+    assert after != before
+    assert run.scores(first) == run.scores(later_snapshot) == after
+    assert run.scores(snapshot) == run.scores(unnamed) == before
+    run.learn()
+    third = run.save("inflight")
+    newest = run.scores(third)
+    assert newest not in (before, after)
+    assert run.scores(first) == run.scores(second) == newest
+    assert run.scores(later_snapshot) == after
+
+
+def test_models_do_not_move_the_samplers_of_each_other(server: Running) -> None:
+    one, other = Run(server), Run(server)
+    one.learn()
+    sampler = one.save("inflight")
+    before = one.scores(sampler)
+    other.learn()
+    other.learn()
+    assert other.scores(other.save("inflight")) != before
+    assert one.scores(sampler) == before
+
+
+def test_what_a_prompt_left_behind_is_not_used_for_newer_weights(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    sampler = run.save("inflight")
+    once = server.sampled(sampler, 0, PROMPT)
+    again = server.sampled(sampler, 1, PROMPT)
+    assert (once.get("prompt_cache_hit_tokens", 0), again["prompt_cache_hit_tokens"] > 0) == (0, True)
+    run.learn()
+    run.save("inflight")
+    moved = server.sampled(sampler, 2, PROMPT)
+    assert moved.get("prompt_cache_hit_tokens", 0) == 0
+    fresh = run.save("snapshot")
+    assert run.scores(sampler, 3) == run.scores(fresh, 0)
+
+
+def test_inflight_and_a_name_exclude_each_other(server: Running) -> None:
+    run = Run(server)
+    body = {"model_id": run.model, "path": "a", "seq_id": run.seq(), "kind": "inflight"}
+    reply = server.post("/save_weights_for_sampler", body)
+    assert (reply.status, "always a snapshot" in reply.detail) == (400, True)
+    run.learn()
+    assert run.scores(run.save("inflight"))
+
+
+def test_a_repeated_inflight_save_moves_the_target_once(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    body = {"model_id": run.model, "sampling_session_seq_id": 0, "seq_id": run.seq(), "kind": "inflight"}
+    first = server.ok("/save_weights_for_sampler", body)
+    run.learn()
+    again = server.ok("/save_weights_for_sampler", body)
+    assert again == first
+    sampler = server.result(first["request_id"])["sampling_session_id"]
+    before = run.scores(sampler)
+    run._sampler = 1
+    assert run.scores(run.save("inflight")) != before
+
+
+def test_samples_of_unsaved_weights_that_left_memory_fail_and_say_why(tmp_path: Path) -> None:
+    with running(tmp_path, adapter_bytes=1) as server:
+        session = server.session()
+        model = server.model(session)
+        samplers = []
+        for number in range(2):
+            unsaved = {"model_id": model, "sampling_session_seq_id": number, "seq_id": number + 1}
+            samplers.append(server.result_of("/save_weights_for_sampler", unsaved)["sampling_session_id"])
+        failed = server.sampled(samplers[0], 1)
+        assert (failed["category"], "have left memory" in failed["error"]) == ("user", True), failed
+        assert server.sampled(samplers[1], 1)["sequences"]
+        saved = {"model_id": model, "path": "kept", "seq_id": 3}
+        path = server.result_of("/save_weights_for_sampler", saved)["path"]
+        kept = server.sampler(session, 2, model_path=path).json()["sampling_session_id"]
+        for number in (1, 2):
+            assert server.sampled(kept, number)["sequences"]  # out of its checkpoint
+            server.sampled(samplers[1], number + 1)

@@ -94,11 +94,6 @@ def test_a_session_belongs_to_a_project(server: Running) -> None:
     assert [each["training_run_id"] for each in runs] == [model]
 
 
-def gone(server: Running, model: str) -> bool:
-    """Return True if a model has left memory."""
-    return "not in memory" in server.post("/unload_model", {"model_id": model}).body.decode()
-
-
 def test_an_ended_session_loses_its_models_samplers_and_results(server: Running) -> None:
     session, other = server.session(), server.session()
     model, kept = server.model(session), server.model(other)
@@ -173,20 +168,6 @@ def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
         assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
 
 
-def test_a_sampler_that_is_made_again_after_its_session_leaves_memory(tmp_path: Path) -> None:
-    clock, before = FakeClock(), alive(*KINDS)
-    settings = {"abandoned_after_s": 100.0, "release_s": 0.01, "sweep_s": 0.005}
-    with running(tmp_path, clock=clock, **settings) as server:
-        session = server.session()
-        sampler = server.sampler(session).json()["sampling_session_id"]
-        finish(server, session, "success")
-        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
-        server.sampled(sampler, 0)
-        assert not alive(*KINDS) <= before
-        clock.advance(101)
-        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
-
-
 def test_what_waits_for_a_model_that_is_let_go_fails_and_leaves_memory_after_a_time(tmp_path: Path) -> None:
     clock = FakeClock()
     settings = {"abandoned_after_s": 100.0, "release_s": 0.5, "sweep_s": 0.005}
@@ -196,72 +177,6 @@ def test_what_waits_for_a_model_that_is_let_go_fails_and_leaves_memory_after_a_t
         clock.advance(101)
         assert "let go" in server.result(waiting)["error"]
         assert settled(lambda: server.retrieve(waiting).status == 410)
-
-
-def test_samples_without_a_session_leave_memory_after_a_time(tmp_path: Path) -> None:
-    before = alive(*KINDS)
-    settings = {"abandoned_after_s": 0.5, "release_s": 0.01}
-    with running(tmp_path, **settings) as server:
-        session = server.session()
-        saved = {"model_id": server.model(session), "path": "latest", "seq_id": 1}
-        path = server.result_of("/save_weights_for_sampler", saved)["path"]
-        finish(server, session, "success")
-        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
-        for source in ({"base_model": BASE}, {"model_path": path}) * 2:
-            body = {**source, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
-            promise = server.ok("/asample", body)["request_id"]
-            assert server.result(promise)["sequences"]
-        assert settled(lambda: server.retrieve(promise).status == 410)
-        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
-
-
-def test_a_custom_loss_that_is_compiled_at_the_end_of_its_session_leaves_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def compiled_late(*_: object) -> None:
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
-
-    monkeypatch.setattr(training, "compile_custom_loss", compiled_late)
-    before = alive(*KINDS)
-    with running(tmp_path, release_s=0.01, sweep_s=0.005) as server:
-        session = server.session()
-        model = server.model(session)
-        promise = server.ok("/create_custom_loss", loss_of(session))["request_id"]
-        assert begun.wait(PATIENCE_S)
-        finish(server, session, "success")
-        assert settled(lambda: gone(server, model))
-        go_on.set()
-        assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
-        assert server.retrieve(promise).status == 410
-
-
-def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
-    """The server frees old results, although it remembers their requests, which may be repeated."""
-    before = alive(*KINDS)
-    with running(tmp_path, kept_results_bytes=1) as server:
-        model = server.model(server.session())
-        sampler = server.sampler(model.partition(":")[0]).json()["sampling_session_id"]
-        for number in range(1, 6):
-            server.passed(model, number)
-            server.sampled(sampler, number)
-        again = server.pass_(model, 1)
-        assert again.status == 200
-        assert server.retrieve(again.json()["request_id"]).status == 410
-        kept = alive(*KINDS) - before
-        assert kept[ForwardBackwardOutput] + kept[SampleResponse] <= 3
-
-
-def test_fetched_samples_without_a_session_leave_memory_with_the_results(tmp_path: Path) -> None:
-    before = alive(*KINDS)
-    with running(tmp_path, kept_results_bytes=1) as server:
-        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
-        body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
-        for _ in range(3):
-            server.result(server.ok("/asample", body)["request_id"])
-        assert settled(lambda: (alive(*KINDS) - before)[Promise] <= 1)
 
 
 def test_a_trace_lists_the_work(server: Running) -> None:
@@ -356,13 +271,3 @@ def test_a_full_disk_is_no_fault_of_the_user(
     monkeypatch.undo()
     again = {"model_id": model, "path": "a", "seq_id": 2}
     assert server.result_of("/save_weights", again)["path"].endswith("/weights/a")
-
-
-def test_sweeping_goes_on_when_the_disk_does_not(
-    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from tinker_sync.local.store import StoreError
-
-    monkeypatch.setattr(server.store, "sweep_expired", raising(StoreError("unwritable", "no rights")))
-    assert settled(lambda: caplog.text.count("no rights") > 1)
-    assert server.get("/healthz").status == 200

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.clock import PATIENCE_S
-from support.embedded import BASE, PROTO, Running, pass_body, running
+from support.embedded import BASE, PROTO, Running, running
 
+from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.server import training
-from tinker_sync.local.store import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +84,6 @@ def test_what_cannot_be_computed_fails_its_promise_and_takes_its_number(server: 
     assert norm == 0.0  # nothing of the failed ones was kept
 
 
-def test_a_forward_pass_leaves_no_gradients(server: Running) -> None:
-    model = server.model(server.session())
-    output = server.passed(model, 1, forward_only=True)
-    assert output.loss_fn_outputs[0]["logprobs"].to_numpy().shape == (3,)
-    assert output.loss_fn_output_type == "ArrayRecord"
-    assert server.result(ids(server.optim(model, 2, learning_rate=0.1))[0])["metrics"]["grad_norm"] == 0.0
-
-
 def test_results_come_in_either_form(server: Running) -> None:
     model = server.model(server.session())
     request = ids(server.pass_(model, 1))[0]
@@ -111,9 +104,24 @@ def test_large_results_are_announced_to_those_who_allow_it(tmp_path: Path) -> No
 
 
 def test_unknown_promises_are_refused(server: Running) -> None:
-    assert server.retrieve("req-nonsense").status == 404
+    [this] = ids(server.pass_(server.model(server.session()), 1))
+    future = f"{this.rpartition('-')[0]}-{10**6}"
+    for name in ("req-nonsense", "nonsense", "", "req-7", future, f"{this}²", this + "9" * 5000):
+        assert server.retrieve(name).status == 404
     assert server.retrieve("req-00000000-5").status == 410  # of another server, or of before a restart
     assert server.post("/cancel_future", {"request_id": "req-nonsense"}).status == 404
+
+
+def test_fetched_results_make_room_oldest_first(tmp_path: Path) -> None:
+    with running(tmp_path, kept_results_bytes=1) as server:
+        model = server.model(server.session())
+        never, first, last = ids(*(server.pass_(model, number) for number in (1, 2, 3)))
+        for _ in range(2):
+            assert (
+                server.retrieve(first).status == 200
+            )  # one that is larger than all room stays until the next
+        assert server.retrieve(last).status == 200
+        assert [server.retrieve(each).status for each in (first, last, never)] == [410, 200, 200]
 
 
 def test_two_models_are_two_lanes(server: Running) -> None:
@@ -132,36 +140,6 @@ def test_a_model_is_made_once(server: Running) -> None:
     assert server.result(promises[0]["request_id"])["model_id"] == f"{session}:train:0"
     other = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 9}}
     assert server.post("/create_model", other).status == 409
-
-
-def test_a_model_is_made_by_the_request_that_is_repeated_after_a_restart(tmp_path: Path) -> None:
-    """The server draws another seed for the adapter at each start, unless it has a seed itself."""
-    with running(tmp_path) as server:
-        session = server.session()
-        used = server.model(session, 0)
-        saved = {"model_id": used, "path": "a", "seq_id": 1}
-        load = {"session_id": session, "model_seq_id": 1, "path": "", "optimizer": True}
-        load["path"] = server.result_of("/save_weights", saved)["path"]
-        loaded = server.result_of("/load_weights", load)["model_id"]
-        made = server.model(session, 2, lora_config={"rank": 2})
-    with running(tmp_path) as server:
-        assert server.result_of("/load_weights", load)["model_id"] == loaded
-        assert server.model(session, 2, lora_config={"rank": 2}) == made
-        for model in (loaded, made):
-            assert server.passed(model, 1).metrics["loss:sum"] > 0
-        refused = server.result(server.create_model(session, 0)["request_id"])
-        assert "it exists already" in refused["error"]
-        assert server.get(f"/training_runs/{used}").json()["last_checkpoint"]["tinker_path"] == load["path"]
-
-
-def test_a_model_in_memory_is_not_replaced_when_its_request_is_forgotten(server: Running) -> None:
-    session = server.session()
-    model = server.model(session)
-    server.passed(model, 1)
-    server.app.service.numbered.forget(("model", model))
-    request = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 2}}
-    assert server.post("/create_model", request).status == 409
-    server.passed(model, 2)
 
 
 @pytest.mark.parametrize(
@@ -218,27 +196,6 @@ def test_what_waits_for_a_number_of_a_dropped_model_fails_at_once(tmp_path: Path
         assert "let go" in reply.json()["error"]
 
 
-def test_what_waits_for_a_number_of_a_model_that_cannot_be_made_fails_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(tmp_path, hold_s=0.05, gap_patience_s=600.0) as server:
-        begun, go_on = threading.Event(), threading.Event()
-
-        def add_run(*_: object, **__: object) -> None:
-            begun.set()
-            go_on.wait(PATIENCE_S)
-            raise StoreError("full", "the disk is full")
-
-        monkeypatch.setattr(server.store, "add_run", add_run)
-        promise = server.create_model(server.session())
-        assert begun.wait(PATIENCE_S)
-        early = ids(server.pass_(promise["model_id"], 2))[0]
-        go_on.set()
-        assert server.result(promise["request_id"])["error"] == "the disk is full"
-        reply = server.retrieve(early)
-        assert (reply.status, reply.json().get("category")) == (200, "user"), reply
-
-
 def test_many_at_once_from_many_threads(server: Running) -> None:
     """Eight threads train one model each, with requests in random order. All get the same losses."""
     session = server.session()
@@ -259,23 +216,74 @@ def test_many_at_once_from_many_threads(server: Running) -> None:
     assert len(losses) == 8
 
 
-def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "LARGE_BYTES", 1000)  # so that another thread decodes the body
-    model = server.model(server.session())
-    datum = {
-        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},
-        "loss_fn_inputs": {"target_tokens": {"data": [2] * 8, "dtype": "int64", "shape": [8]}},
+def ref(name: str) -> dict[str, str]:
+    return {"ref": name}
+
+
+def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {"op": op, "name": name, "target": target, "args": list(args), "kwargs": kwargs}
+
+
+INPUTS = [{"name": "logprobs", "rank": 1}, {"name": "weights", "rank": 1}]
+HEAD = [node("placeholder", each["name"], each["name"]) for each in INPUTS]
+MIDDLE = [
+    node("call_function", "mul", "operator.mul", ref("logprobs"), ref("weights")),
+    node("call_method", "total", "sum", ref("mul")),
+    node("call_function", "neg", "operator.neg", ref("total")),
+]
+OUTPUT = node("output", "output", "output", {"tuple": [ref("neg"), {"dict": {"custom/nll:sum": ref("neg")}}]})
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    nodes = changes.pop("nodes", [*HEAD, *MIDDLE, OUTPUT])
+    return {
+        "session_id": "s",
+        "custom_loss_seq_id": 0,
+        "name": "nll",
+        "inputs": INPUTS,
+        "graph": {"format": 1, "nodes": nodes},
+        **changes,
     }
-    given = {"data": [datum] * 60, "loss_fn": "cross_entropy"}
-    promise = server.ok(
-        "/forward_backward", {"model_id": model, "seq_id": 1, "forward_backward_input": given}
-    )
-    assert len(server.output(promise["request_id"]).loss_fn_outputs) == 60
 
 
-def test_a_repeated_request_must_have_the_same_bytes(server: Running) -> None:
-    """A request that reuses a number with other bytes is refused, although its content is equal."""
-    model = server.model(server.session())
-    body = pass_body(model, 1)
-    assert server.post("/forward_backward", body, content_type=PROTO).status == 200
-    assert server.post("/forward_backward", body + b"\x3a\x00", content_type=PROTO).status in (409, 422)
+def compile_none(*_: object) -> Any:
+    """Stand in for the compilation of a loss, which needs torch."""
+    return AdapterTrainer.forward
+
+
+def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "compile_custom_loss", compile_none)
+    with running(tmp_path) as server:
+        session = server.session()
+        one, two = (server.ok("/create_custom_loss", request(session_id=session)) for _ in range(2))
+        assert one == two
+        loss_id = server.result(one["request_id"])["loss_id"]
+        assert server.post("/create_custom_loss", request(session_id=session, name="other")).status == 409
+        assert server.post("/create_custom_loss", request(session_id="nobody")).status == 404
+        model, other = server.model(session), server.model(server.session())
+        for number, (run, config, says) in enumerate(
+            [
+                (model, {}, "loss_id"),
+                (model, {"loss_id": "nothing"}, "no loss 'nothing'"),
+                (model, {"loss_id": loss_id, "more": 1.0}, "loss_id, and nothing else"),
+                (other, {"loss_id": loss_id}, "no loss"),
+            ],
+            start=1,
+        ):
+            datum = {
+                "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+                "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64"}},
+            }
+            given = {"data": [datum], "loss_fn": "custom", "loss_fn_config": config}
+            body = {"model_id": run, "forward_backward_input": given}
+            failed = server.result_of("/forward_backward", body)
+            assert (failed["category"], says in failed["error"]) == ("user", True), (number, failed)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is there")
+def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        asked = request(session_id=server.session())
+        failed = server.result_of("/create_custom_loss", asked)
+    assert "torch" in failed["error"]
+    assert "internal error" not in failed["error"]

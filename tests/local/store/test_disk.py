@@ -11,11 +11,10 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.stores import adapter, add_run, failure_of, same, store_with_run, usage_of, with_optimizer
+from support.stores import adapter, same, store_with_run, usage_of, with_optimizer
 
 import tinker_sync
 from tinker_sync.local.store import Store, StoreError
@@ -55,19 +54,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def fill(place: Path) -> Path:
-    """Fill the file system of a directory to the last byte with one file, and return the file's path."""
-    path = place / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 8, 1):
-            try:
-                while file.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-    return path
-
-
 def test_a_full_disk_is_reported_and_keeps_its_checkpoints(small_disk: Path) -> None:
     store = store_with_run(small_disk / "data")
     big = with_optimizer(1, rows=10_000)  # about 0.4 MB
@@ -90,90 +76,6 @@ def test_a_full_disk_is_reported_and_keeps_its_checkpoints(small_disk: Path) -> 
             "weights/small",
         ]
         assert same(store.load_checkpoint("r-1", "training", "again")[1], big)
-
-
-def test_the_database_survives_a_disk_without_a_free_byte(small_disk: Path) -> None:
-    store = store_with_run(small_disk / "data")
-    store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
-    filler = fill(small_disk)
-    refused = 0
-    for number in range(200):  # the log file has preallocated room for some
-        store.touch_run("r-1")
-        store.record_usage("s-1", "r-1", "org/base", "training", 1)
-        try:
-            store.add_session(f"more-{number}", user_metadata={"text": "x" * 2000})
-        except StoreError as problem:
-            if "could not be opened: the disk is full" not in str(problem):
-                raise
-            refused += problem.kind == "full"
-            with pytest.raises(StoreError, match="no session"):
-                store.session(f"more-{number}")
-        else:
-            assert store.session(f"more-{number}").session_id == f"more-{number}"
-    assert refused > 0
-    assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
-    before = store.list_sessions(1000, 0)[1]
-    filler.unlink()
-    store.add_session("after")
-    [used] = [each for each in usage_of(store, 0) if each[1] == "training"]
-    assert used[2] == 200  # refused writes stayed pending
-    store.close()
-    with Store(small_disk / "data") as store:
-        assert store.list_sessions(1000, 0)[1] == before + 1
-        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
-
-
-def test_a_store_on_a_full_disk_opens_and_reads(small_disk: Path) -> None:
-    with store_with_run(small_disk / "data") as store:
-        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
-    filler = fill(small_disk)
-    with Store(small_disk / "data") as store:
-        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
-        assert [row.checkpoint_id for row in store.list_checkpoints("r-1")] == ["weights/kept"]
-    assert failure_of(Store, small_disk / "new") == "full"
-    filler.unlink()
-    with Store(small_disk / "new") as store:  # the failed attempt left nothing in the way
-        assert store.list_sessions(1, 0) == ([], 0)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such limits")
-def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
-    printed = in_process(
-        """
-        import resource, sys
-        from pathlib import Path
-        from support.stores import adapter, same, store_with_run, with_optimizer
-        from tinker_sync.local.store import Store, StoreError
-
-        def kind(call, *arguments, **named):
-            try:
-                call(*arguments, **named)
-            except StoreError as problem:
-                return problem.kind
-            return "done"
-
-        directory = Path(sys.argv[1])
-        store = store_with_run(directory)
-        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        print(kind(store.save_checkpoint, "r-1", "training", "more", with_optimizer(2, rows=5000), {}))
-        print(kind(store.add_session, "s-2"))
-        print(same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1)))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        print(kind(store.save_checkpoint, "r-1", "training", "more", with_optimizer(2, rows=5000), {}))
-        store.close()
-        store = Store(directory)
-        print(*sorted(row.checkpoint_id[8:] for row in store.list_checkpoints("r-1")))
-        store.close()
-        """,
-        tmp_path,
-    ).splitlines()
-    # SQLite reports a failed write of its log without the reason.
-    assert printed in (
-        ["full", "unwritable", "True", "done", "kept more"],
-        ["full", "full", "True", "done", "kept more"],
-    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
@@ -211,37 +113,6 @@ def test_missing_rights_are_reported(tmp_path: Path) -> None:
         assert "Permission denied" in line
     with Store(tmp_path / "data") as store:
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
-
-
-def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for place in (tmp_path / "file", tmp_path / "file" / "data"):
-        with pytest.raises(StoreError) as caught:
-            Store(place)
-        assert caught.value.kind == "unwritable"
-        assert str(place) in str(caught.value)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_directory_admits_one_store_at_a_time(tmp_path: Path) -> None:
-    with Store(tmp_path):
-        with pytest.raises(StoreError, match=rf"another server \(process {os.getpid()}\) uses ") as caught:
-            Store(tmp_path)
-        assert caught.value.kind == "locked"
-        printed = in_process(
-            """
-            import sys
-            from pathlib import Path
-            from tinker_sync.local.store import Store, StoreError
-            try:
-                Store(Path(sys.argv[1]))
-            except StoreError as problem:
-                print(problem)
-            """,
-            tmp_path,
-        )
-        assert f"(process {os.getpid()})" in printed
-    Store(tmp_path).close()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4000)])
@@ -325,15 +196,6 @@ def test_opening_keeps_folders_of_the_user(tmp_path: Path) -> None:
         Store(tmp_path).close()
     assert (tmp_path / "checkpoints/best/model.bin").read_bytes() == b"mine"
     assert (tmp_path / "staging/site/model.bin").read_bytes() == b"mine"
-
-
-def test_a_closed_store_raises(tmp_path: Path) -> None:
-    store = store_with_run(tmp_path)
-    store.close()
-    store.close()
-    calls: list[Any] = [lambda: store.session("s-1"), lambda: add_run(store, "r-2")]
-    for call in calls:
-        assert failure_of(call) == "closed"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="knows no such modes")

@@ -1,8 +1,7 @@
-"""Checkpoints are saved, loaded, listed, replaced, expired and deleted, with their files."""
+"""What the store keeps: checkpoints with their files, sessions and their search, usage."""
 
 from __future__ import annotations
 
-import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -13,9 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from support.clock import FakeClock
-from support.stores import START, adapter, add_run, failure_of, same, store_with_run, with_optimizer
+from support.engine_models import busy_params, tiny_weights
+from support.stores import START, adapter, failure_of, same, store_with_run, usage_of, with_optimizer
 
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.engine.model import read_safetensors
 from tinker_sync.local.store import Store, StoreError
+from tinker_sync.local.store.peft import config
+from tinker_sync.types.search import (
+    ActiveSessionStatusQuery,
+    ClientFinishedSessionStatusQuery,
+    FailedSessionStatusQuery,
+    SessionSearchRequest,
+)
 
 BEGIN = datetime.fromtimestamp(START, timezone.utc)
 
@@ -44,70 +53,6 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
         assert loaded[0] == info == store.checkpoint_info("r-1", "training", "a")
         assert same(loaded[1], arrays)
         assert store.checkpoint("r-1", "training", "a") == saved == store.list_checkpoints("r-1")[0]
-
-
-def test_the_oldest_checkpoints_are_deleted_beyond_a_size(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        rows = [store.save_checkpoint("r-1", "sampler", name, adapter(), {}) for name in "abcd"]
-        sizes = [row.size_bytes or 0 for row in rows]
-        assert store.prune(sum(sizes)) == 0
-        assert store.prune(sum(sizes[2:])) == 2
-        assert names(store) == {"sampler_weights/c", "sampler_weights/d"}
-        assert len(folders(tmp_path)) == 2
-        assert store.prune(0) == 2
-
-
-def test_a_training_checkpoint_has_optimizer_and_info_files(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "training", "a", with_optimizer(), {"steps": 3})
-        files = store.checkpoint_files("r-1", "training", "a")
-        assert set(files) == {
-            "adapter_model.safetensors",
-            "adapter_config.json",
-            "optimizer.safetensors",
-            "checkpoint.json",
-        }
-        about = json.loads(files["checkpoint.json"].path.read_bytes())
-        assert (about["run"], about["kind"], about["name"]) == ("r-1", "training", "a")
-        assert about["info"] == {"steps": 3}
-
-
-def test_names_are_separate_for_each_kind_and_run(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        add_run(store, "r-2")
-        for number, (run, kind) in enumerate(
-            [("r-1", "training"), ("r-1", "sampler"), ("r-1", "external"), ("r-2", "training")]
-        ):
-            store.save_checkpoint(run, kind, "a", adapter(number), {"number": number})  # type: ignore[arg-type]
-        assert names(store) == {"weights/a", "sampler_weights/a", "external_weights/a"}
-        info, arrays = store.load_checkpoint("r-1", "external", "a")
-        assert info == {"number": 2}
-        assert same(arrays, adapter(2))
-
-
-def test_a_taken_name_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "training", "a", adapter(1), {})
-        before = folders(tmp_path)
-        with pytest.raises(StoreError, match="already has a training checkpoint a") as caught:
-            store.save_checkpoint("r-1", "training", "a", adapter(2), {})
-        assert caught.value.kind == "exists"
-        assert folders(tmp_path) == before
-        assert same(store.load_checkpoint("r-1", "training", "a")[1], adapter(1))
-
-
-def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "training", "a", adapter(1), {"n": 1})
-        store.set_published("r-1", "training", "a", True)
-        store.save_checkpoint("r-1", "training", "a", adapter(2), {"n": 2}, overwrite=True)
-        info, arrays = store.load_checkpoint("r-1", "training", "a")
-        assert info == {"n": 2}
-        assert same(arrays, adapter(2))
-        assert len(folders(tmp_path)) == 1
-        assert not store.checkpoint("r-1", "training", "a").public
-        store.save_checkpoint("r-1", "training", "b", adapter(3), {}, overwrite=True)  # a new name
-        assert names(store) == {"weights/a", "weights/b"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -172,13 +117,6 @@ def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
         assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["a", "A-1_b.c", "...a", "-", "x" * 255, "con"])
-def test_valid_names_are_accepted(tmp_path: Path, name: str) -> None:
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "sampler", name, adapter(), {})
-        assert names(store) == {f"sampler_weights/{name}"}
-
-
 def test_bad_content_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         for kind in ("sampler", "external"):
@@ -237,48 +175,6 @@ def test_expiry_hides_a_checkpoint_and_the_sweep_removes_its_files(tmp_path: Pat
         assert len(folders(tmp_path)) == 2
 
 
-def test_a_time_to_live_can_be_changed_and_removed(tmp_path: Path) -> None:
-    clock = FakeClock(time_s=START)
-    with store_with_run(tmp_path, clock) as store:
-        store.save_checkpoint("r-1", "training", "a", adapter(), {})
-        store.set_ttl("r-1", "training", "a", 60)
-        assert store.checkpoint("r-1", "training", "a").expires_at == BEGIN + timedelta(seconds=60)
-        clock.advance(30)
-        store.set_ttl("r-1", "training", "a", 60)  # from now
-        assert store.checkpoint("r-1", "training", "a").expires_at == BEGIN + timedelta(seconds=90)
-        store.set_ttl("r-1", "training", "a", None)
-        clock.advance(1000)
-        assert store.checkpoint("r-1", "training", "a").expires_at is None
-        store.set_ttl("r-1", "training", "a", 1e300)
-        assert store.checkpoint("r-1", "training", "a").expires_at is None
-
-
-def test_a_checkpoint_can_be_published_and_unpublished(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "training", "a", adapter(), {})
-        store.save_checkpoint("r-1", "training", "b", adapter(), {})
-        store.set_published("r-1", "training", "a", True)
-        assert [row.public for row in store.list_checkpoints("r-1")] == [False, True]
-        store.set_published("r-1", "training", "a", False)
-        assert not store.checkpoint("r-1", "training", "a").public
-        with pytest.raises(StoreError, match="has no"):
-            store.set_published("r-1", "sampler", "a", True)
-
-
-def test_all_checkpoints_are_listed_in_pages(tmp_path: Path) -> None:
-    with store_with_run(tmp_path) as store:
-        add_run(store, "r-2", project_id="p-2")
-        for number in range(4):
-            store.save_checkpoint("r-1", "training", f"a{number}", adapter(), {})
-        store.save_checkpoint("r-2", "training", "b", adapter(), {})
-        pages = [store.list_user_checkpoints(2, offset) for offset in (0, 2, 4, 6)]
-        names = [[row.checkpoint_id.removeprefix("weights/") for row in rows] for rows, _ in pages]
-        assert names == [["b", "a3"], ["a2", "a1"], ["a0"], []]
-        assert {total for _, total in pages} == {5}
-        with pytest.raises(StoreError, match="no training run r-3"):
-            store.list_checkpoints("r-3")
-
-
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "gone", "folder"])
 def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> None:
     with store_with_run(tmp_path) as store:
@@ -302,10 +198,134 @@ def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> N
         assert names(store) == {"weights/a", "weights/b"}
 
 
-def test_saving_keeps_no_reference_to_the_arrays(tmp_path: Path) -> None:
-    arrays = with_optimizer()
-    with store_with_run(tmp_path) as store:
-        store.save_checkpoint("r-1", "training", "a", arrays, {})
-        gc.collect()
-        held = [other for other in gc.get_referrers(arrays["optimizer.first"]) if other is not arrays]
-        assert [other for other in held if isinstance(other, dict)] == []
+def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
+    """The tensors of the files, with the scale that PEFT computes, give the same product as the engine."""
+    weights = tiny_weights()
+    params = busy_params(weights, LoraSettings(rank=4))
+    with Store(tmp_path) as store:
+        store.add_session("s-1")
+        store.add_run(
+            "r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=LoraSettings(rank=4)
+        )
+        store.save_checkpoint("r-1", "sampler", "x", params.named(), {})
+        files = store.checkpoint_files("r-1", "sampler", "x")
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
+    tree = json.loads(files["adapter_config.json"].path.read_bytes())
+    tensors = read_safetensors(files["adapter_model.safetensors"].path)
+    assert tree["base_model_name_or_path"] == "org/base"
+    assert (tree["peft_type"], tree["task_type"], tree["r"]) == ("LORA", "CAUSAL_LM", 4)
+    names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    assert set(tree["target_modules"]) == names
+    assert len(tensors) == 2 * (2 * 7 + 1)
+    assert [name for name in tensors if ".layers." not in name] == [
+        f"base_model.model.model.unembed_tokens.{part}.weight" for part in ("lora_A", "lora_B")
+    ]
+    module = "base_model.model.model.layers.1.self_attn.k_proj"
+    a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+    x = np.random.default_rng(0).standard_normal((3, weights.config.hidden_size)).astype(np.float32)
+    pair = params.pairs["1.qkv"]
+    ours = params.settings.scale * (x @ pair.a[4:8].T) @ pair.bs[1][1].T
+    np.testing.assert_allclose(tree["lora_alpha"] / tree["r"] * (x @ a.T) @ b.T, ours, rtol=1e-5)
+
+
+def test_halves_and_mixed_ranks_are_refused() -> None:
+    half = {"x.lora_A": np.zeros((4, 8))}
+    with pytest.raises(ValueError, match="not one adapter"):
+        config(half, "org/base")
+    with pytest.raises(ValueError, match=r"ranks \[2, 4\]"):
+        config({**half, "x.lora_B": np.zeros((8, 2))}, "org/base")
+    with pytest.raises(ValueError, match="0 modules"):
+        config({}, "org/base")
+
+
+def test_tokens_are_summed_by_hour_and_kind(tmp_path: Path) -> None:
+    clock = FakeClock(time_s=START)
+    with store_with_run(tmp_path, clock) as store:
+        store.record_usage("s-1", "r-1", "org/base", "training", 100)
+        store.record_usage("s-1", "r-1", "org/base", "training", 11)
+        store.record_usage("s-1", None, "org/base", "sample", 7)
+        store.record_usage("s-1", None, "org/base", "prefill_cached", 0)
+        clock.advance(3600)
+        store.record_usage("s-1", "r-1", "org/base", "training", 1)
+    with Store(tmp_path, clock=clock) as store:
+        store.record_usage("s-1", "r-1", "org/base", "training", 2)
+        first = [(0, "sampling_sample", 7), (0, "training", 111)]
+        assert usage_of(store, 0) == [*first, (1, "training", 3)]
+        events = store.usage(BEGIN, BEGIN + timedelta(hours=5))
+        assert {(each.session_id, each.base_model, each.project_id) for each in events} == {
+            ("s-1", "org/base", "p-1")
+        }
+        assert usage_of(store, 1, 1) == [(1, "training", 3)]
+        assert usage_of(store, 2) == []
+        assert usage_of(store, -2, 3) == first
+
+
+def test_a_touch_is_visible_at_once_and_durable(tmp_path: Path) -> None:
+    clock = FakeClock(time_s=START)
+    with store_with_run(tmp_path, clock) as store:
+        clock.advance(60)
+        store.touch_run("r-1")
+        store.touch_run("unknown")
+        assert store.run("r-1").last_request_time == BEGIN + timedelta(seconds=60)
+        clock.advance(60)
+        store.touch_run("r-1")
+    with Store(tmp_path) as store:
+        assert store.run("r-1").last_request_time == BEGIN + timedelta(seconds=120)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Store:
+    clock = FakeClock(time_s=START)
+    store = Store(tmp_path, clock=clock)
+    store.add_session("s-0", display_name="Nightly run", user_metadata={"team": "a", "n": "1", "epoch": 3})
+    store.add_session("s-1", display_name="nightly", project_id="p-1", user_metadata={"team": "a"})
+    clock.advance(1)
+    store.add_session("s-2", display_name="day", project_id="p-2")
+    store.add_session("s-3")
+    store.finish_session("s-1", "success")
+    store.finish_session("s-2", "errored")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        (SessionSearchRequest(), ["s-3", "s-2", "s-1", "s-0"]),
+        (SessionSearchRequest(session_id="s-2"), ["s-2"]),
+        (SessionSearchRequest(display_name="NIGHT"), ["s-1", "s-0"]),
+        (SessionSearchRequest(display_name="run night"), ["s-0"]),
+        (SessionSearchRequest(display_name="night", session_id="s-2"), ["s-2", "s-1", "s-0"]),
+        (SessionSearchRequest(project_ids=["p-1", "p-2"]), ["s-2", "s-1"]),
+        (SessionSearchRequest(user_metadata={"team": "a"}), ["s-1", "s-0"]),
+        (SessionSearchRequest(user_metadata={"team": "a", "n": "1"}), ["s-0"]),
+        (SessionSearchRequest(user_metadata={"epoch": "3"}), ["s-0"]),
+        (SessionSearchRequest(project_ids=["p-1", "default"]), ["s-3", "s-1", "s-0"]),
+        (SessionSearchRequest(statuses=[ActiveSessionStatusQuery()]), ["s-3", "s-0"]),
+        (SessionSearchRequest(statuses=[FailedSessionStatusQuery()]), []),
+        (SessionSearchRequest(statuses=[ClientFinishedSessionStatusQuery()]), ["s-2", "s-1"]),
+        (
+            SessionSearchRequest(
+                statuses=[ClientFinishedSessionStatusQuery(reasons=["errored"]), FailedSessionStatusQuery()]
+            ),
+            ["s-2"],
+        ),
+    ],
+)
+def test_a_search_finds_its_sessions(many: Store, request_: SessionSearchRequest, found: list[str]) -> None:
+    with many:
+        sessions, cursor = many.search_sessions(request_)
+        assert ([session.session_id for session in sessions], cursor) == (found, None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_search_continues_at_the_cursor(many: Store, limit: int) -> None:
+    with many:
+        seen, cursor, pages = [], None, 0
+        while True:
+            page, cursor = many.search_sessions(SessionSearchRequest(limit=limit, cursor=cursor))
+            seen += [session.session_id for session in page]
+            pages += 1
+            if cursor is None:
+                break
+        assert seen == ["s-3", "s-2", "s-1", "s-0"]
+        assert pages == -(-4 // limit)
