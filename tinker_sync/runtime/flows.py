@@ -253,7 +253,11 @@ class Task:
         """Go on with the flow, whose wait has ended with a failure. For threads of the reactor."""
         self._flows.act(self._raise, failure)
 
-    def call_off(self, _future: object = None) -> None:
+    def __call__(self, _: object) -> None:
+        """End the flow, because its future has ended. Any thread may call this."""
+        self.call_off()
+
+    def call_off(self) -> None:
         """End the flow, because nobody needs it any more. Any thread may call this."""
         if self._flow is not None:
             try:
@@ -281,7 +285,7 @@ class Task:
             if future._outcome is not None:
                 self._end(None, CalledOff())
                 return
-            future._when_done(self.call_off)
+            future._when_done(self)
         self._advance(None)
 
     def _throw(self, failure: BaseException) -> None:

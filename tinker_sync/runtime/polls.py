@@ -65,7 +65,7 @@ Decode = Callable[[Reply, Any], T]
 """A function that makes the result from a reply and its parsed JSON (None for protobuf)."""
 
 
-@define
+@define(weakref_slot=False)
 class Promise:
     """A request that the server has accepted, and what is needed to poll for its result.
 
@@ -224,7 +224,6 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 if left_s <= 0:
                     raise _late(retrieval, clock.now() - began_at)
                 outcome = yield Call(
-                    method="POST",
                     path=PATH,
                     body=action.body,
                     headers=action.headers,

@@ -119,7 +119,7 @@ class QueueNotice(NamedTuple):
     reason: str | None
 
 
-@define(eq=False)
+@define(eq=False, weakref_slot=False)
 class Retrieval:
     """A state machine that polls for the result of one promise. For one thread at a time.
 

@@ -108,15 +108,7 @@ def sample(job: SampleJob) -> Flow[SampleResponse]:
             # Here, because many samples wait, and a suspended `submit` would double their memory.
             if not (yield turn):
                 raise job.late(turn, 0)
-            promise = Promise(
-                (yield from submit(job, turn, bodies)),
-                REQUEST_TYPE,
-                wants_proto=True,
-                roundtrip_s=runtime.clock.now() - job.began_at,
-                sdk_method=job.sdk_method,
-                pause=line.pause,
-                result_bytes=most_sample_bytes(job.request, job.size),
-            )
+            promise = job.promised((yield from submit(job, turn, bodies)))
             try:
                 response: SampleResponse = yield from fetch(promise, future, job.decode, job.deadline_at)
             except GoneError as gone:
@@ -166,7 +158,6 @@ def submit(  # noqa: C901  # as `polls.poll`
         attempt += 1
         future._mark_sending()
         call = Call(
-            method="POST",
             path=PATH,
             body=body,
             headers=_HEADERS,
@@ -351,6 +342,18 @@ class SampleJob:
         if lifecycle.stopwatches:
             lifecycle.note_encoded(self.sdk_method, began_s)
         return body
+
+    def promised(self, request_id: str) -> Promise:
+        """Return the promise that the server has just made."""
+        return Promise(
+            request_id,
+            REQUEST_TYPE,
+            wants_proto=True,
+            roundtrip_s=self.line.runtime.clock.now() - self.began_at,
+            sdk_method=self.sdk_method,
+            pause=self.line.pause,
+            result_bytes=most_sample_bytes(self.request, self.size),
+        )
 
     def decode(self, reply: Reply, tree: Any) -> SampleResponse:
         """Return the response in a reply, after counting its tokens and comparing it with the request.

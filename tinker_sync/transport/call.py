@@ -28,8 +28,8 @@ ANSWER_BYTES: Final = 8 * _MIB
 class _CallFields(TypedDict, total=False):
     """The keyword arguments of `Call`, for type checkers."""
 
-    method: Required[str]
     path: Required[str]
+    method: str
     query: str
     body: bytes | PiecedBody | None
     headers: Mapping[str, str]
@@ -60,9 +60,9 @@ class Call:
     <Call POST /api/v1/asample, 2 bytes>
     """
 
-    method: str
     path: str
     """The path below the base URL, with a slash in front and percent-encoded segments."""
+    method: str = "POST"
     query: str = ""
     """The encoded query, without the question mark."""
     body: bytes | PiecedBody | None = None

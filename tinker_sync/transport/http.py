@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final, NoReturn, Protocol
 
@@ -138,14 +138,14 @@ class Http:
             SendFailed: The call could not be sent.
             TinkerError: As for `send`.
         """
-        credential, renew = "", None
+        credential, renewer = "", None
         if self._keys is not None and call.credential == "usual":
             credential = self._keys.credential()
-            renew = self._keys.renewed if credential else None
+            renewer = self._keys if credential else None
         elif self._keys is not None and call.credential == "exchange":
             credential = self._keys.for_exchange()
         head = self._heads.write(call, credential) if self._rules.adds_nothing else None
-        return Exchange(self, call, head, credential, renew)
+        return Exchange(self, call, head, credential, renewer)
 
     def start_server(self) -> None:
         """Start the embedded server if these calls go to it and it is not running.
@@ -295,7 +295,7 @@ class Exchange:
         "_over",
         "_read_s",
         "_redirects",
-        "_renew",
+        "_renewer",
         "_resent",
         "_sent",
         "_taken",
@@ -312,7 +312,7 @@ class Exchange:
         call: Call,
         head: bytes | None,
         credential: str,
-        renew: Callable[[Secret], Secret | None] | None,
+        renewer: Credentials | None,
     ) -> None:
         """Send a call.
 
@@ -322,8 +322,8 @@ class Exchange:
             head: the head of the first request if it is already written, otherwise None.
             credential: the credential of the request. A key among the user's default headers replaces it,
                 and is not renewed.
-            renew: returns a credential that replaces a rejected one, or None if no other exists. It may
-                block, and its errors reach the reader of the answer.
+            renewer: renews a rejected credential; None if it must not be renewed. It may block, and its
+                errors reach the reader of the answer.
 
         Raises:
             SendFailed: The request was not sent, or not to its end.
@@ -335,7 +335,7 @@ class Exchange:
         self.call = call
         self._head = head  # None once the request was sent
         self._credential = credential
-        self._renew = renew  # None after its first call: a second rejection is final
+        self._renewer = renewer  # None after its first use: a second rejection is final
         self._made_hop: Hop | None = None
         self._made_parser: ReplyParser | None = None
         self._read_s, self._idle_s = http.silences_s(call)
@@ -493,14 +493,14 @@ class Exchange:
 
         Return True if the request now carries a new one.
         """
-        renew = self._renew
-        if renew is None or not rejects_token(reply.headers.get("www-authenticate")):
+        renewer = self._renewer
+        if renewer is None or not rejects_token(reply.headers.get("www-authenticate")):
             return False
         sent = self._hop.headers.get(API_KEY.lower())
         if sent is None or sent[1] != self._credential:
             return False
-        self._renew = None
-        renewed = renew(Secret(sent[1]))
+        self._renewer = None
+        renewed = renewer.renewed(Secret(sent[1]))
         if renewed is None:
             return False
         header = {API_KEY.lower(): (API_KEY, renewed.reveal())}
