@@ -561,7 +561,7 @@ class SharedLimits:
         self._limiter.count_sharers(1)
 
     def step(self) -> None:
-        """Wait for the next news of the board, apply them, and report the usage of this process.
+        """Wait for the board's next update, apply it, and report the usage of this process.
 
         Finds or makes the board first if this process has none.
         """

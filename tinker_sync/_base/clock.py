@@ -72,7 +72,7 @@ class Clock(Protocol):
         """Wait until `event` is set or `timeout_s` has passed; return True if the event is set."""
 
     def shorten(self, pause_s: float) -> float:
-        """Return the seconds that a pause before another try takes, which are fewer in tests of programs."""
+        """Return the length of a pause before a retry, which tests may shorten."""
 
 
 class SystemClock:
@@ -152,7 +152,7 @@ class _InterruptibleLock(_RLock):  # type: ignore[misc]  # final in the publishe
 
 
 def make_lock() -> Any:
-    """Return a lock for `with` blocks of a thread that Ctrl-C interrupts.
+    """Return a lock whose `with` block releases it even if Ctrl-C comes while it is entered.
 
     >>> with make_lock():
     ...     pass

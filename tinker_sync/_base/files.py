@@ -1,4 +1,4 @@
-"""Locks on files, and files that are replaced in one step. Any thread may call this module."""
+"""Locks on files, and atomic replacement of files. Any thread may call this module."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def try_lock(file: IO[Any]) -> bool:
 def replacing(path: Path, *, mode: int | None = None) -> Iterator[IO[bytes]]:
     """Yield a new file for writing, which replaces `path` when the block ends without an error.
 
-    The content is on the disk before the file appears. Several threads may do so at once; the last one stays.
+    The content is flushed to the disk before the file appears. Of several threads, the last one wins.
 
     Args:
         path: the file. Its directory must exist.

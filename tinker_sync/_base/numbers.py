@@ -15,7 +15,7 @@ _ATOMIC: Final = sys.version_info >= (3, 14) or "t" not in getattr(sys, "abiflag
 
 
 def numbers(first: int = 0) -> Iterator[int]:
-    """Return an iterator of the numbers from `first` on. Any threads and signal handlers may draw from it.
+    """Return an iterator of the numbers from `first` on, for any threads and signal handlers.
 
     >>> drawn = numbers(5)
     >>> next(drawn), next(drawn)
@@ -25,7 +25,7 @@ def numbers(first: int = 0) -> Iterator[int]:
 
 
 def unique_keys() -> Iterator[str]:
-    """Return an iterator of keys that no other iterator returns. Any thread may draw from it.
+    """Return an iterator of globally unique keys. Thread-safe.
 
     >>> keys = unique_keys()
     >>> next(keys) != next(keys)

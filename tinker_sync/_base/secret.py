@@ -278,7 +278,7 @@ def is_secret_parameter(name: str) -> bool:
 
 
 def secrets_of_header(name: str, value: str) -> Iterator[str]:
-    """Yield what a server may repeat of the secret value of a header: the whole, or what it has read from it.
+    """Yield the strings to mask for a secret header: its value, and the parts that a server parses from it.
 
     >>> list(secrets_of_header("Authorization", "Bearer abcdef"))
     ['Bearer abcdef', 'abcdef']
@@ -297,7 +297,7 @@ def secrets_of_header(name: str, value: str) -> Iterator[str]:
 
 
 def secrets_of_login(user: str, password: str) -> Iterator[str]:
-    """Yield what a server or proxy may repeat of a password: plain, percent-encoded, or as it was sent.
+    """Yield the strings to mask for a password: plain, percent-encoded, and in Basic authentication.
 
     >>> list(secrets_of_login("me", "abc%20def"))
     ['abc%20def', 'abc def', 'bWU6YWJjJTIwZGVm', 'bWU6YWJjIGRlZg']

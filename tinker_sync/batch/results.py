@@ -171,7 +171,7 @@ class ResultsFile:
             self.release()
 
     def release(self) -> None:
-        """End one `hold`, or from `close` that of the object itself. The end of the last closes the file."""
+        """Drop one reference to the file, of a pending response or of the object; the last closes it."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0

@@ -103,7 +103,7 @@ def check_base_model(base_model: Any, call: str) -> None:
 
 
 def check_path(path: Any, call: str, settings: Settings) -> None:
-    """Check the form of a checkpoint's path, as far as it is the same for all servers that may be meant.
+    """Check the form of a checkpoint's path, as far as all servers agree on it.
 
     Raises:
         InvalidInputError: the path cannot name a checkpoint.
@@ -120,7 +120,7 @@ def check_path(path: Any, call: str, settings: Settings) -> None:
 
 
 def refuse_bare_path(path: str, call: str) -> None:
-    """Refuse `tinker://RUN`, with which only some servers of older protocols name a sampler's weights.
+    """Refuse `tinker://RUN`, a path of sampler weights that only some servers of older protocols take.
 
     Raises:
         InvalidInputError: the path has one part.
@@ -254,12 +254,12 @@ _PLAIN_LOSSES: Final = {name.replace("_", ""): name for name in get_args(LossFnT
 
 
 def check_loss(loss_fn: str) -> None:
-    """Check that the name of a loss is not a misspelt name of the protocol's.
+    """Refuse a misspelt name of a loss of the protocol.
 
     Other names pass, because a server may have losses of its own.
 
     Raises:
-        InvalidInputError: the name differs from a known one by its spelling alone.
+        InvalidInputError: the name is a misspelling of a known one.
     """
     if loss_fn in _PLAIN_LOSSES.values():
         return

@@ -258,7 +258,7 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
-    """When `call` succeeds, run `work` with its result on a worker, to create the client's sampler.
+    """Create the client's sampler: run `work` with the result of `call` on a worker.
 
     If `call` fails, the client fails too. If the client is cancelled, `call` is cancelled.
     """

@@ -201,7 +201,7 @@ def _adapter_of(info: WeightsInfoResponse) -> LoraConfig | None:
 
 @contextmanager
 def reading(runtime: ClientRuntime, token: str | None) -> Iterator[ClientRuntime]:
-    """Yield a runtime whose key may read a checkpoint: one with `token` as its key; None: `runtime`."""
+    """Yield a runtime that may read a checkpoint: one with `token` as its key, or else `runtime`."""
     if token is None:
         yield runtime
         return

@@ -182,9 +182,10 @@ class ServiceClient(BaseClient):
 
         Args:
             base_model: the model to fine-tune; see `get_server_capabilities`.
-            rank: the rank of the LoRA matrices. With 0, a server that can do it trains all weights of the
-                model; with None, the request says nothing of LoRA, which other such servers want.
-            seed: the seed for the first values of these matrices; None: the server draws one.
+            rank: the rank of the LoRA matrices. With 0, a server that supports full fine-tuning trains all
+                weights; with None, the request has no LoRA settings, which is how other such servers are
+                asked for that.
+            seed: the seed for the initial values of these matrices; None: the server draws one.
             train_mlp: train the MLP layers.
             train_attn: train the attention layers.
             train_unembed: train the unembedding.

@@ -616,10 +616,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return TrainingClient._make(runtime, asked)
 
     def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
-        """Free the place of this model at the server, after all calls made before. Later calls raise.
+        """Unload this model from the server's memory, after all calls made before. Later calls raise.
 
-        Checkpoints stay. Open servers have few places, and free those of a session only some minutes after
-        its end. So `ServiceClient.close` unloads the models of its clients on such servers.
+        Checkpoints stay. Open servers hold few models in memory, and unload those of a session only some
+        minutes after its end. So `ServiceClient.close` unloads the models of its clients on such servers.
 
         Args:
             deadline: seconds until the call gives up; None: the default of the client.

@@ -423,7 +423,7 @@ _pace: ContextVar[float | None] = ContextVar("tinker_sync pace", default=None)
 
 @contextmanager
 def paced(pace: float) -> Iterator[None]:
-    """Let the clients that this thread makes in the block multiply their pauses by `pace`. For tests.
+    """Multiply the pauses of clients that this thread makes in the block by `pace`. For tests.
 
     >>> with paced(0.01):
     ...     Settings.resolve(base_url="http://localhost:8000", api_key="tml-example").pace

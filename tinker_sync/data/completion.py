@@ -1,4 +1,4 @@
-"""Supervised examples from a prompt and its completion, and the shift of tokens that makes them. Pure."""
+"""Supervised examples from a prompt and its completion, shifted by one token. Pure functions."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def chart(curves: Mapping[str, Curve], colours: Mapping[str, str], label: str = "") -> str:
-    """Return curves as a line chart in SVG with its axes; `label` describes it to those who do not see it.
+    """Return curves as a line chart in SVG with its axes; `label` is its text for screen readers.
 
     >>> chart({"a": [(0, 3.0), (1, 1.0)]}, {"a": "#2563eb"}).count("<polyline")
     1
@@ -137,7 +137,7 @@ def chart(curves: Mapping[str, Curve], colours: Mapping[str, str], label: str = 
 
 
 def curve(values: Sequence[float], label: str) -> str:
-    """Return values as a chart, with a caption that lists the first, the least and the last one.
+    """Return values as a chart, with a caption that has the first, the lowest and the last one.
 
     >>> curve([3.0, 1.0], "loss").count("<polyline")
     1

@@ -50,7 +50,7 @@ class CallRecord:
 
 @frozen
 class SpanRecord:
-    """A piece of work of one thread: the encoding of a request, or an attempt on the wire."""
+    """The work of one thread for a request: its encoding, or an attempt to send it."""
 
     name: str
     kind: str

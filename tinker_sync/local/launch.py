@@ -76,7 +76,7 @@ class ServerRecord(NamedTuple):
     lasting: bool = False
 
     def has(self, data_dir: str | None, model: str | None) -> bool:
-        """Return True if the server uses this directory and offers this model; None is the built-in one.
+        """Return True if the server uses this directory and this model; None is the built-in model.
 
         >>> server = ServerRecord("http://127.0.0.1:8000", Secret("key"), 1, "/data", "/qwen")
         >>> server.has("/data", "/qwen"), server.has("/data", None), server.has("/data", "/other")

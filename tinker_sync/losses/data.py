@@ -63,7 +63,7 @@ def _reduce(datum: Datum, weights: TensorData) -> Datum:
 
 
 def backward_data(data: Sequence[Datum], gradients: Sequence[Float32Array]) -> list[Datum]:
-    """Return data with weights that give the cross-entropy the wanted derivatives by the log-probabilities.
+    """Return data whose weights give the cross-entropy the wanted gradients of the log-probabilities.
 
     The server computes the cross-entropy, the sum of `-logprob * weight`, so the weights are `-gradients`.
     """

@@ -71,7 +71,7 @@ def name_of(loss_fn: Any) -> str:
 
 @frozen(eq=False)
 class Evaluated:
-    """The result of a loss: its value, metrics, and derivatives by the log-probabilities of each datum."""
+    """The result of a loss: its value, its metrics, and the gradient for each datum's log-probabilities."""
 
     loss: float
     metrics: dict[str, Any]
@@ -124,7 +124,7 @@ def call_numpy_loss(
 
     Raises:
         InvalidInputError: the result is not a finite loss, a dict of metrics, and for each datum an array of
-            derivatives in the shape of its log-probabilities.
+            gradients in the shape of its log-probabilities.
     """
     name = name_of(loss_fn)
     shapes = [each.shape for each in logprobs]

@@ -31,8 +31,8 @@ _REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 class Cells(NamedTuple):
     """The loss of one datum as three arrays in the shape of its log-probabilities, times the weights.
 
-    For each log-probability, `loss` has a part of the loss, `slope` the derivative of the loss by it, and
-    `shown` a part of the metric.
+    For each log-probability, `loss` has its term of the loss, `slope` the derivative of the loss with respect
+    to it, and `shown` its term of the metric.
     """
 
     loss: FloatArray

@@ -25,8 +25,8 @@ class Renewable(Protocol):
 class Members(Generic[T]):
     """A set that holds its members weakly. Thread-safe.
 
-    It needs no lock, because adding to a set, discarding and copying it are each one step of the interpreter.
-    So a signal handler may add a member on top of any step of its thread.
+    It needs no lock, because adding to a set, discarding from it and copying it are atomic in the
+    interpreter. So a signal handler may add a member at any point.
 
     >>> members = Members()
     >>> members.add(print), members.add(print), len(members.all())

@@ -7,7 +7,7 @@ aside, so that the others can go meanwhile.
 
 While the limiter is closed, one worker waits at its gate, and passes on the permit that it gets.
 
-Everything here belongs to the thread that resumes the flows, except what says otherwise.
+Unless a method says otherwise, only the thread that resumes the flows may use this module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelPause:
         self.aside: list[Turn] = []
 
     def begin(self, clock: Clock, pause_s: float) -> None:
-        """Send no sample for some seconds, because the server has no capacity for the model."""
+        """Hold back the samples of the model for some seconds, because the server has no capacity for it."""
         self.until_s = clock.now() + clock.shorten(pause_s)
 
 
@@ -109,7 +109,7 @@ class Admission:
     # -------------------------------------------------------------------------------------- the queue
 
     def enter(self, turn: Turn) -> None:
-        """Let a sample wait, at its place by arrival."""
+        """Queue a sample at its place by arrival."""
         if turn.arrival is None:
             turn.arrival = self._next_arrival()
         heapq.heappush(self._queue, (turn.arrival, turn))

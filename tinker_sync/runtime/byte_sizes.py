@@ -111,7 +111,7 @@ def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[Data
 
 
 def most_sample_bytes(request: SampleRequest, prompt_bytes: int) -> int:
-    """Return a size that no result of a sampling request exceeds.
+    """Return an upper bound for the size of a sampling request's result.
 
     >>> from tinker_sync.types import SampleRequest, SamplingParams
     >>> prompt, settings = ModelInput.from_ints([1]), SamplingParams(max_tokens=5)
@@ -129,7 +129,7 @@ def most_sample_bytes(request: SampleRequest, prompt_bytes: int) -> int:
 
 
 def most_pass_bytes(chunk_bytes: int) -> int:
-    """Return a size that no result of a chunk exceeds; of other training calls, `chunk_bytes` is 0.
+    """Return an upper bound for the size of a chunk's result; for other training calls, `chunk_bytes` is 0.
 
     >>> most_pass_bytes(0) // 2**20
     8

@@ -175,7 +175,7 @@ def odd_answer(
         row: the row of the call.
         reply: the answer.
         error: the reason. If the answer contains a secret, this function replaces the text of `error` by one
-            without quotations, so that the returned error can have `error` as its cause.
+            that quotes nothing, so that the returned error can have `error` as its cause.
         secrets: returns the values that must not appear in an error.
     """
     known = tuple(secrets())

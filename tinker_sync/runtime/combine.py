@@ -4,7 +4,7 @@ The call of a composed future consists of other calls, whose futures are the *pa
 the *whole*. The whole has the request ids and the moments of its parts. When it ends, it keeps these and
 drops the parts with their results.
 
-In a combined future, a callback of each part counts the parts that are left, so no thread waits. The
+In a combined future, a callback of each part counts down the parts that are left, so no thread waits. The
 thread that resolves the last part merges the results. Rules of a combined future:
 
 - The part that fails first fails the whole at once. The other parts go on, and their results are ignored.

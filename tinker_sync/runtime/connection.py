@@ -2,7 +2,7 @@
 
 `Refresher`: the renewal of the client's access token and of the server's settings.
 
-The objects start no thread, and send requests only in calls of their methods. Any thread may call these.
+The objects start no threads, and send requests only when their methods are called. Thread-safe.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ class Flows:
 
         Args:
             flow: the flow.
-            future: gets the value of the flow, or its failure. When it ends in another way, the flow is
-                called off. None: a failure of the flow is logged, unless another flow waits for it.
+            future: gets the value of the flow, or its failure. If the future ends in another way, such as by
+                a cancel, the flow is called off. None: a failure of the flow is logged, unless another flow
+                waits for it.
         """
         task = Task(self, flow, future)
         try:
@@ -142,8 +143,9 @@ class Flows:
     def soon(self, step: Step, value: Any = None) -> None:
         """Call `step(value)` soon, on the thread that resumes the flows.
 
-        Steps are taken in the order of these calls. This first appends the step and then looks whether
-        somebody takes steps; who takes them first says that he stops and then looks for more.
+        Steps are taken in the order of these calls. No step is missed: this method appends the step and then
+        looks for a thread that takes steps, and that thread declares that it stops and then looks for more
+        steps.
 
         Raises:
             WorkersClosedError: the client is closed.
@@ -166,12 +168,12 @@ class Flows:
         self._asked = begun
 
     def act(self, step: Step, value: Any = None) -> None:
-        """Do the same as `soon`, on a thread of the reactor, which takes the step itself if no other does."""
+        """Call `step(value)` as `soon` does, for a thread of the reactor, which may take the step itself."""
         self._ready.append((step, value))
         self.run()
 
     def run(self) -> None:
-        """Take the steps that are due, unless another thread takes them; that one looks for more."""
+        """Take the steps that are due. If another thread is taking them, leave these to it."""
         ready = self._ready
         left = _AT_ONCE
         while True:
@@ -373,7 +375,7 @@ class Moment:
         self._timer: Ticket | None = None
 
     def tell(self, value: Any = None) -> bool:
-        """Say that it has happened. Return False, without effect, if that was said before."""
+        """Note that it has happened. Return False, without effect, if it had happened before."""
         if self._told:
             return False
         self._told, self._value = True, value
@@ -423,9 +425,9 @@ class Moment:
 class Quota:
     """A limit on what the flows of a client hold at once, such as bytes; first come, first served.
 
-    For the thread that resumes the flows. The rule is that of the reference client: a flow may take while the
-    balance is not negative, whatever it takes. So a request larger than the whole quota may enter too, and
-    then keeps all others out until it gives back.
+    For the thread that resumes the flows. The rule is that of the reference client: a flow may take any
+    amount while the balance is not negative. So a request larger than the whole quota may enter too, and then
+    keeps all others out until it gives back.
 
     Args:
         limit: the balance at first.

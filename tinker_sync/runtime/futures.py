@@ -13,7 +13,7 @@ client (`soon`), because they take locks.
 
 Threads: any thread may wait, read or cancel, and so may a signal handler, because a future has no lock.
 Whatever decides about a call is appended to one list, its story: callbacks, the mark of its begin, and
-outcomes. An append is one step of the interpreter, so all threads see one order: the first outcome that is
+outcomes. An append is atomic in the interpreter, so all threads see one order: the first outcome that is
 valid counts, and a callback after it is late and runs where it was added. One stage of the runtime at a time
 reports progress, by attribute writes. This module does not depend on requests, worker threads or event loops;
 only an `await` loads `asyncio`.

@@ -30,9 +30,9 @@ class HeldCalls:
     A call made while earlier calls are being started waits behind them. So the calls of each thread start in
     the order in which the thread made them. No lock is held while a call starts or fails.
 
-    `hold` and `open` take no lock, because a signal handler may call them on top of any step of its thread.
-    `hold` first adds a call and then looks whether `release` is at work; `release` first writes that it is
-    not and then looks for calls. So one of them sees the other.
+    `hold` and `open` take no lock, because a signal handler may call them at any point. `hold` first adds a
+    call and then looks whether `release` is at work; `release` first writes that it is not and then looks for
+    calls. So one of them sees the other.
 
     Args:
         workers: start a call that comes when the client has just become ready.

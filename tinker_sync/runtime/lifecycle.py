@@ -189,7 +189,7 @@ class Lifecycle:
         name: str,
         late_error: Callable[[], Exception | None] | None = None,
     ) -> None:
-        """Let a call fail at its deadline while it waits for its client or for its turn.
+        """Fail a call at its deadline while it waits for its client or for its turn.
 
         From its send phase on, a call watches its deadline itself. So does a call with a late deadline, such
         as the default one, when its turn comes: a timer for each of thousands of calls would cost memory.
@@ -247,7 +247,7 @@ class Lifecycle:
         """Mark a call as accepted by the server under this id, and return True.
 
         Return False, and do nothing, if another unfinished call has the id: the answer was that call's. The
-        connections that are idle now are closed, because one of them may be an answer behind.
+        idle connections are then closed, because the answers on one of them may belong to earlier requests.
         """
         owner = self._promised.setdefault(request_id, future)
         if owner is not future:

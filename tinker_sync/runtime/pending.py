@@ -1,8 +1,8 @@
 """The calls that change something at the server. A client that ends waits for them for a bounded time.
 
-Any thread may call the methods without a lock: adding a call, removing it and copying the names are each one
-step of the interpreter. Reading the newest call takes two steps, and is repeated if another thread comes
-between them.
+Any thread may call the methods without a lock: adding a call, removing it and copying the names are atomic in
+the interpreter. Reading the newest call is not, and is repeated if another thread has changed the calls
+meanwhile.
 """
 
 from __future__ import annotations

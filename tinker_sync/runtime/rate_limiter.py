@@ -295,7 +295,7 @@ class RateLimiter:
 
     def follow(self, delay_s: float) -> None:
         """Close for `delay_s`, because the server has refused a request of another process.
-        Refusals that arrive while the limiter is closed count as one: they only extend the time.
+        Refusals that arrive while the limiter is closed count as one: they only prolong the pause.
 
         >>> limiter = RateLimiter()
         >>> limiter.follow(5)

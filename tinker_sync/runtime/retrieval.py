@@ -4,9 +4,9 @@ It does no I/O: it has no socket, thread or clock. `Retrieval.ask` returns the r
 takes the outcome and returns the next action. The flow `polls.poll` sends and waits.
 
 A retrieval ends with the result, a failure that the server reports, a status that refuses the poll or means
-that the promise is forgotten, a few invalid answers, a failure to send that another try cannot mend, trouble
-that lasts longer than `TROUBLE_LIMIT_S`, or the deadline of the driver. A long poll that expires and a paused
-queue do not end it.
+that the promise is forgotten, a few invalid answers, a connection failure that a retry cannot mend, failures
+that last longer than `TROUBLE_LIMIT_S`, or the deadline, which `polls.poll` keeps. A long poll that expires
+and a paused queue do not end it.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Server:
     # -------------------------------------------------------------------------------------- its settings
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Return the machinery. The first call asks the server for the settings that the machinery needs.
+        """Return what depends on the server's settings. The first call asks the server for them.
 
         Also start the heartbeats of a session that exists, if this process does not send them yet.
 
@@ -138,7 +138,7 @@ class Server:
         return made
 
     def ready(self, deadline_at: float = math.inf) -> Machinery:
-        """Do the same as `start`, for a call that needs the session. Refuse the call if the session is lost.
+        """Return the same as `start`, for a call that needs the session; raise if the session is lost.
 
         Raises:
             SessionLostError: the server has dropped the session.

@@ -83,7 +83,7 @@ class Reservation:
 
         Args:
             used: the tokens.
-            result: stands for the result, which counts once; None for the only result of the call.
+            result: identifies the result, so that it counts once; None for the only result of the call.
         """
         with self._lock:
             if result in self._settled:
@@ -141,7 +141,7 @@ class SpendGuard:
         self._attached: list[Limiter] = []
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
-        """Add a limiter, asked about each later sample and pass. Return a function that takes this back.
+        """Add a limiter, asked about each later sample and pass. Return a function that removes it.
 
         A limiter that was added several times is asked once, until the last of these functions is called.
         """

@@ -236,8 +236,8 @@ class TrainingLine:
     def last_call(self) -> Call | None:
         """Return the call that unloads the model when the client closes, or None if no call is needed.
 
-        Servers that finish sessions free the memory themselves. Open servers have few places, and free them
-        minutes after the last heartbeat.
+        Servers that finish sessions free the memory themselves. Open servers hold few models in memory, and
+        unload them minutes after the last heartbeat.
         """
         made = self.runtime.server.machinery.value
         if not self.model_id or self.unloaded or made is None:

@@ -130,7 +130,7 @@ class ConnectFailed(Exception):
 
 
 class Connection:
-    """An open socket to a server or proxy, with its route and the figures that decide on its reuse."""
+    """An open socket to a server or proxy, with its route and the data that decide on its reuse."""
 
     __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock", "watcher")
 
@@ -161,7 +161,7 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def is_quiet(self) -> bool:
-        """Return True if nothing has arrived since the last answer, so reuse is possible."""
+        """Return True if the connection can be reused: nothing has arrived since the last answer."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
                 return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]

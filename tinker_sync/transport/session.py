@@ -75,7 +75,7 @@ class SessionRules:
 
     @property
     def session(self) -> requests.Session:
-        """The user's session or, without one, a plain session, made when it is first needed."""
+        """The user's session, or else a plain one, made on first use."""
         if self._given is not None:
             return self._given
         made = requests.Session()

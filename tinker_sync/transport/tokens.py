@@ -7,7 +7,7 @@ Guarantees:
 - No caller gets the error of a failed renewal before the current token ends or is rejected.
 - Renewals ahead of time have pauses between them, even if tokens have short lives.
 
-The cache assumes that `fetch` neither takes a token from it nor waits for a thread that does.
+`fetch` must not use the cache, nor wait for a thread that does.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ def _not_a(wanted: str, value: Any, where: str = "", hint: str = "") -> InvalidI
 
 
 def described_class(wanted: str, value: object) -> str:
-    """Return the name of a value's class, with the package and a remedy if only the package is wrong."""
+    """Return the class name of a wrong value; for a namesake from another package, also the remedy."""
     name = type(value).__name__
     if name not in wanted.split(" or "):
         return name

@@ -177,7 +177,7 @@ class Datum(AsDataclass, Model):
 
     Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`. An array that already has the
     dtype in which it is sent is kept, not copied; a torch matrix of targets or weights becomes sparse if that
-    saves numbers. Position i of `model_input` predicts `target_tokens[i]`. A datum has spans, which state the
+    is smaller. Position i of `model_input` predicts `target_tokens[i]`. A datum has spans, which state the
     origin of tokens, for both `model_input` and `target_tokens`, or for neither.
 
     Raises:
@@ -390,7 +390,8 @@ def _gather(datum: Datum, ids: list[AnyArray], checked: Mapping[str, list[AnyArr
 def count_trained(data: Sequence[Datum]) -> int:
     """Return the number of positions that a loss counts: those whose weight is not 0.
 
-    Without `weights` the `advantages` decide; without either, every target counts. A scalar decides for all.
+    Without `weights` the `advantages` decide; without either, every target counts. A scalar applies to all
+    targets.
     """
     total = 0
     flat: list[AnyArray] = []

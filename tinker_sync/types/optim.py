@@ -58,9 +58,9 @@ def _extras_field() -> Any:
 
 @model(init=False)
 class OptimizerConfigBase(_OpenModel):
-    """The choice of an optimizer family that has no class in this package. All given fields are sent.
+    """An optimizer family that has no class in this package. All given fields are sent.
 
-    It is also the base class of the other choices, which take only their declared fields.
+    It is also the base class of the other families, which take only their declared fields.
 
     >>> config = OptimizerConfigBase(type="muon", version=2)
     >>> config.version, config.model_dump()
@@ -73,7 +73,7 @@ class OptimizerConfigBase(_OpenModel):
 
 @model
 class AdamOptimizerConfig(OptimizerConfigBase):
-    """The choice of AdamW, the default optimizer family.
+    """The optimizer family AdamW, the default.
 
     >>> AdamOptimizerConfig()
     AdamOptimizerConfig(type='adamw')
@@ -86,7 +86,7 @@ class AdamOptimizerConfig(OptimizerConfigBase):
 
 @model
 class DimuonOptimizerConfig(OptimizerConfigBase):
-    """The choice of the optimizer family Dimuon. Its steps take `DimuonParams`.
+    """The optimizer family Dimuon, whose steps take `DimuonParams`.
 
     >>> DimuonOptimizerConfig()
     DimuonOptimizerConfig(type='dimuon', version=1)

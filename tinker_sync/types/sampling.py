@@ -234,7 +234,7 @@ class Decodes(Protocol):
 
 @model(kw_only=False)
 class SampledSequence(AsDataclass, Model):
-    """One sampled continuation of a prompt: its tokens, their log-probabilities and the reason of its end.
+    """One sampled continuation of a prompt: its tokens, their log-probabilities and its stop reason.
 
     Lists are made on first access. So are the arrays of tokens and log-probabilities of a protobuf response.
 

@@ -26,7 +26,7 @@ class ClientConfigResponse(Model):
         inflight_response_bytes_semaphore_size: the limit on bytes of results fetched at once.
         parallel_fwdbwd_chunks: send the chunks of one pass side by side.
         proto_compress_fwdbwd: compress the bodies of passes.
-        fwdbwd_max_chunk_len: most datums of a chunk.
+        fwdbwd_max_chunk_len: the most examples in a chunk.
         fwdbwd_max_chunk_bytes_count: most bytes of a chunk, by estimate.
         fwdbwd_dispatch_bytes_semaphore_size: the limit on bytes of passes in flight at once.
         billing_exception_max_pause_duration_sec: the longest wait for the payment of an unpaid account.

@@ -248,7 +248,7 @@ class TensorData(_Unlocked):
     def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
         """Create a sparse tensor (CSR) of a 2-D array, without the cells equal to `pad_value`.
 
-        The tensor is dense if CSR does not have fewer numbers than the array, or if the array is not 2-D.
+        The tensor stays dense if CSR would not be smaller, or if the array is not 2-D.
 
         Raises:
             TypeError: `pad_value` is not a whole number, or the array cannot contain numbers.
@@ -412,7 +412,7 @@ def _checked_pad(pad_value: Any) -> int:
 def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
     """Return a 2-D array in CSR form (stored, crow, col) without cells equal to `pad`.
 
-    Return None if that form does not have fewer numbers than the array.
+    Return None if CSR would not be smaller.
     """
     listed = dense != pad
     nnz = int(np.count_nonzero(listed))

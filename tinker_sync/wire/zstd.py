@@ -43,7 +43,7 @@ def is_available() -> bool:
 
 
 def compress(pieces: Iterable[Any], size: int) -> bytes:
-    """Return one frame with the pieces, which have `size` bytes together. Use it only if `is_available()`.
+    """Compress pieces of `size` bytes in all into one frame. Use it only if `is_available()`.
 
     >>> if is_available():
     ...     assert decompress(compress([b"tokens: ", b"1234"], 12), limit=12) == b"tokens: 1234"

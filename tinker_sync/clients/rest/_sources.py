@@ -94,12 +94,12 @@ class ExportedFiles(DownloadSource):
         self._take(memory["export"])
 
     def sign(self) -> SignedUrls:
-        """Try to prolong the life of the export, and return the signed addresses of its files."""
+        """Try to extend the lifetime of the export, and return the signed addresses of its files."""
         self._try("set_checkpoint_ttl", {"ttl_seconds": _EXPORT_TTL_S})
         return self._files.sign()
 
     def finish(self) -> None:
-        """Delete the export. If that fails, the server deletes it when its life ends."""
+        """Delete the export. If that fails, the server deletes it when it expires."""
         self._try("delete_checkpoint", None)
 
     def _take(self, path: str) -> None:

@@ -40,8 +40,8 @@ class AdminClient(RestBase):
         """Return the usage in a window of time.
 
         Args:
-            starting_on: the begin of the window, a datetime or RFC 3339 text.
-            ending_before: the end of the window, which is not part of it.
+            starting_on: the start of the window, inclusive: a datetime or RFC 3339 text.
+            ending_before: the end of the window, exclusive.
 
         >>> import tinker_sync
         >>> from datetime import datetime, timedelta, timezone

@@ -5,7 +5,7 @@ attention of training, or one that reads and writes a cache. `Tape` keeps the in
 backward pass.
 
 The operations between a layer's matrix products are pure functions on float32 (or float64) arrays. `dx` and
-`dy` are the gradients of the loss by `x` and `y`.
+`dy` are the gradients of the loss with respect to `x` and `y`.
 
 Attention is causal, with grouped heads, in blocks of queries. A packed batch holds all sequences in
 consecutive rows. A `PackedSpan` describes sequences of `length` rows each, from row `start` on. Shorter

@@ -427,7 +427,7 @@ _SUFFIXES: Final = ("64_", "")
 
 
 class BlasThreadGuard:
-    """A limit of one BLAS thread, in force while there is at least one holder. Thread-safe.
+    """A limit of one BLAS thread, in force while anyone holds it. Thread-safe.
 
     A holder has called `acquire` and has not called `release` yet.
 

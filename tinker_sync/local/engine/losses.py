@@ -1,7 +1,7 @@
 """The losses, each a pure function of the log-probabilities `p` of one datum's target tokens.
 
-Every loss is a plain sum over tokens. A `Term` holds it with its derivative by `p`. Arithmetic is in float64,
-which costs little compared to the model.
+Every loss is a plain sum over tokens. A `Term` holds it with its gradient with respect to `p`. Arithmetic is
+in float64, which costs little compared to the model.
 
 In the formulas `q` are the sampler's log-probabilities, `A` the advantages, `r = exp(p - q)`. Where a ratio
 and its clipped value are equal, the derivative is that of the ratio, as in automatic differentiation.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Term(NamedTuple):
-    """The result of a loss: its value, its derivative by each log-probability, and its metrics."""
+    """The result of a loss: its value, its gradient for the log-probabilities, and its metrics."""
 
     loss: float
     slope: Array
@@ -103,7 +103,7 @@ def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
 
 def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """Compute `-sum(clip(r, lo, hi) * p * A)`, without a derivative through the clipped ratio.
+    """Compute `-sum(clip(r, lo, hi) * p * A)`, with no gradient through the clipped ratio.
 
     The symbols are those of `ppo`.
 

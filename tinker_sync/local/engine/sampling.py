@@ -307,7 +307,7 @@ class PromptScores:
 
 @attrs.frozen(eq=False)
 class SampleResult:
-    """The result of a `SampleSpec`: samples, prompt scores, and how many prompt tokens the cache had."""
+    """The result of a `SampleSpec`: samples, prompt scores, and the number of cached prompt tokens."""
 
     samples: list[Sampled]
     prompt: PromptScores
@@ -402,7 +402,7 @@ def arena_length(positions: int) -> int:
 
 
 class Seat:
-    """The slot of one sequence, the number of its filled positions, and `owner`, an object of the caller."""
+    """A sequence in an `Arena`: its slot, its filled positions, and `owner`, an object of the caller."""
 
     __slots__ = ("arena", "filled", "owner", "slot")
 
@@ -492,7 +492,7 @@ class KVCache:
         return [seat for arena in self._arenas.values() for seat in arena.seats]
 
     def continuation(self) -> Continuation:
-        """Start a step, which adds a position to every seat, and return its attention."""
+        """Start a step, which adds a position to every sequence, and return its attention."""
         return Continuation(list(self._arenas.values()))
 
 

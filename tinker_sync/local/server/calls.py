@@ -1,5 +1,4 @@
-"""The requests that handlers get, the answers that they return, and the table of handlers; the failures of
-both."""
+"""What handlers get and return: requests, answers and failures; and the table of handlers."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def place(path: str | None) -> list[str | int]:
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:
-    """Convert an exception to the text of a promise's failure, and whose fault it is: "user" or "server"."""
+    """Return the message and the category ("user" or "server") of a failure, from its exception."""
     if isinstance(problem, StoreError):
         return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
     if isinstance(problem, UnknownRun):

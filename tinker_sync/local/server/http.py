@@ -69,7 +69,7 @@ _TLS_GREETING: Final = b"\x16\x03"
 
 
 class Application:
-    """An ASGI application, and what its server asks of it beside requests.
+    """An ASGI application with the methods that its server calls beside requests.
 
     Attributes:
         max_body_bytes: the application refuses larger bodies.

@@ -80,7 +80,7 @@ class Seen:
             self._found.popitem(last=False)
 
     def forget(self, number: Any) -> None:
-        """Forget a request; its number is new again."""
+        """Forget a request, so that its number can be used again."""
         self._found.pop(number, None)
 
 

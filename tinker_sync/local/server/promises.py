@@ -40,7 +40,7 @@ _RETRIEVED_LIMIT = 20_000
 
 @attrs.frozen(eq=False)
 class Failure:
-    """The outcome of a promise whose work failed: a message, and whose fault it is."""
+    """The outcome of a promise whose work failed: a message, and the side at fault."""
 
     error: str
     category: Category

@@ -781,7 +781,7 @@ class Service:
     def drop_model(self, model: LiveModel) -> Future[bool]:
         """Drop a model, also from the host, and fail its requests that wait for a missing number.
 
-        The future of the result ends when the model has left the host.
+        The returned future ends when the model has left the host.
         """
         self.models.pop(model.run_id, None)
         self._fail(model, model.lane.drop_early())

@@ -45,7 +45,7 @@ class PartialDirectory:
     """The directory `<target>.partial` that holds an unfinished download.
 
     Its mark is a file that a download creates together with the directory. A directory without the mark, or
-    with things in it that no download creates, belongs to the user: nothing in it is changed or removed.
+    with files that no download creates, belongs to the user: nothing in it is changed or removed.
 
     >>> target = Path(tempfile.mkdtemp()) / "model"
     >>> with PartialDirectory(target).hold() as partial:
@@ -272,7 +272,7 @@ class DownloadState:
 
 
 def write_json(place: Path, tree: Mapping[str, Any]) -> None:
-    """Write a small JSON file, or replace it in one step."""
+    """Write or atomically replace a small JSON file."""
     with replacing(place) as file:
         file.write(json.dumps(tree).encode())
 

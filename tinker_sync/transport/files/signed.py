@@ -114,7 +114,7 @@ class Cancellation:
             answer.interrupt()
 
     def refuse_stopped(self) -> None:
-        """Raise TransferError after `stop`."""
+        """Raise TransferError if `stop` was called."""
         if self._stopped.is_set():
             raise TransferError("the transfer was stopped; the same call goes on from here")
 

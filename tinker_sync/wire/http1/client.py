@@ -164,7 +164,7 @@ class ReplyParser:
         return min(max(remaining, RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
     def room(self) -> memoryview | None:
-        """Return the memory for the next bytes of a large body of known length. None: `feed` must take them.
+        """Return the memory to receive a large body of known length into; None if `feed` takes the bytes.
 
         The caller receives bytes into this memory, releases the view, and calls `fill`.
         """

@@ -12,9 +12,9 @@ in proportion to the input, and raises `WireError` for all damage. It follows pr
 skipped, the last of several singular values counts, repeated submessages are merged, packed and unpacked
 lists are accepted, enums are open, text must be UTF-8.
 
-A `FieldFault` has a path that grows while the exception passes up, so that valid messages pay nothing for it.
-The outermost function converts the fault to the public error. Tables are immutable, and any thread may use
-this module; a `Buffers` belongs to one thread while it grows.
+A `FieldFault` has a path that grows while the exception propagates, so that valid messages cost nothing. The
+outermost function converts the fault to the public error. Tables are immutable, and any thread may use this
+module; a `Buffers` belongs to one thread while it grows.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit number at `at`, and the position behind it.
+    """Return the unsigned 64-bit number at `at`, and the position after it.
 
     >>> read_varint(memoryview(b"\\xac\\x02"), 0, 2)
     (300, 2)
@@ -141,7 +141,7 @@ def read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def read_tag(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the tag (field number and wire type) at `at`, and the position behind it."""
+    """Return the tag (field number and wire type) at `at`, and the position after it."""
     tag, at = read_varint(view, at, end)
     if not 8 <= tag <= 0xFFFF_FFFF:
         raise FieldFault(f"{tag >> 3} is not a field number")
@@ -167,7 +167,7 @@ def read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def skip(view: memoryview, at: int, end: int, tag: int) -> int:
-    """Return the position behind an unknown field whose tag ends at `at`. A group is skipped as a whole."""
+    """Return the position after an unknown field whose tag ends at `at`. A group is skipped as a whole."""
     open_groups: list[int] = []
     while True:
         wire = tag & 7
