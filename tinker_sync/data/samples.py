@@ -57,18 +57,18 @@ def from_sample(
     ([0.0, -0.5, -0.25], [0.0, 2.0, 2.0])
     """
     given = as_numbers(advantages, "advantages")
-    problems = list(_find_problems(sequence, given))
+    problems = list(find_problems(sequence, given))
     before = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(as_ids(prompt, "prompt"))
     if before.length == 0:
         problems.append("prompt: is empty; a sample needs a prompt of at least one token")
     if problems:
         raise InvalidInputError(problems)
-    shifted = shift(before, as_ids(_tokens_of(sequence), "sequence.tokens"))
+    shifted = shift(before, as_ids(tokens_of(sequence), "sequence.tokens"))
     datum = Datum(
         shifted.model_input,
         {
             "target_tokens": shifted.targets,
-            "logprobs": shifted.row(0.0, _logprobs(sequence)),
+            "logprobs": shifted.row(0.0, logprobs_of(sequence)),
             "advantages": shifted.row(0.0, given),
         },
     )
@@ -115,23 +115,26 @@ def from_samples(
 # ------------------------------------------------------------------------------------------- checks
 
 
-def _tokens_of(sequence: SampledSequence) -> TokenIds:
+def tokens_of(sequence: SampledSequence) -> TokenIds:
+    """Return the tokens of a sample, as an array if it has one."""
     return sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
 
 
-def _logprobs(sequence: SampledSequence) -> npt.NDArray[Any]:
+def logprobs_of(sequence: SampledSequence) -> npt.NDArray[Any]:
+    """Return the log-probabilities of a sample; an empty array if it has none."""
     given = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
     return np.asarray(given if given is not None else [], dtype=np.float32)
 
 
-def _find_problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterator[str]:
-    count = len(_tokens_of(sequence))
+def find_problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterator[str]:
+    """Yield what keeps a sample and its advantages from being trained on."""
+    count = len(tokens_of(sequence))
     if count == 0:
         yield "sequence: has no tokens"
     if sequence.logprobs_np is None and sequence.logprobs is None:
         yield "sequence: has no log-probabilities; the server gave none"
     else:
-        yield from _find_logprob_problems(_logprobs(sequence), count)
+        yield from _find_logprob_problems(logprobs_of(sequence), count)
     if advantages.ndim and advantages.shape != (count,):
         shape = list(advantages.shape)
         yield f"advantages: expected one number or {count}, one for each sampled token, got shape {shape}"
