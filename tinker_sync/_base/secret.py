@@ -330,6 +330,20 @@ def mask_url(url: str) -> str:
     return _QUERY_PAIR.sub(_mask_query_pair, _USERINFO.sub(rf"\1{MASK}@", url))
 
 
+def is_loopback(host: str) -> bool:
+    """Return True for a host that only this machine reaches. Elsewhere a server needs a key.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    import ipaddress
+
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
     """Return a text in which secrets are masked: those recognised by name or form, and the given `secrets`.
 

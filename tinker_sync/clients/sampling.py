@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tinker_sync.batch.samples import Prompt
     from tinker_sync.clients._handles import HandleContent
     from tinker_sync.data.tokenizer import Tokenizer
+    from tinker_sync.gateway import Gateway
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.runtime.training import TrainingLine
     from tinker_sync.types import (
@@ -463,6 +464,55 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         )
         log_if_unread(scored, find_call_site())
         return scored
+
+    def endpoint(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+        sampling_params: SamplingParams | None = None,
+        chat_template: str | None = None,
+        record: str | os.PathLike[str] | None = None,
+        deadline: float | None = None,
+    ) -> Gateway:
+        """Serve chats over this client, as OpenAI and Anthropic do, and keep the exact tokens for training.
+
+        Use it in a `with` block, or call `close`. Blocks until the tokenizer is loaded.
+
+        Args:
+            host: the address to listen on.
+            port: the port, or 0 for a free one.
+            key: the key that programs must send. Needed for an address that other machines can reach; it then
+                needs 16 characters.
+            sampling_params: what a request does not set, such as `max_tokens` and `temperature`.
+            chat_template: another template than the model's, or the name of one of the model's.
+            record: a file to which exchanges are appended as JSON lines; None: they are kept in memory.
+            deadline: seconds until a sample gives up; None: the default of the client.
+
+        Raises:
+            ConfigurationError: the address cannot be used, or the key is missing or too short.
+            TokenizerError: the tokenizer of the model cannot be loaded.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     with sampling.endpoint() as gateway:
+        ...         gateway.openai_base_url().startswith("http://127.0.0.1:")
+        True
+        """
+        from tinker_sync.gateway import Gateway
+
+        return Gateway(
+            self,
+            host=host,
+            port=port,
+            key=key,
+            sampling_params=sampling_params,
+            chat_template=chat_template,
+            record=record,
+            deadline=deadline,
+        )
 
     def _until(self, deadline: float | None) -> float:
         return self._runtime.server.give_up_at(deadline, SAMPLE_S)

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from tinker_sync._base.secret import Secret
+from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync.errors import APIConnectionError, ConfigurationError, MissingExtraError, TinkerError
 from tinker_sync.local.locks import try_lock
@@ -575,20 +575,6 @@ class Published(NamedTuple):
 
     place: Path
     alive: BinaryIO
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for a host that only this machine reaches.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
-    [True, True, True, False, False]
-    """
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_root() -> Path:

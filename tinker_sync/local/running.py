@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tinker_sync._base.secret import Secret
+from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync.errors import ConfigurationError, InvalidInputError, TinkerError
 from tinker_sync.local import launch
@@ -91,7 +91,7 @@ def serve(
 
         def announce(actual: int) -> None:
             url = f"http://{f'[{host}]' if ':' in host else host}:{actual}"
-            if launch.is_loopback(host):
+            if is_loopback(host):
                 offered = None if model is None else str(Path(model).expanduser().absolute())
                 # A server that lacks the newer calls is for those who know its address.
                 record = ServerRecord(url, secret, os.getpid(), str(directory), offered, not json_only)
@@ -115,7 +115,7 @@ def _publish_key(record: ServerRecord, cleanup: ExitStack) -> None:
 
 
 def _check_host(host: str, allow_remote: bool, key: Secret) -> None:
-    if launch.is_loopback(host):
+    if is_loopback(host):
         return
     if allow_remote and len(key.reveal()) < SHORTEST_REMOTE_KEY:
         raise ConfigurationError(

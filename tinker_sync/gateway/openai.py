@@ -1,0 +1,337 @@
+"""Requests and answers in the form of OpenAI's API: chat completions, completions and models. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.gateway.exchanges import Answer, Asked
+from tinker_sync.types import ModelInput
+
+_KINDS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
+# What the sampler cannot do, with the values that ask for nothing.
+_UNSERVED: Final = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+}
+_MOST_TOPK: Final = 20
+_SETTINGS: Final = ("temperature", "top_p", "top_k", "seed")
+
+
+def read_settings(tree: Mapping[str, Any], limit: str = "max_tokens") -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that a request sets.
+
+    >>> read_settings({"temperature": 0.5, "max_tokens": 4, "model": "any"})
+    {'temperature': 0.5, 'max_tokens': 4}
+    """
+    given = {name: tree[name] for name in _SETTINGS if tree.get(name) is not None}
+    most = tree.get(limit) if tree.get(limit) is not None else tree.get("max_tokens")
+    for name, value in (*given.items(), (limit, most)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise InvalidInputError(f"{name}: expected a number, got {value!r}")
+    return given if most is None else {**given, "max_tokens": most}
+
+
+def read_stop(given: Any, name: str = "stop") -> list[str]:
+    """Return the texts at which an answer ends.
+
+    >>> read_stop("."), read_stop(None)
+    (['.'], [])
+    """
+    texts = [given] if isinstance(given, str) else list(given or ())
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidInputError(f"{name}: expected texts that are not empty, got {given!r}")
+    return texts
+
+
+def _read_common(tree: Mapping[str, Any], limit: str) -> Asked:
+    for name, harmless in _UNSERVED.items():
+        if tree.get(name) is not None and tree[name] not in harmless:
+            raise InvalidInputError(f"{name}: the sampler has no such setting; leave it out")
+    n = 1 if tree.get("n") is None else tree["n"]
+    if type(n) is not int or n < 1:
+        raise InvalidInputError(f"n: expected 1 or more, got {n!r}")
+    return Asked(n=n, stop=read_stop(tree.get("stop")), settings=read_settings(tree, limit))
+
+
+def _topk(given: Any, name: str) -> int:
+    if given is None or given is False:
+        return 0
+    if type(given) is not int or not 0 <= given <= _MOST_TOPK:
+        raise InvalidInputError(f"{name}: expected 0 to {_MOST_TOPK}, got {given!r}")
+    return given
+
+
+# ------------------------------------------------------------------------------------------- chats
+
+
+def read_chat(tree: Mapping[str, Any]) -> Asked:
+    """Read a request for a chat completion.
+
+    Raises:
+        InvalidInputError: a message or a setting is not valid, or the sampler cannot do what it asks for.
+
+    >>> asked = read_chat({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4})
+    >>> asked.messages, asked.settings
+    ([{'role': 'user', 'content': 'Hello'}], {'max_tokens': 4})
+    """
+    asked = _read_common(tree, "max_completion_tokens")
+    messages = tree.get("messages")
+    if not isinstance(messages, list):
+        raise InvalidInputError("messages: expected a list")
+    asked.messages = [_read_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
+    choice = tree.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise InvalidInputError(
+            "tool_choice: expected 'auto' or 'none'; the sampler cannot force a call of a tool"
+        )
+    asked.tools = (tree.get("tools") or None) if choice != "none" else None
+    asked.topk = _topk(tree.get("top_logprobs"), "top_logprobs") if tree.get("logprobs") else 0
+    asked.variables = dict(tree.get("chat_template_kwargs") or {})
+    if tree.get("reasoning_effort") is not None:
+        asked.variables.setdefault("reasoning_effort", tree["reasoning_effort"])
+    return asked
+
+
+def _read_message(given: Any, where: str) -> dict[str, Any]:
+    """Return a message in the form that chat templates read: text as one text, arguments as an object."""
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        raise InvalidInputError(f"{where}: expected an object with a role")
+    role = "system" if given["role"] == "developer" else given["role"]
+    message = {"role": role, "content": read_text(given.get("content"), where)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if given.get(name):
+            message[name] = given[name]
+    if given.get("tool_calls"):
+        message["tool_calls"] = [
+            _read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(given["tool_calls"])
+        ]
+    return message
+
+
+def read_text(content: Any, where: str) -> str:
+    """Return the content of a message as one text.
+
+    >>> read_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "messages[0]")
+    'ab'
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    pieces = []
+    for part in content if isinstance(content, list) else [None]:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(content).__name__
+            raise InvalidInputError(f"{where}.content: expected text, got {kind!r}, which is not served")
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def _read_call(given: Any, where: str) -> dict[str, Any]:
+    try:
+        function = given["function"]
+        name, arguments = function["name"], function.get("arguments") or "{}"
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidInputError(
+            f"{where}: expected a function with a name and arguments in JSON ({error})"
+        ) from None
+    function = {"name": name, "arguments": arguments}
+    return {"id": given.get("id") or "", "type": "function", "function": function}
+
+
+def chat(
+    name: str, tree: Mapping[str, Any], prompt: Sequence[int], answers: Sequence[Answer], tokenizer: Any
+) -> Any:
+    """Return the answers as a chat completion, or as the events of a streamed one."""
+    choices = []
+    for index, answer in enumerate(answers):
+        choice: dict[str, Any] = {"index": index, "message": _write_message(answer.message)}
+        choice["finish_reason"] = _reason(answer)
+        choice["logprobs"] = {"content": _scores(answer, tokenizer)} if tree.get("logprobs") else None
+        if tree.get("return_token_ids"):
+            choice["token_ids"] = answer.sequence.tokens
+        choices.append(choice)
+    usage = _usage(len(prompt), answers)
+    head = {"id": name, "created": int(time.time()), "model": str(tree.get("model") or "")}
+    if tree.get("stream"):
+        return "".join(_chat_events(head, tree, choices, usage))
+    done = {**head, "object": "chat.completion", "choices": choices, "usage": usage}
+    return {**done, "prompt_token_ids": list(prompt)} if tree.get("return_token_ids") else done
+
+
+def _write_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    content = message["content"]
+    made = {"role": "assistant", "content": content or None if calls else content, "refusal": None}
+    if "reasoning_content" in message:
+        made["reasoning_content"] = message["reasoning_content"]
+    return {**made, "tool_calls": calls} if calls else made
+
+
+def _reason(answer: Answer) -> str:
+    if answer.sequence.stop_reason == "length":
+        return "length"
+    return "tool_calls" if answer.message.get("tool_calls") else "stop"
+
+
+def _usage(prompt: int, answers: Sequence[Answer]) -> dict[str, int]:
+    sampled = sum(len(answer.sequence.tokens) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _scores(answer: Answer, tokenizer: Any) -> list[dict[str, Any]]:
+    sequence = answer.sequence
+    rows: Sequence[Any] = sequence.topk_logprobs or [()] * len(sequence.tokens)
+
+    def score(token: int, logprob: float) -> dict[str, Any]:
+        text = tokenizer.decode([token])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return [
+        {**score(token, logprob), "top_logprobs": [score(*each) for each in row or ()]}
+        for token, logprob, row in zip(sequence.tokens, sequence.logprobs or (), rows, strict=True)
+    ]
+
+
+def _chat_events(
+    head: Mapping[str, Any], tree: Mapping[str, Any], choices: Sequence[Any], usage: Any
+) -> Iterator[str]:
+    def event(**fields: Any) -> str:
+        return f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', **fields})}\n\n"
+
+    for choice in choices:
+        message, index = choice["message"], choice["index"]
+        delta = {name: value for name, value in message.items() if value is not None}
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [
+                {"index": number, **call} for number, call in enumerate(delta["tool_calls"])
+            ]
+        piece = {"index": index, "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}
+        yield event(choices=[piece])
+        yield event(choices=[{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}])
+    if (tree.get("stream_options") or {}).get("include_usage"):
+        yield event(choices=[], usage=usage)
+    yield "data: [DONE]\n\n"
+
+
+# ------------------------------------------------------------------------------------------- completions
+
+
+def read_completion(tree: Mapping[str, Any]) -> tuple[Asked, list[str | list[int]]]:
+    """Read a request for completions; return its prompts too.
+
+    >>> read_completion({"prompt": [1, 2, 3]})[1], read_completion({"prompt": ["a", "b"]})[1]
+    ([[1, 2, 3]], ['a', 'b'])
+    """
+    asked = _read_common(tree, "max_tokens")
+    asked.topk = _topk(tree.get("logprobs"), "logprobs")
+    prompt = tree.get("prompt")
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and type(prompt[0]) is int):
+        prompt = [prompt]
+    if (
+        not isinstance(prompt, list)
+        or not prompt
+        or not all(isinstance(each, (str, list)) for each in prompt)
+    ):
+        raise InvalidInputError("prompt: expected a text, a list of token ids, or a list of these")
+    return asked, prompt
+
+
+def completion(
+    name: str,
+    tree: Mapping[str, Any],
+    prompts: Sequence[ModelInput],
+    answers: Sequence[Answer],
+    tokenizer: Any,
+) -> Any:
+    """Return the answers as a completion, or as the events of a streamed one."""
+    choices = []
+    for index, answer in enumerate(answers):
+        choice: dict[str, Any] = {"index": index, "text": answer.message["content"]}
+        choice["finish_reason"] = answer.sequence.stop_reason
+        choice["logprobs"] = None if tree.get("logprobs") is None else _rows(answer, tokenizer)
+        if tree.get("return_token_ids"):
+            choice["token_ids"] = answer.sequence.tokens
+        choices.append(choice)
+    head = {
+        "id": name,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": str(tree.get("model") or ""),
+    }
+    done = {**head, "choices": choices, "usage": _usage(sum(each.length for each in prompts), answers)}
+    if not tree.get("stream"):
+        return done
+    return f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
+
+
+def _rows(answer: Answer, tokenizer: Any) -> dict[str, Any]:
+    scores, offsets, place = _scores(answer, tokenizer), [], 0
+    for score in scores:
+        offsets.append(place)
+        place += len(score["token"])
+    return {
+        "tokens": [score["token"] for score in scores],
+        "token_logprobs": [score["logprob"] for score in scores],
+        "top_logprobs": [
+            {each["token"]: each["logprob"] for each in score["top_logprobs"]} for score in scores
+        ],
+        "text_offset": offsets,
+    }
+
+
+# ------------------------------------------------------------------------------------------- the rest
+
+
+def model(name: str) -> dict[str, Any]:
+    """Return the description of a model, with the fields of both APIs.
+
+    >>> model("tiny")["object"]
+    'model'
+    """
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tinker",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+
+
+def models(name: str) -> dict[str, Any]:
+    """Return the list of the one model, with the fields of both APIs.
+
+    >>> [each["id"] for each in models("tiny")["data"]]
+    ['tiny']
+    """
+    return {"object": "list", "data": [model(name)], "has_more": False, "first_id": name, "last_id": name}
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """Return the body of a refusal.
+
+    >>> error(404, "no such path")["error"]["type"]
+    'not_found_error'
+    """
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
