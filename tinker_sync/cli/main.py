@@ -24,6 +24,7 @@ COMPLETE_VARIABLE: Final = "_TINKER_SYNC_COMPLETE"
 COMMANDS: Final = {
     "auth": (f"{_HERE}auth:auth", "Log in, log out, and see who you are."),
     "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
+    "check": (f"{_HERE}diagnose:check", "Try everything once at a server, within a budget, and clean up."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
     "completion": (f"{__name__}:completion", "Print the completion script of a shell."),
     "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),

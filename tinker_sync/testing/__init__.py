@@ -3,6 +3,7 @@
     LocalServer   the server; it records the calls it receives
     FaultPlan     the faults of one test, as one readable value
     faults        the kinds of faults
+    check         try everything once at any server, within a budget, and clean up
     record        keep the answers of any server in a file, for `replay`
     fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
@@ -19,6 +20,7 @@ _HOMES = {
     "tinker_sync.testing.calls": "RecordedCall",
     "tinker_sync.testing.faults": "Fault",
     "tinker_sync.testing.plan": "FaultPlan",
+    "tinker_sync.testing.first_contact": "CheckReport CheckRow check",
     "tinker_sync.testing.tapes": "record replay",
     "tinker_sync.testing.server": "LocalServer",
 }

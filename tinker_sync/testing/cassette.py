@@ -157,11 +157,18 @@ class Cassette:
 
 
 def kept_reply(
-    target: str, status: int, headers: dict[str, str], content: bytes, secrets: Iterable[Secret]
+    target: str,
+    status: int,
+    headers: dict[str, str],
+    content: bytes,
+    secrets: Iterable[Secret],
+    *,
+    replayable: bool = True,
 ) -> RecordedReply:
     """Return an answer as a `Cassette` keeps it: without secrets, and with the headers that a replay needs.
 
-    If the answer holds the settings of the server, the features that a replay lacks are turned off in them.
+    If the answer holds the settings of the server, the features that a replay lacks are turned off in them,
+    unless `replayable` is False.
     """
     kept: dict[str, str] = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
     if "location" in kept:
@@ -169,7 +176,7 @@ def kept_reply(
     tree = _tree(content) if "json" in kept.get("content-type", "") else None
     if tree is not None:
         tree = without_secrets(tree, secrets)
-        if target.endswith("/client/config") and isinstance(tree, dict):
+        if replayable and target.endswith("/client/config") and isinstance(tree, dict):
             tree |= PLAIN_SETTINGS
         content = json.dumps(tree).encode()
     return RecordedReply(status, kept, content)

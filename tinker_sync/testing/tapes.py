@@ -51,7 +51,11 @@ _OF_THE_CONNECTION: Final = frozenset(
 
 
 def record(
-    path: str | os.PathLike[str], *, base_url: str | None = None, api_key: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    replayable: bool = True,
 ) -> RecordingProxy:
     """Return a server for a `with` block, which records a run into a file for `replay`.
 
@@ -63,6 +67,8 @@ def record(
         path: the file; it is replaced when the block ends without an exception.
         base_url: the server; "local" is the embedded one; None: `TINKER_BASE_URL`, else the hosted service.
         api_key: the key; None: as a new client finds one.
+        replayable: tell clients not to use what a replay lacks, such as one poll for many samples. False
+            leaves the settings of the server as they are, for a file that is only read.
 
     Raises:
         ConfigurationError: the address, the key or a setting in the environment cannot be used.
@@ -82,7 +88,7 @@ def record(
     from tinker_sync.config import Settings
 
     settings = Settings.resolve(base_url=base_url, api_key=api_key)
-    return RecordingProxy(Path(path), settings)
+    return RecordingProxy(Path(path), settings, replayable=replayable)
 
 
 def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer:
@@ -203,15 +209,29 @@ class CassetteServer(Application):
 class RecordingProxy(CassetteServer):
     """A server that forwards requests to another one and keeps the answers. `record` makes it."""
 
-    def __init__(self, path: Path, settings: Any) -> None:
+    def __init__(self, path: Path, settings: Any, *, replayable: bool = True) -> None:
         super().__init__("" if settings.api_key is None else settings.api_key.reveal())
         self._path = path
         self._settings = settings
+        self._replayable = replayable
         self._lock = threading.Lock()
         self.cassette = Cassette()  # guarded by _lock
+        self.lost: list[tuple[int, str, str]] = []  # guarded by _lock
+        """The requests without an answer: the number of exchanges before, the target, and the reason."""
         self._local = threading.local()
         self._sessions: list[requests.Session] = []  # guarded by _lock
         self._hold: Any = None
+
+    @property
+    def upstream(self) -> str:
+        """The base URL of the server that is recorded."""
+        url: str = self._settings.base_url
+        return url
+
+    @property
+    def is_hosted(self) -> bool:
+        """True if the hosted service is recorded."""
+        return bool(self._settings.is_vendor_host)
 
     def _begin(self) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE, "tinker-record")
@@ -253,17 +273,18 @@ class RecordingProxy(CassetteServer):
                 timeout=_UPSTREAM_S,
                 allow_redirects=False,
             )
-        except requests.RequestException:
+        except requests.RequestException as error:
+            with self._lock:
+                self.lost.append((len(self.cassette.exchanges), target, type(error).__name__))
             return None  # the client tries again, as it does without the proxy
         secrets = [] if self._settings.api_key is None else [self._settings.api_key]
         received = {name.lower(): value for name, value in got.headers.items()}
         content = got.content
-        if target.endswith("/client/config"):
+        if self._replayable and target.endswith("/client/config"):
             content = _plain(content)
         asked = comparable(headers.get("content-type", ""), body, secrets)
-        exchange = RecordedExchange(
-            method, target, asked, kept_reply(target, got.status_code, received, content, secrets)
-        )
+        kept = kept_reply(target, got.status_code, received, content, secrets, replayable=self._replayable)
+        exchange = RecordedExchange(method, target, asked, kept)
         with self._lock:
             self.cassette.exchanges.append(exchange)
         passed = {name: value for name, value in received.items() if name not in _OF_THE_CONNECTION}

@@ -1,7 +1,10 @@
-"""`tinker-sync probe` and `tinker-sync doctor`: the reports of `tinker_sync.insight` as tables."""
+"""`tinker-sync probe`, `doctor` and `check`: reports on a server as tables."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,6 +16,7 @@ from tinker_sync.cli.framework import Cli, command
 if TYPE_CHECKING:
     from tinker_sync.cli.table import Table
     from tinker_sync.insight import CallFound, ProbeReport
+    from tinker_sync.testing import CheckReport
 
 _MARKS: Final = {"ok": "ok", "warning": "!", "failure": "FAIL", "skipped": "-"}
 
@@ -103,3 +107,79 @@ def doctor(cli: Cli) -> None:
     failed = [each.name for each in findings if each.state == "failure"]
     if failed:
         raise CliError(f"something is wrong: {', '.join(failed)}")
+
+
+@command("check", example="tinker-sync check --spend 0.05")
+@click.option(
+    "--spend",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.05,
+    show_default=True,
+    metavar="USD",
+    help="The most dollars to use at the hosted service.",
+)
+@click.option("--model", metavar="NAME", help="The base model; default: the cheapest.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all requests and answers to this file, with keys masked. Default: only if something fails.",
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most time for each call.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before the hosted service is used.")
+def check(cli: Cli, spend: float, model: str | None, report: Path | None, deadline: float, yes: bool) -> None:
+    """Try everything once: create a small model, train, save, sample, resume, download, delete.
+
+    The command begins with the checks of `doctor`, and takes about a minute. It asks before it uses the
+    hosted service, which bills. It deletes what it has made, and fails if a step fails.
+    """
+    from tinker_sync.testing import check as run_check
+
+    def ask(question: str) -> bool:
+        if yes:
+            cli.sink.say(question.removesuffix(" Go ahead?"))
+        return yes or cli.sink.confirm(question)
+
+    with tempfile.TemporaryDirectory(prefix="tinker-sync-") as place:
+        tape = Path(place) / _CASSETTE
+        found = run_check(cli.base_url, spend=spend, ask=ask, model=model, deadline=deadline, to=tape)
+        if found is None:
+            return
+        written = report or (Path(_CASSETTE) if found.failed else None)
+        if written is not None and tape.exists():
+            written.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(tape, written)
+    _show_check(cli, found, written)
+    if found.failed:
+        raise CliError(f"something is wrong: {', '.join(found.failed)}")
+
+
+_CASSETTE: Final = "tinker-sync-check.cassette"
+
+
+def _show_check(cli: Cli, found: CheckReport, written: Path | None) -> None:
+    from tinker_sync.cli.table import Column, Table
+
+    rows = []
+    for each in found.rows:
+        rows.append((_MARKS[each.state], each.name, each.expected, each.seen))
+        if each.advice:
+            rows.append(("", "", "", f"-> {each.advice}"))
+    note = f"{found.tokens.total} tokens were used."
+    if written is not None:
+        note += f" {written} has all requests and answers, with keys masked: attach it to a report."
+    columns = (Column("State"), Column("Step"), Column("Expected"), Column("Seen"))
+    data = {
+        "base_url": found.base_url,
+        "model": found.model,
+        "tokens": asdict(found.tokens),
+        "report": None if written is None else str(written),
+        "rows": [asdict(each) for each in found.rows],
+    }
+    cli.sink.show(data, Table(columns, rows, note=note), items="rows")
