@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,6 @@ def test_a_chat_becomes_a_prompt_for_the_next_turn() -> None:
     whole = ModelInput.from_chat(CHAT, tokenizer(), add_generation_prompt=False)
     assert prompt.to_ints()[: whole.length] == whole.to_ints()
     assert prompt.length > whole.length
-
-
-def test_the_tokenizer_need_not_be_ours() -> None:
-    given: dict[str, Any] = {}
-    theirs = SimpleNamespace(apply_chat_template=lambda chat, **options: given.update(options) or [1, 2])
-    assert ModelInput.from_chat(CHAT, theirs, tools=[]).to_ints() == [1, 2]
-    assert given == {"add_generation_prompt": True, "tools": [], "tokenize": True, "return_dict": False}
 
 
 @pytest.mark.parametrize(

@@ -46,21 +46,6 @@ def test_completions_are_recognized_by_their_state() -> None:
         types.FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
 
 
-def test_a_poll_is_dumped_with_its_defaults() -> None:
-    request = types.FuturesRetrieveRequest(target={"sampling_session_id": "s"})
-    assert request.model_dump(exclude_none=True) == {
-        "target": {"type": "sampling_session", "sampling_session_id": "s", "cloned_sampler_id": 0},
-        "prev_cursor": 0,
-        "retrieved_request_ids": [],
-    }
-
-
-def test_a_promise_ignores_unknown_fields() -> None:
-    assert types.UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == types.UntypedAPIFuture(
-        request_id="r"
-    )
-
-
 def test_an_unknown_queue_state_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^TryAgainResponse\.queue_state: "):
         types.TryAgainResponse(request_id="r", queue_state="asleep")

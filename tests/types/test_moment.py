@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_sync.types._moment import format_moment, from_unix_time, parse_moment
+from tinker_sync.types._moment import from_unix_time, parse_moment
 
 NOON = datetime(2026, 1, 31, 12, 0)  # noqa: DTZ001  # naive on purpose
 UTC = timezone.utc
@@ -78,26 +77,6 @@ def test_other_text_is_refused_with_a_short_message(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_moment(text)
     assert len(str(caught.value)) < 200
-
-
-MOMENTS = st.datetimes(
-    timezones=st.none() | st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-)
-
-
-@given(MOMENTS)
-def test_formatted_moments_are_parsed_back(moment: datetime) -> None:
-    text = format_moment(moment)
-    read = parse_moment(text)
-    assert read == moment
-    assert read.utcoffset() == moment.utcoffset()
-    assert text.endswith("Z") == (moment.utcoffset() == timedelta(0))
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the standard library reads only its own text there")
-@given(MOMENTS)
-def test_the_standard_library_agrees(moment: datetime) -> None:
-    assert datetime.fromisoformat(format_moment(moment)) == moment
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2500, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001

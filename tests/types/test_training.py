@@ -17,8 +17,6 @@ from tinker_sync.types import (
     Datum,
     ForwardBackwardInput,
     ForwardBackwardOutput,
-    ForwardBackwardRequest,
-    ForwardRequest,
     ModelInput,
     OptimStepResponse,
     TensorData,
@@ -30,22 +28,6 @@ def datum(*tokens: int, **inputs: Any) -> Datum:
 
 
 GOOD = datum(1, 2, target_tokens=[2, 3], weights=[0, 1])
-
-
-def test_arguments_are_accepted_by_position_and_by_name() -> None:
-    by_position = ForwardBackwardInput([GOOD], "ppo", {"clip": 0.2})
-    by_name = ForwardBackwardInput(data=[GOOD], loss_fn="ppo", loss_fn_config={"clip": 0.2})
-    assert by_position == by_name
-    assert ForwardBackwardInput([GOOD], "my_loss").loss_fn_config is None
-    assert ForwardBackwardRequest(by_name, "m").seq_id is None
-    assert ForwardBackwardRequest(by_name, "m", 3) == ForwardBackwardRequest(
-        forward_backward_input=by_name, model_id="m", seq_id=3
-    )
-    assert ForwardRequest(by_name, "m", 3).forward_input is by_name
-    with pytest.raises(TypeError):
-        ForwardBackwardInput([GOOD], loss="ppo")
-    with pytest.raises(TypeError):
-        ForwardBackwardRequest(by_name, model="m")
 
 
 def test_data_must_be_an_iterable_of_datums() -> None:
@@ -76,24 +58,6 @@ def test_settings_must_be_numbers_or_text() -> None:
         assert message.endswith(f"({kind})")
     with pytest.raises(TypeError, match="loss_fn_config: expected a mapping"):
         ForwardBackwardInput([GOOD], "ppo", [("clip", 0.2)])
-
-
-@pytest.mark.parametrize("wrong", [None, 5, ["ppo"]])
-def test_the_loss_must_be_text(wrong: Any) -> None:
-    assert refusal(ForwardBackwardInput, [GOOD], wrong).startswith(
-        "ForwardBackwardInput.loss_fn: expected text"
-    )
-
-
-def test_sequence_numbers_must_be_whole() -> None:
-    work = ForwardBackwardInput([GOOD], "ppo")
-    assert ForwardBackwardRequest(work, "m", np.int64(4)).seq_id == 4
-    assert refusal(ForwardBackwardRequest, work, "m", 1.5).startswith("ForwardBackwardRequest.seq_id: ")
-    assert refusal(ForwardRequest, work, 7).startswith("ForwardRequest.model_id: ")
-
-
-def test_valid_data_pass() -> None:
-    assert ForwardBackwardInput([GOOD] * 3, "cross_entropy").validate() is None
 
 
 def test_empty_data_are_reported() -> None:
@@ -223,10 +187,6 @@ def test_outputs_convert_their_tensors() -> None:
     assert ForwardBackwardOutput.model_validate(output.model_dump()) == output
     with pytest.raises(InvalidInputError, match=r"loss_fn_outputs\[1\]\['x'\]"):
         ForwardBackwardOutput("A", [record, {"x": [0.5]}])
-
-
-def test_reprs_stay_short() -> None:
-    assert len(repr(ForwardBackwardInput([GOOD] * 10_000, "ppo"))) < 2000
 
 
 def test_metrics_are_a_dictionary_that_lists_its_names_in_an_error() -> None:
