@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import tracemalloc
 import zlib
 
@@ -60,10 +59,6 @@ def test_without_an_encoding_nothing_happens() -> None:
     assert decode(b"", "gzip", limit=1) == b""
 
 
-def test_several_members_are_one_body() -> None:
-    assert decode(gzip.compress(b"a") + gzip.compress(b"b") + b"\0" * 8, "gzip", limit=10) == b"ab"
-
-
 @pytest.mark.parametrize("encoding", ["br", "zstandard", "gzip, br", "gzip," * 3 + "gzip"])
 def test_an_unrequested_coding_is_refused(encoding: str) -> None:
     with pytest.raises(MalformedMessage):
@@ -104,11 +99,6 @@ def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
     assert len(decode(bomb(encoding, MEGABYTE), encoding, limit=MEGABYTE)) == MEGABYTE
 
 
-def test_a_bomb_in_a_bomb_is_seen() -> None:
-    with pytest.raises(MessageTooLarge):
-        decode(gzip.compress(bomb("gzip", 50 * MEGABYTE)), "gzip, gzip", limit=MEGABYTE)
-
-
 def test_a_million_empty_members_are_refused() -> None:
     with pytest.raises(MalformedMessage, match="members"):
         decode(gzip.compress(b"") * 1000, "gzip", limit=1000)
@@ -128,13 +118,6 @@ def test_zstd_frames_of_others() -> None:
     assert decode(plain, "zstd", limit=100) == b"abcdefgh"
     with pytest.raises(MalformedMessage):
         decode(bytes.fromhex("28b52ffd0088410000") + b"abcdefgh", "zstd", limit=100)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="needs zstd in Python itself")
-@pytest.mark.usefixtures("without_zstd")
-def test_python_itself_has_zstd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "compression.zstd")
-    assert decode(zstd.compress([b"abc"], 3), "zstd", limit=3) == b"abc"
 
 
 @pytest.mark.usefixtures("without_zstd")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,27 +33,9 @@ def failure(line: str, **more: object) -> str:
     return text.removeprefix("the credential command (TINKER_CREDENTIAL_CMD) ")
 
 
-def python(code: str) -> str:
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
-
-
 def test_it_goes_through_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PART", "0123456789")
     assert run("echo tml-$PART | cat") == "tml-0123456789"
-
-
-def test_blanks_around_the_output_go() -> None:
-    assert run(r"printf ' \n\t%s\r\n\n' " + KEY) == KEY
-
-
-def test_error_output_of_a_successful_command_is_ignored() -> None:
-    assert run(f"echo 'warning: old version' >&2; echo {KEY}") == KEY
-
-
-def test_it_runs_anew_each_time(tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    command = CredentialCommand(Secret(f"echo x >> {count}; wc -l < {count}"))
-    assert [command.run().reveal() for _ in range(3)] == ["1", "2", "3"]
 
 
 def test_standard_input_is_empty() -> None:
@@ -66,32 +46,14 @@ def test_the_exit_status_counts() -> None:
     assert failure(f"echo {KEY}; exit 3") == "failed with exit status 3"
 
 
-def test_a_signal_is_named() -> None:
-    assert failure("kill -9 $$") == "was ended by signal 9"
-
-
 def test_the_error_output_is_quoted_without_the_output() -> None:
     said = failure(f"echo {KEY}; echo 'expired session' >&2; echo 'was: {KEY}' >&2; exit 1")
     assert said == "failed with exit status 1; it said: expired session was: ***"
 
 
-def test_output_that_looks_like_no_key_is_masked_too() -> None:
-    assert failure("echo hunter22; echo 'tried hunter22' >&2; exit 1").endswith("it said: tried ***")
-
-
-def test_only_the_end_of_a_long_complaint_is_quoted() -> None:
-    said = failure(python("import sys; sys.stderr.write('x' * 300_000 + ' the end'); sys.exit(1)"))
-    assert said.endswith("x the end")
-    assert len(said) < 2200
-
-
 @pytest.mark.parametrize("line", ["true", "echo", "printf '  \\n '"])
 def test_empty_output(line: str) -> None:
     assert failure(line) == "printed nothing"
-
-
-def test_empty_output_with_a_complaint() -> None:
-    assert failure("echo 'not logged in' >&2") == "printed nothing; it said: not logged in"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +132,3 @@ def test_no_pipes_are_left() -> None:
         run(f"echo {KEY}")
         failure("exit 1")
     assert descriptors() == before
-
-
-def test_its_repr_hides_the_command() -> None:
-    assert KEY not in repr(CredentialCommand(Secret(f"echo {KEY}")))

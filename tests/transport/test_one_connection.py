@@ -162,20 +162,6 @@ def test_silence_is_measured_from_the_last_news(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.timed_out
 
 
-def test_step_gives_the_answer_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = answer(b"hello")
-    bench = Bench(monkeypatch, raw[:5], BlockingIOError(), raw[5:-1], BlockingIOError(), raw[-1:])
-    made = bench.open()
-    assert made.step() is None
-    assert made.step() is None
-    reply = made.step()
-    assert reply is not None
-    assert reply.body == b"hello"
-    assert set(bench.sock.timeouts) == {0}
-    assert bench.connection.requests == 1
-    assert not bench.connection.closed
-
-
 @pytest.mark.parametrize(
     ("arrivals", "stale"),
     [
@@ -196,12 +182,3 @@ def test_only_a_used_connection_without_a_word_is_stale(
         assert caught.value.stale is (stale and requests > 0)
         assert caught.value.maybe_received
         assert bench.connection.closed
-
-
-def test_an_exchange_given_up_closes_its_connection_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    made = bench.open()
-    made.abort()
-    made.abort()
-    assert bench.connection.closed
-    assert made.fileno() == 99

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.servers import Peer, ScriptedServer, unused_port
+from support.servers import Peer, ScriptedServer
 
 from tinker_sync.transport.pools import MAX_IDLE_S, ConnectFailed, Connection, Origin, Pools, Route, connect
 
@@ -43,18 +43,6 @@ def opened(server: ScriptedServer, pools: Pools) -> Callable[..., Connection]:
         return connection
 
     return make
-
-
-def test_the_last_used_comes_first(pools: Pools, opened: Callable[..., Connection], clock: FakeClock) -> None:
-    first, second = opened(), opened()
-    pools.give_back(first)
-    clock.advance(1)
-    pools.give_back(second)
-    assert pools.take(first.route) is second
-    assert pools.take(first.route) is first
-    assert pools.take(first.route) is None
-    for connection in (first, second):
-        pools.discard(connection)
 
 
 def test_routes_do_not_mix(pools: Pools, opened: Callable[..., Connection], server: ScriptedServer) -> None:
@@ -158,24 +146,6 @@ def test_no_two_threads_get_the_same_connection(pools: Pools, opened: Callable[.
     assert len({id(connection) for connection in taken}) == 3
     for connection in taken:
         pools.discard(connection)
-
-
-def test_dead_peers_are_looked_for(opened: Callable[..., Connection], pools: Pools) -> None:
-    connection = opened()
-    assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    pools.discard(connection)
-
-
-def test_a_failed_connect_has_its_reason() -> None:
-    with unused_port() as port:
-        pass
-    with pytest.raises(
-        ConnectFailed, match=rf"cannot connect to http://127\.0\.0\.1:{port}: .*refused"
-    ) as caught:
-        connect(Route(Origin.of(f"http://127.0.0.1:{port}")), 5)
-    assert not caught.value.timed_out
-    assert caught.value.__cause__ is not None
 
 
 def test_a_socket_that_cannot_be_prepared_is_closed(

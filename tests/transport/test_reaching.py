@@ -63,28 +63,6 @@ def test_a_private_authority(authority: Authority, session: requests.Session) ->
     assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
 
 
-def test_an_answer_that_came_twice_is_not_the_next_ones(
-    authority: Authority, session: requests.Session
-) -> None:
-    """The second one is in the buffer of TLS, where no system call sees it."""
-    session.verify = authority.ca_file
-    first = answer(b"1" * 1_000_000)
-
-    def doubles(peer: Peer) -> None:
-        peer.read_request()
-        peer.send(first + answer(b"1"))  # the last record has the end of the one and the whole other
-        peer.wait_gone()
-
-    def answers(peer: Peer) -> None:
-        peer.read_request()
-        peer.send(answer(b"2"))
-
-    server = ScriptedServer(doubles, answers, tls=authority.server_context())
-    with server, http_for(server, session=session) as http:
-        assert len(http.send(post()).body) == 1_000_000
-        assert http.send(post()).body == b"2"
-
-
 def test_an_unknown_authority_is_final_and_sees_nothing(
     authority: Authority, session: requests.Session
 ) -> None:
@@ -234,18 +212,6 @@ def test_the_key_stays_with_its_host(authority: Authority, session: requests.Ses
     assert at_storage.header("host") == f"localhost:{storage.port}"
 
 
-def test_another_port_and_another_address_are_other_hosts(session: requests.Session) -> None:
-    for host in ("127.0.0.1", "127.0.0.2"):
-        with (
-            AnsweringServer(echo, host=host) as storage,
-            AnsweringServer(lambda seen, to=storage.url: redirect(f"{to}/there", 302)) as api,
-            http_for(api, session=session) as http,
-        ):
-            assert http.send(get()).body == b"/there"
-        assert KEY not in all_bytes(storage)
-        assert KEY in all_bytes(api)
-
-
 def test_https_is_not_left_for_http(authority: Authority, session: requests.Session) -> None:
     session.verify = authority.ca_file
     with (
@@ -373,19 +339,6 @@ def test_a_proxy_of_another_kind_is_refused(scheme: str, session: requests.Sessi
 
 
 # --------------------------------------------------------------------------- headers, passwords and cookies
-
-
-def test_headers_of_the_session(session: requests.Session) -> None:
-    session.headers.update({"X-Team": "blue", "User-Agent": "mine/1", "Accept": "text/html"})
-    with AnsweringServer(echo) as server, http_for(server, session=session) as http:
-        http.send(post())
-        session.headers["X-Team"] = "red"
-        http.send(post(headers={"X-Other": "o"}))
-    first, second = server.seen
-    assert (first.header("x-team"), second.header("x-team")) == ("blue", "red")
-    assert first.header("user-agent") == "mine/1"
-    assert first.header("accept") == "application/json"  # the session does not override this header of a call
-    assert first.header("x-api-key") == KEY
 
 
 def test_basic_authentication_of_the_session(session: requests.Session) -> None:

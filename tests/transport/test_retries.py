@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.servers import Peer, ScriptedServer, answer, resets, silent
-from support.wires import KEY, Notebook, get, http_for, post, settings_for
+from support.wires import KEY, Notebook, http_for, post, settings_for
 
 from tinker_sync import errors
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
+from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.retries import PATIENCE_S as CALLERS_PATIENCE_S
@@ -69,10 +68,6 @@ def waits_of(*outcomes: Outcome, call: Call | None = None, **options: Any) -> Se
     return clock.waits
 
 
-def test_a_good_answer_is_the_answer() -> None:
-    assert waits_of(OK) == []
-
-
 def test_pauses_grow_and_have_an_end() -> None:
     assert waits_of(status(503), status(500), status(502), REFUSED, RESET, status(429), status(408), OK) == [
         0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0,
@@ -101,10 +96,6 @@ def test_a_retry_after_beyond_the_deadline_ends_the_call_at_once() -> None:
     assert clock.waits == []
 
 
-def test_a_long_wish_within_the_deadline_is_waited_for() -> None:
-    assert waits_of(status(429, retry_after="110"), OK, call=post(deadline_s=7200)) == [111.0]
-
-
 @pytest.mark.parametrize("code", [429, 503])
 @pytest.mark.parametrize("wish", ["3600000", "1e308", "Fri, 31 Dec 9999 23:59:59 GMT"])
 def test_an_absurd_wish_is_cut(code: int, wish: str) -> None:
@@ -121,13 +112,6 @@ def test_one_key_for_all_tries() -> None:
     assert len(set(keys[:3])) == 1
     assert keys[3] != keys[0]
     assert [call.attempt for call in http.calls] == [1, 2, 3, 1]
-
-
-def test_a_key_that_is_given_is_kept_and_reads_have_none() -> None:
-    http = ScriptedHttp(OK)
-    caller_for(http).call(post(idempotency_key="mine"))
-    caller_for(http).call(get())
-    assert [call.idempotency_key for call in http.calls] == ["mine", None]
 
 
 @pytest.mark.parametrize("code", [400, 401, 402, 403, 404, 405, 410, 422, 501])
@@ -280,13 +264,6 @@ def test_an_empty_400_is_tried_a_few_times_over_new_connections() -> None:
     assert [call.fresh for call in http.calls] == [False, True, True, True, True]
 
 
-def test_a_conflict_is_tried_twice_more() -> None:
-    http = ScriptedHttp(status(409))
-    with pytest.raises(errors.ConflictError):
-        caller_for(http).call(post())
-    assert len(http.calls) == 3
-
-
 @pytest.mark.parametrize(
     ("before", "ambiguous"),
     [
@@ -316,20 +293,6 @@ def test_a_conflict_after_a_connection_was_replaced_may_be_too() -> None:
     with pytest.raises(errors.ConflictError) as raised:
         caller_for(ScriptedHttp(resent, status(409))).call(post())
     assert raised.value.ambiguous
-
-
-def test_a_missing_key_is_no_reason_to_try_again() -> None:
-    http = ScriptedHttp(CredentialError("no key"))
-    with pytest.raises(CredentialError):
-        caller_for(http).call(post())
-    assert len(http.calls) == 1
-
-
-def test_the_error_of_a_lost_call_keeps_its_cause() -> None:
-    with pytest.raises(APIConnectionError) as caught:
-        caller_for(ScriptedHttp(REFUSED), max_retries=0).call(post())
-    assert caught.value.__cause__ is REFUSED
-    assert "refused" in str(caught.value).lower()
 
 
 @pytest.mark.parametrize("failed", [REFUSED, RESET, SILENCE])
@@ -405,22 +368,6 @@ def test_deprecation_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
     assert "use v2" in caplog.text
     assert "marked" not in caplog.text
-
-
-def test_many_threads_share_it() -> None:
-    barrier = threading.Barrier(8)
-
-    class Flaky:
-        def send(self, call: Call) -> Reply:
-            if call.attempt == 1:
-                barrier.wait(PATIENCE_S)
-                return status(503)
-            return Reply(200, {}, call.body or b"")
-
-    caller = Caller(Flaky(), settings_for("http://h"), clock=FakeClock())
-    with ThreadPoolExecutor(8) as pool:
-        bodies = [str(n).encode() for n in range(8)]
-        assert [r.body for r in pool.map(lambda body: caller.call(post(body=body)), bodies)] == bodies
 
 
 def test_over_real_sockets() -> None:

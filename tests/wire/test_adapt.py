@@ -47,29 +47,12 @@ def test_sampling_features_that_would_vanish_are_refused(fields: dict[str, Any],
     fit(sample(**fields), NEW)
 
 
-def test_plain_samples_pass_everywhere() -> None:
-    plain = sample(topk_prompt_logprobs=2, prompt_logprobs=True, record_stability_info=False)
-    for dialect in (OLD, TUFT, NEW):
-        fit(plain, dialect)
-
-
 def test_text_in_the_loss_config_is_refused() -> None:
     given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"reduction": "mean"})
     with pytest.raises(UnsupportedByServerError, match="text in loss_fn_config"):
         fit(given, TUFT)
     fit(given, NEW)
     fit(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
-
-
-def test_provenance_is_refused() -> None:
-    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [1, 2]}).with_provenance(
-        [types.PromptProvenanceSpan(sequence_id="s", length=2)],
-        [types.SampledProvenanceSpan(sequence_id="s", length=2)],
-    )
-    given = types.ForwardBackwardInput([datum], "cross_entropy")
-    with pytest.raises(UnsupportedByServerError, match="provenance"):
-        fit(given, TUFT)
-    fit(given, NEW)
 
 
 def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
@@ -121,11 +104,6 @@ def test_sparse_and_shaped_tensors_become_flat() -> None:
     assert flat.data[0].loss_fn_inputs["target_tokens"].shape == [4]
     assert flat.data[1] is given.data[1]
     assert fit(given, NEW) is given
-
-
-def test_flat_examples_are_not_copied() -> None:
-    given = examples({"target_tokens": [1, 2, 3, 4], "weights": np.ones(4, dtype=np.float32)})
-    assert fit(given, OLD) is given
 
 
 def test_two_real_dimensions_are_refused_with_their_place() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from tinker_sync.runtime.calls import make_call
 from tinker_sync.wire.dialect import (
     CURRENT,
     FEATURES,
-    PROBE_BODY,
     Dialect,
     DialectCache,
     NeedsProbe,
@@ -68,11 +65,6 @@ def test_versions_that_no_server_speaks_are_refused_with_what_to_do() -> None:
     assert decided(200, newer).version == (0, 25)  # a setting may stay when others come
 
 
-def test_the_newest_setting_decides_the_age() -> None:
-    assert decided(200, V36).version == CURRENT
-    assert decided(200, {**V25, "sample_use_retrieve_futures": True}).version == (0, 28)
-
-
 @pytest.mark.parametrize("config", [FOUR_FLAGS, {"pjwt_auth_enabled": False}, {}, None, []])
 def test_settings_without_an_age_ask_for_a_probe(config: object) -> None:
     assert decide(200, config) == NeedsProbe()
@@ -83,16 +75,6 @@ def test_settings_without_an_age_ask_for_a_probe(config: object) -> None:
 def test_a_probed_server_is_never_asked_to_train_by_mistake() -> None:
     # A server with protobuf and without `forward_only` would accumulate gradients in a forward pass.
     assert decided(200, FOUR_FLAGS, probe="protobuf").forward_only is False
-
-
-def test_the_vendor_speaks_the_present_protocol() -> None:
-    assert decided(200, {}, vendor=True).version == CURRENT
-    assert decided(200, {"proto_compress_fwdbwd": True}, vendor=True).zstd
-
-
-def test_the_probe_is_a_harmless_message() -> None:
-    assert PROBE_BODY.isascii()
-    assert bytes([0x0A, 5]) + b"probe" == PROBE_BODY
 
 
 def complaint(place: list[object], kind: str) -> bytes:
@@ -174,22 +156,6 @@ def test_the_dialect_can_be_forced() -> None:
     assert Dialect.forced(mine) is mine
     with pytest.raises(ConfigurationError):
         Dialect.forced("auto")
-
-
-def test_the_cache_is_by_address_and_shared_by_threads() -> None:
-    cache = DialectCache()
-    start = threading.Barrier(8)
-
-    def work(number: int) -> bool:
-        start.wait(120)
-        address = f"http://h{number % 2}"
-        cache.keep(address, decided(404, None) if number % 2 else Dialect.of_vendor())
-        found = cache.get(address)
-        return found is not None and found.protobuf == (number % 2 == 0)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(8)))
-    assert cache.get("http://other") is None
 
 
 def test_what_was_found_can_be_forgotten() -> None:

@@ -7,7 +7,6 @@ from support.each import for_each
 
 from tinker_sync import types
 from tinker_sync.types._model import Model
-from tinker_sync.wire.dialect import CURRENT
 from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, find
 
 ROWS = list(ENDPOINTS.values())
@@ -55,10 +54,6 @@ def test_a_filled_path_is_matched(endpoint: Endpoint) -> None:
     assert find(endpoint.method, filled(endpoint)) == (endpoint, ids)
 
 
-def test_calls_are_distinct() -> None:
-    assert len({(row.method, row.path.text) for row in ROWS}) == len(ROWS)
-
-
 def test_unknown_calls_are_not_found() -> None:
     assert find("GET", "/api/v1/nothing") is None
     assert find("PATCH", "/api/v1/training_runs") is None
@@ -76,27 +71,10 @@ def test_ids_are_encoded_and_decoded() -> None:
     assert find("GET", path) == (ENDPOINTS["get_sampler"], {"sampler": "a/b?c"})
 
 
-def test_numbered_calls_carry_a_number() -> None:
-    for row in ROWS:
-        assert row.number is None or row.number in row.request_type.__annotations__, row.name
-        assert row.repeatable or row.number, row.name
-
-
 def test_only_calls_that_change_something_may_not_be_repeated() -> None:
     for row in ROWS:
         assert not (row.changes and row.method == "GET"), row.name
         assert row.repeatable or row.changes or row.name == "create_sampling_session"
-
-
-def test_calls_of_older_servers_alone_are_marked() -> None:
-    ended = {row.name for row in ROWS if row.until is not None}
-    assert {row.name for row in ROWS if row.legacy} == {*ended, "unload_model"}
-    assert all(row.until is None or row.since < row.until <= CURRENT for row in ROWS)
-
-
-def test_calls_with_other_retries_have_none_here() -> None:
-    for name in ("retrieve_future", "retrieve_futures", "cancel_future", "session_heartbeat", "asample"):
-        assert ENDPOINTS[name].max_retries == 0
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,6 @@ def test_when_a_connection_may_be_used_again(head: str, keep: bool) -> None:
     assert parser.keep_alive is keep
 
 
-def test_the_answer_to_head_has_no_body() -> None:
-    assert whole(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", method="HEAD") == b""
-
-
 def test_without_a_length_the_body_lasts_until_the_end() -> None:
     raw = answer(b"hello", length=None)
     parser = parsed(raw)

@@ -127,11 +127,6 @@ def test_bad_tensors_are_refused(change: dict[str, Any], place: str, reason: str
     assert reason in error.message
 
 
-def test_the_place_of_an_output_keeps_its_name(codec: Codec) -> None:
-    body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"mine_np": {"data": [1], "dtype": "x"}}]}
-    assert refusal(body, ForwardBackwardOutput, codec).path == "$.loss_fn_outputs[0].mine_np.dtype"
-
-
 # ------------------------------------------------------------------------------------------------ sampling
 def test_samples_as_older_servers_write_them(codec: Codec) -> None:
     body = {
@@ -168,13 +163,6 @@ def test_samples_as_older_servers_write_them(codec: Codec) -> None:
     assert response.prompt_cache_hit_tokens == 0
 
 
-def test_positions_with_nothing_in_them_still_are_positions(codec: Codec) -> None:
-    body = b'{"sequences":[],"topk_prompt_logprobs":[null,null]}'
-    assert codec.decode(body, SampleResponse).topk_prompt_logprobs == [None, None]
-    body = b'{"sequences":[],"topk_prompt_logprobs":[]}'
-    assert codec.decode(body, SampleResponse).topk_prompt_logprobs == []
-
-
 def test_samples_there_and_back(codec: Codec) -> None:
     rng = np.random.default_rng(3)
     topk = types.TopkLogprobs(
@@ -199,20 +187,6 @@ def test_samples_there_and_back(codec: Codec) -> None:
     assert json.loads(encoded)["sequences"][1] == {"stop_reason": "length", "tokens": [1, 2, 3, 4]}
     assert list(json.loads(encoded))[-1] == "type"
     assert codec.decode(encoded, SampleResponse) == response
-
-
-def test_samples_made_of_lists(codec: Codec) -> None:
-    sequence = types.SampledSequence(
-        "stop", _tokens_list=[1], _logprobs_list=[-1.0], _topk_logprobs_list=[[(1, -1.0)]]
-    )
-    response = SampleResponse(
-        [sequence], _prompt_logprobs_list=[None, -0.5], _topk_prompt_logprobs_list=[None]
-    )
-    decoded = codec.decode(codec.encode(response), SampleResponse)
-    assert decoded.sequences[0].tokens == [1]
-    assert decoded.sequences[0].topk_logprobs == [[(1, -1.0)]]
-    assert decoded.prompt_logprobs == [None, -0.5]
-    assert decoded.topk_prompt_logprobs == [None]
 
 
 BAD_SAMPLES: list[tuple[dict[str, Any], str, str]] = [

@@ -13,7 +13,6 @@ from support.proto_random import MESSAGES, comparable
 
 from tinker_sync import types
 from tinker_sync.wire.proto.codec import read_message, write_message
-from tinker_sync.wire.proto.outputs import decode_forward_backward_output
 from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
@@ -71,12 +70,6 @@ def test_a_request_is_encoded_to_the_golden_bytes() -> None:
     assert encode_forward_backward_request(simple_request()).join() == golden_bytes("request_simple")
 
 
-def test_a_request_is_decoded_to_types() -> None:
-    request, forward_only = decode_forward_backward_request(golden_bytes("request_simple"))
-    assert request == simple_request()
-    assert not forward_only
-
-
 @pytest.mark.parametrize("name", ["request_simple", "request_full", "request_empty"])
 def test_requests_round_trip(name: str) -> None:
     request, forward_only = decode_forward_backward_request(golden_bytes(name))
@@ -93,28 +86,6 @@ def test_a_response_is_decoded_and_encoded() -> None:
     )
     assert decode_sample_response(golden_bytes("samples_simple")) == response
     assert encode_sample_response(response).join() == golden_bytes("samples_simple")
-
-
-def test_an_output_is_decoded_to_types() -> None:
-    output = decode_forward_backward_output(golden_bytes("output_simple"))
-    assert output.loss_fn_output_type == "ArrayRecord"
-    assert output.metrics == {"loss:sum": 1.5}
-    found = [(record["logprobs"].shape, record["logprobs"].data) for record in output.loss_fn_outputs]
-    assert found == [([2], [-1.0, -2.0]), ([1], [-0.5])]
-
-
-def test_ragged_outputs_have_the_shapes_of_their_batch() -> None:
-    output = decode_forward_backward_output(golden_bytes("output_ragged"))
-    assert output.loss_fn_output_type == "RaggedRecord"
-    ids = [record["ids"] for record in output.loss_fn_outputs]
-    assert [one.tolist() for one in ids] == [[[1, 2], [3, 4]], [[-5, 6]], [[7, 8, 9]]]
-    assert {one.dtype for one in ids} == {"int64"}
-    assert [record["scores"].tolist() for record in output.loss_fn_outputs] == [[0.5], [1.5], []]
-
-
-def test_dropped_outputs_are_counted() -> None:
-    output = decode_forward_backward_output(golden_bytes("output_dropped"))
-    assert output.loss_fn_outputs == [{}, {}, {}]
 
 
 def test_a_full_response_is_decoded_to_types() -> None:

@@ -118,22 +118,6 @@ def test_dense_tensors_are_encoded_with_and_without_a_shape(shape: list[int] | N
     assert plain == ({**expected, "shape": shape} if shape else expected)
 
 
-def test_empty_and_scalar_tensors_are_encoded() -> None:
-    inputs = encoded(datum(empty=np.zeros((0, 3), dtype=np.float32), scalar=np.array(5)))["data"][0][
-        "loss_fn_inputs"
-    ]
-    assert inputs["empty"] == {"dtype": tables.DTYPE_FLOAT32, "dense": b"", "shape": [0, 3]}
-    assert inputs["scalar"] == {"dtype": tables.DTYPE_INT64, "dense": np.int64(5).tobytes()}
-
-
-def test_frames_depend_on_name_and_shape() -> None:
-    square = np.zeros((2, 2), dtype=np.float32)
-    inputs = encoded(datum(a=square, b=square, c=square.reshape(4)), datum(a=square.reshape(1, 4)))["data"]
-    assert [sorted(one["loss_fn_inputs"]) for one in inputs] == [["a", "b", "c"], ["a"]]
-    assert inputs[0]["loss_fn_inputs"]["c"]["shape"] == [4]
-    assert inputs[1]["loss_fn_inputs"]["a"]["shape"] == [1, 4]
-
-
 def test_sparse_tensors_stay_sparse() -> None:
     tensor = types.TensorData([7.0, 8.0], "float32", [2, 5], [0, 2, 2], [1, 4])
     plain = encoded(datum(weights=tensor))["data"][0]["loss_fn_inputs"]["weights"]
@@ -146,35 +130,6 @@ def test_sparse_tensors_stay_sparse() -> None:
             "col_indices": np.array([1, 4]).tobytes(),
         },
     }
-
-
-def test_spans_keep_their_order() -> None:
-    prompt = types.PromptProvenanceSpan(sequence_id="s", length=2)
-    sampled = types.SampledProvenanceSpan(sequence_id="t", offset=4, length=1)
-    one = Datum(types.ModelInput.from_ints([1, 2, 3]), {}, [prompt, sampled], [sampled])
-    plain = encoded(one)["data"][0]
-    assert plain["model_input_spans"] == [
-        {"prompt_tokens": {"sequence_id": "s", "length": 2}},
-        {"sampled_tokens": {"sequence_id": "t", "offset": 4, "length": 1}},
-    ]
-    assert plain["loss_fn_input_spans"] == plain["model_input_spans"][1:]
-    assert decode_forward_backward_request(encode_forward_backward_request(request(one)).join())[
-        0
-    ] == request(one)
-
-
-def test_arrays_are_encoded_without_copies() -> None:
-    tokens = np.arange(100, dtype=np.int32)
-    targets, weights = np.arange(100), np.ones(100, dtype=np.float32)
-    weights.flags.writeable = False
-    out = encode_forward_backward_request(
-        request(datum(EncodedTextChunk(tokens=tokens), t=targets, w=weights))
-    )
-    pieces = [np.frombuffer(piece, np.uint8) for piece in out if memoryview(piece).nbytes >= 400]
-    assert len(pieces) == 3
-    for piece, array in zip(pieces, (tokens, targets, weights), strict=True):
-        assert np.shares_memory(piece, array)
-    assert out.size == len(out.join())
 
 
 @pytest.mark.parametrize(
@@ -212,26 +167,6 @@ def test_the_newer_map_of_settings_takes_precedence() -> None:
     new = {**old, "loss_fn_config_v2": {"a": {"number": 0.0}, "c": {"text": ""}}}
     assert decoded(new).forward_backward_input.loss_fn_config == {"a": 0.0, "c": ""}
     assert decoded({}).forward_backward_input.loss_fn_config is None
-
-
-def test_decoded_arrays_are_writable_and_separate() -> None:
-    body = encode_forward_backward_request(
-        request(datum(EncodedTextChunk(tokens=[1, 2]), x=np.arange(4.0, dtype=np.float32)))
-    ).join()
-    received, _ = decode_forward_backward_request(body)
-    one = received.forward_backward_input.data[0]
-    chunk = one.model_input.chunks[0]
-    assert isinstance(chunk, EncodedTextChunk)
-    for array in (chunk.tokens, one.loss_fn_inputs["x"].to_numpy()):
-        assert isinstance(array, np.ndarray)
-        assert array.flags.writeable
-        assert array.flags.aligned
-        assert not np.shares_memory(array, np.frombuffer(body, np.uint8))
-
-
-def test_an_unset_sequence_number_is_none() -> None:
-    assert decoded({"seq_id": 0}).seq_id is None
-    assert decoded({"seq_id": -5}).seq_id == -5
 
 
 TEXT = {"encoded_text": {"tokens": bytes(4)}}
