@@ -9,7 +9,7 @@ import pytest
 
 from tinker_sync import types
 from tinker_sync.errors import UnsupportedByServerError, WireError
-from tinker_sync.runtime.answers import ExpectedOutputs
+from tinker_sync.runtime.answers import ExpectedOutputs, check_model
 from tinker_sync.types import TensorData
 from tinker_sync.wire.adapt import check_response, name_sequences
 
@@ -173,3 +173,11 @@ class TestSamples:
             assert name_sequences(sampled(), none).sequences[0].sequence_id is None
         with pytest.raises(WireError, match="2 ids for 1 sequences"):
             name_sequences(sampled(), ["a", "b"])
+
+
+class TestOtherResults:
+    def test_another_model(self) -> None:
+        for model_id in (None, "", "m-1"):
+            check_model("m-1", types.LoadWeightsResponse(model_id=model_id))
+        with pytest.raises(WireError, match="another model"):
+            check_model("m-1", types.LoadWeightsResponse(model_id="m-2"))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.byte_sizes import estimate_bytes, estimate_prompt_bytes, split
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.model_input import (
@@ -94,3 +95,7 @@ class TestSplit:
                 grown = chunk.size_bytes + estimate_bytes(following.data[0])
                 assert len(chunk.data) == max_count or grown > 4 * max_quarters
         assert len(chunks) >= math.ceil(len(data) / max_count)
+
+    def test_no_data_is_refused(self) -> None:
+        with pytest.raises(InvalidInputError, match="data: expected at least one datum"):
+            split([], max_bytes=100, max_count=10)

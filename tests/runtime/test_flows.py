@@ -66,6 +66,16 @@ def test_a_flow_gets_the_outcome_of_each_wait(bench: Bench) -> None:
     assert future.result(0) == [200, True, None, "now", "now"]
 
 
+def test_a_wait_that_cannot_begin_raises_in_the_flow(bench: Bench) -> None:
+    def flow() -> Flow[str]:
+        try:
+            yield "no wait"
+        except AttributeError:
+            return "seen"
+
+    assert bench.start(flow()).result(0) == "seen"
+
+
 def test_a_flow_waits_for_others_and_gets_their_values_and_failures(bench: Bench) -> None:
     def child(number: int) -> Flow[int]:
         yield float(number)
@@ -87,6 +97,16 @@ def test_a_flow_waits_for_others_and_gets_their_values_and_failures(bench: Bench
     for _ in range(3):
         bench.reactor.pass_time()
     assert future.result(0) == [1, (2,), 3]
+
+
+def test_a_failure_that_nobody_waits_for_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def flow() -> Flow[None]:
+        yield 1.0
+        raise KeyError("lost")
+
+    bench.flows.start(flow())
+    bench.reactor.pass_time()
+    assert "a flow failed" in caplog.text
 
 
 def test_thousands_of_flows_that_end_at_once_do_not_recurse(bench: Bench) -> None:

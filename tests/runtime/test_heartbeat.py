@@ -9,6 +9,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.isolation import our_threads
+from support.raising import raising
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, TinkerError
 from tinker_sync.runtime.heartbeat import PERIOD_S, Heartbeat
@@ -121,6 +122,12 @@ def test_trouble_is_logged_after_two_minutes_and_then_each_minute(caplog: pytest
     assert bench.said == []
 
 
+def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
+    bench = Bench(KeyError("a"), None)
+    assert bench.steps(2) == [True, True]
+    assert bench.beats == 2
+
+
 # ---------------------------------------------------------------------------------------------- late ones
 def late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
@@ -229,6 +236,12 @@ def test_without_a_thread_the_last_thing_is_done_by_the_thread_that_stops_it() -
         bench.heartbeat.stop(lambda: done.append(threading.current_thread().name))
     assert done == ["MainThread"]
     assert bench.heartbeat.ended.is_set()
+
+
+def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+    with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
+        Bench().heartbeat.start()
 
 
 def test_it_ends_by_itself_when_no_client_is_left() -> None:

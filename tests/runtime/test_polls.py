@@ -14,7 +14,7 @@ from support.sends import HandWorkers, NoWorkers
 from tinker_sync import errors
 from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise
+from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise, QueueReport
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
@@ -225,6 +225,22 @@ def test_a_cancelled_future_ends_the_asking_in_a_pause(bench: Bench) -> None:
     assert future.cancel()
     assert not bench.reactor.timers[0].live
     assert bench.reactor.waiting == 0
+
+
+def test_every_listener_gets_every_notice() -> None:
+    notices, heard = Notices(FakeClock()), [[], []]  # type: ignore[var-annotated]
+    stop = notices.listen(heard[0].append)
+    notices.listen(heard[1].append)
+    notices.publish(PAUSED, "Sample", "req-1")
+    notices.publish(QueueNotice(QueueState.ACTIVE, "soon"), "Sample", "req-1")
+    stop()
+    stop()
+    notices.publish(PAUSED, "Sample", "req-2")
+    first = [
+        QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1"),
+        QueueReport(QueueState.ACTIVE, "soon", "Sample", "req-1"),
+    ]
+    assert heard == [first, [*first, QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-2")]]
 
 
 # ------------------------------------------------------------------------------------- notices

@@ -483,6 +483,15 @@ class TestSharing:
         limiter.follow(1)
         assert limiter._rate.a_second == pytest.approx(0.7 * before)
 
+    def test_refusals_of_one_storm_lower_the_rate_once(self) -> None:
+        clock, limiter, gate = throttled_once()
+        accept_all(clock, gate, 1.5)
+        before = limiter._rate.a_second
+        refuse(gate, delay_s=2)
+        limiter.follow(2)
+        limiter.follow(2)
+        assert limiter._rate.a_second == pytest.approx(0.7 * before)
+
 
 class TestLimits:
     """How near to the limit of a server the rate keeps, and how much it asks the server to refuse."""

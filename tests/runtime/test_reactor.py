@@ -139,6 +139,31 @@ def test_an_answer_in_pieces_goes_back_to_the_reactor_between_them() -> None:
         assert held.reply().body == b"firstsecond"
 
 
+def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.reactor.STALE_EXPIRIES", 8)
+    last = threading.Event()
+
+    def reply(seen: Any) -> bytes:
+        if seen.body == b"long":
+            last.wait(PATIENCE_S)
+        return answer(seen.body)
+
+    sizes, calls = [], []
+    with AnsweringServer(reply) as server, closing(Held(server.url)) as held:
+        held.start(post(body=b"long"))
+        server.await_seen(1)
+        for _ in range(40):
+            ticket = held.start(post(body=b"short"))
+            assert held.reply().body == b"short"
+            calls.append(ticket.call)
+            sizes.append(len(held.reactor._expiries))
+        last.set()
+        assert held.reply().body == b"long"
+    assert calls == [None] * 40
+    assert max(sizes) > 8  # entries of ended requests stay behind that of the long request
+    assert max(sizes) <= 8 + 2 * 2 + 1
+
+
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
     """Session tickets of TLS 1.3 make a socket readable, but no worker starts to wait for an answer."""
     answered = threading.Event()

@@ -213,6 +213,18 @@ def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
     assert done == ["later"]
 
 
+def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
+    reactor, done = Reactor(Line(), NoWorkers()), []
+
+    def stop() -> None:
+        assert reactor.follow(lambda: done.append("follows"))
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        reactor._run_step(stop)
+    assert done == ["follows"]
+
+
 # ------------------------------------------------------------------------------------------- no thread
 
 

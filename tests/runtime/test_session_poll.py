@@ -97,6 +97,13 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     assert len(bench.polls()) == 4  # no result is awaited, and nothing is left to report
 
 
+def test_a_failed_sample_is_fetched_for_its_reason(bench: Bench) -> None:
+    future = bench.wait_for("a")
+    bench.announce(1, failed=("a",))
+    bench.fetch_next({"error": "too long", "category": "user"})
+    assert "too long" in str(future.exception(0))
+
+
 def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     bench.wait_for("a")
     bench.announce(1, "b")
@@ -104,6 +111,13 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     assert bench.singles() == ["b"]
     bench.fetch_next({"of": "b"})
     assert future.result(0) == {"of": "b"}
+
+
+def test_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.session_poll.EARLY_KEPT", 3)
+    bench.wait_for("a")
+    bench.announce(5, *"vwxyz")
+    assert list(bench.together._early) == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501, 403, 422])

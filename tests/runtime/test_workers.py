@@ -294,6 +294,32 @@ def at_opcode(number: int, handler: Callable[[], object]) -> Iterator[list[int]]
         sys.settrace(before)
 
 
+def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Workers("send", max_threads=1)
+    real_lock, jobs = threading.Lock, [lambda: None]
+
+    class Ready:
+        """A lock whose wait runs out just before another thread releases it."""
+
+        def __init__(self) -> None:
+            self.lock = real_lock()
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            if timeout >= 0 and jobs:
+                pool.run(jobs.pop())
+                return False
+            return self.lock.acquire(blocking, timeout)
+
+        def release(self) -> None:
+            self.lock.release()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Lock", Ready)
+        assert pool._next_entry() is not None
+    assert pool._idle == []
+    pool.close()
+
+
 def test_a_job_that_comes_while_the_last_thread_leaves_is_done() -> None:
     """A thread that leaves looks for jobs once more, because a caller may still have counted on it."""
 
