@@ -188,13 +188,6 @@ def test_short_samples_release_the_rest(stub: Stub, service: ServiceClient, samp
             assert budget.spent_tokens == 3 * done
 
 
-def test_chunks_release_their_reservation(stub: Stub, service: ServiceClient, training: Any) -> None:
-    with service.budget(tokens=30) as budget:
-        for done in (1, 2):
-            training.forward_backward([datum(3)] * 5, "cross_entropy").result()
-            assert budget.spent_tokens == 15 * done
-
-
 def test_nested_budgets_both_apply(service: ServiceClient, sampling: Any) -> None:
     with service.budget(tokens=100) as outer, service.budget(tokens=10) as inner:
         with pytest.raises(errors.BudgetExceededError, match="of 10 tokens"):
@@ -234,12 +227,3 @@ def test_budget_in_dollars_needs_prices(
         service.budget()
     with pytest.raises(errors.InvalidInputError, match="0 or more"):
         service.budget(usd=-1)
-
-
-def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: ServiceClient, sampling: Any) -> None:
-    stub.behaviour.proto_results = False
-    tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
-    stub.script("/retrieve_future", Answer(body={**tokens, "prompt_cache_hit_tokens": 6}))
-    with service.budget(usd=100, prices=TABLE) as budget:
-        sample(sampling, 10, 1).result()
-        assert budget.spent_usd == 12

@@ -6,18 +6,18 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from datetime import datetime, timezone
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
+from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.insight import PriceTable, TokenCounts, Usage
-from tinker_sync.insight.displays import frame_of, html_of, pieces, shade
-from tinker_sync.insight.page import curve, seconds, size, table
+from tinker_sync.insight.displays import frame_of, html_of, shade
 from tinker_sync.local import tiny
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.testing import LocalServer
@@ -40,10 +40,6 @@ RUN = types.TrainingRun(
     last_request_time=NOON,
     last_checkpoint=CHECKPOINT,
 )
-
-
-def test_a_value_without_a_display_keeps_its_plain_repr() -> None:
-    assert types.AdamParams()._repr_html_() is None
 
 
 def test_displays_load_with_the_first_one() -> None:
@@ -74,11 +70,6 @@ def test_tokens_are_shaded_by_their_log_probability(tokenizer: Any) -> None:
     assert "stopped by itself" in shown
 
 
-@pytest.mark.parametrize("text", ["plain words 12+30=42", "äöü € 😀 unicode 日本", "", "\n\n  two  "])
-def test_pieces_of_tokens_join_to_the_text(tokenizer: Any, text: str) -> None:
-    assert "".join(pieces(tokenizer.encode(text), tokenizer)) == text
-
-
 def test_a_sample_shows_ids_where_the_tokenizer_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.data.tokenizer.find_only_tokenizer", lambda: None)
     response = types.SampleResponse([types.SampledSequence("length", None, [20, 21], None)])
@@ -98,13 +89,6 @@ def test_a_sample_names_the_tokenizer_that_it_is_shown_with(
     assert "text of the tokenizer" not in shade(sequence, tokenizer)._repr_html_()
     foreign = types.SampledSequence("length", None, [20, len(tokenizer)], None)
     assert ">20</span> <span" in html_of(foreign)
-
-
-def test_the_plain_repr_shows_tokens_shortened() -> None:
-    sequence = types.SampledSequence("length", None, list(range(500)), None)
-    assert repr(sequence) == (
-        "SampledSequence(stop_reason='length', sequence_id=None, tokens=[0, 1, 2, … 500 items])"
-    )
 
 
 # ---------------------------------------------------------------------------------- tables
@@ -131,12 +115,6 @@ def test_runs_and_checkpoints_are_tables() -> None:
     assert "<b>" not in listed
     assert "2026-01-31 12:00" in str(html_of(CHECKPOINT))
     assert "org/base" in str(html_of(RUN))
-
-
-def test_long_tables_say_how_much_they_show() -> None:
-    shown = table([{"n": n} for n in range(100)], "a hundred")
-    assert shown.count("<tr>") == 61
-    assert "a hundred (the first 60 are shown)" in shown
 
 
 def test_usage_is_a_table() -> None:
@@ -171,19 +149,22 @@ def test_frames_without_pandas_name_the_extra(monkeypatch: pytest.MonkeyPatch) -
 
 # ---------------------------------------------------------------------------------- futures and clients
 def test_a_future_shows_its_state_and_what_the_server_reported() -> None:
-    clock = FakeClock()
-    future: APIFuture[int] = APIFuture(clock=clock)
-    assert "queued here" in str(future._repr_html_())
-    future._mark_sending()
-    future._mark_accepted("req-7")
-    future._mark_paused("all machines <are> busy")
-    clock.advance(2.5)
-    shown = str(future._repr_html_())
-    assert "paused by the server: all machines &lt;are&gt; busy" in shown
-    assert "request req-7" in shown
-    assert "2.5 s at the server" in shown
-    future.fail(KeyError("lost"))
-    assert "failed: KeyError" in str(future._repr_html_())
+    paused = Answer(408, {"queue_state": "paused_capacity", "queue_state_reason": "all machines <are> busy"})
+    go_on = threading.Event()
+    lost = Answer(gate=go_on, body={"error": "there is no room", "category": "server"})
+    with StubServer() as stub:
+        stub.script("/retrieve_future", paused, lost)
+        with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-displays") as service:
+            sampling = service.create_sampling_client(base_model="stub/model").result()
+            future = sampling.sample(types.ModelInput.from_ints([1]), 1, types.SamplingParams(max_tokens=1))
+            stub.await_asked("/retrieve_future", 2)
+            shown = str(future._repr_html_())
+            assert "all machines &lt;are&gt; busy" in shown
+            assert str(future.request_ids[0]) in shown
+            assert "at the server" in shown
+            go_on.set()
+            assert future.exception(120)
+            assert "failed: RequestFailedError" in str(future._repr_html_())
 
 
 def test_a_future_that_is_done_shows_its_result() -> None:
@@ -208,15 +189,6 @@ def test_a_training_client_shows_its_curve() -> None:
         assert len(training.curve) == 3
     assert "<polyline" in shown
     assert "loss of 3 passes" in shown
-
-
-def test_a_curve_leaves_out_what_is_not_finite() -> None:
-    assert "of 2 passes" in curve([1.0, float("nan"), 2.0, float("inf")], "loss")
-
-
-def test_completion_lists_no_internals() -> None:
-    assert not {"resolve", "fail", "set_result"} & set(dir(APIFuture()))
-    assert {"result", "status", "timeline", "cancel"} <= set(dir(APIFuture()))
 
 
 def test_awaited_methods_show_the_real_signature() -> None:
@@ -273,11 +245,3 @@ def test_a_notebook_wakes_while_futures_are_awaited(kernel: bool, monkeypatch: p
 
 
 # ---------------------------------------------------------------------------------- numbers
-
-
-def test_a_value_that_rounds_up_to_the_next_unit_has_that_unit() -> None:
-    shown = [seconds(each) for each in (0.9994, 0.9996, 119.94, 119.96, 179.6, 3599.4)]
-    assert shown == ["999 ms", "1.0 s", "119.9 s", "2 min", "3 min", "59 min 59 s"]
-    given = (1023, 1024, 1023.9 * 1024, 1023.99 * 1024, 1024**3 - 1, 1024**5, 1024**6)
-    sizes = ["1023 B", "1.0 KB", "1023.9 KB", "1.0 MB", "1.0 GB", "1.0 PB", "1.0 EB"]
-    assert [size(each) for each in given] == sizes

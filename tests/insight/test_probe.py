@@ -9,7 +9,6 @@ import pytest
 from support import open_servers
 from support.tinker_stub import _POSTS, Answer, Asked, Stub, StubServer
 
-from tinker_sync.errors import APIConnectionError, AuthenticationError, ConfigurationError
 from tinker_sync.insight import ProbeReport, probe
 from tinker_sync.testing import LocalServer
 from tinker_sync.wire.endpoints import ENDPOINTS, find
@@ -75,17 +74,6 @@ def test_open_servers_have_no_calls_they_lack(kind: type[open_servers.OpenServer
         assert found[row.name] in expected, row.name
 
 
-def test_a_refused_key_raises(stub: Stub) -> None:
-    stub.behaviour.key = "tml-other"
-    with pytest.raises(AuthenticationError):
-        probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
-
-
-def test_a_key_that_is_no_text_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="api_key: expected text, got int"):
-        probe("http://localhost:1", api_key=7)  # type: ignore[arg-type]
-
-
 def test_equal_answers_are_not_conclusive(stub: Stub) -> None:
     def alike(asked: Asked) -> Answer | None:
         return Answer(403, {"detail": "not for you"}) if asked.method == "GET" else None
@@ -106,11 +94,3 @@ def test_errors_that_repeat_the_path(stub: Stub) -> None:
     stub.script("*", *[echo] * 200)
     found = there(probe(stub.url, api_key="tml-probe"))  # type: ignore[attr-defined]
     assert {name for name, answer in found.items() if answer == "yes"} == {"client_config", "asample"}
-
-
-def test_an_unreachable_server_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_PACE", "0.01")
-    with StubServer() as gone:
-        url = gone.url  # type: ignore[attr-defined]
-    with pytest.raises(APIConnectionError):
-        probe(url, api_key="tml-probe")

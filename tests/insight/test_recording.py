@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tinker_sync import types
-from tinker_sync._base.events import CallFailed, Event
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.recording import Recording
 from tinker_sync.losses import CrossEntropy
-from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 MODEL = "tinker-sync/random"
@@ -33,14 +28,6 @@ def train(service: ServiceClient, *, wait: bool) -> None:
         if wait:
             passed.result()
         training.optim_step(ADAM).result()
-
-
-def test_a_client_without_a_recording_has_no_stopwatch() -> None:
-    with LocalServer(model=MODEL) as server, server.service() as service:
-        with service.explain():
-            assert len(service.holder.lifecycle.stopwatches) == 1
-        assert service.holder.lifecycle.stopwatches == ()
-        assert service.holder.connection.journal.observers == []
 
 
 def test_waiting_for_a_pass_before_the_step_is_noticed() -> None:
@@ -101,71 +88,6 @@ def test_failed_attempts_and_pauses_are_shown() -> None:
     assert "Requests without a result: " in shown
 
 
-def test_a_request_counts_as_soon_as_the_user_has_its_result() -> None:
-    shown = threading.Event()
-
-    class SlowObserver:
-        def observe(self, event: Event) -> None:
-            if isinstance(event, CallFailed):
-                shown.wait(120)
-
-    with LocalServer(model=MODEL) as server, server.service() as service:
-        service.holder.lifecycle.add_observer(SlowObserver())
-        sampling = service.create_sampling_client(base_model=MODEL).result()
-        with service.explain() as recording:
-            failed = sampling.sample(types.ModelInput.from_ints([10**6]), 1, SHORT)
-            with pytest.raises(TinkerError):
-                failed.result()
-            assert "Requests without a result: " in str(recording)
-        shown.set()
-    assert [call.outcome for call in recording.calls] == ["RequestFailedError"]
-
-
-def _saved(recording: Recording, place: Path) -> str:
-    recording.save(place)
-    return place.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("read", "shown"),
-    [
-        (lambda recording, _: f"{len(recording.calls)} calls", "10 calls"),
-        (lambda recording, _: repr(recording), "of 10 requests"),
-        (lambda recording, _: str(recording.advice), "9 times of 10"),
-        (_saved, '"id": 9,'),
-    ],
-)
-def test_each_view_has_a_request_whose_future_has_just_ended(
-    tmp_path: Path, read: Callable[[Recording, Path], str], shown: str
-) -> None:
-    texts: list[str] = []
-    over = threading.Event()
-
-    class EarlierStopwatch:
-        def follow(self, future: APIFuture[Any]) -> None:
-            future._when_done(self._read)
-
-        def encoded(self, method: str, began_s: float) -> None:
-            pass
-
-        def _read(self, _: APIFuture[Any]) -> None:
-            """Read the recording before it has seen the end of the request."""
-            try:
-                texts.append(read(recording, tmp_path / "t.json"))
-            finally:
-                if len(texts) == 10:
-                    over.set()
-
-    with LocalServer(model=MODEL) as server, server.service() as service:
-        sampling = service.create_sampling_client(base_model=MODEL).result()
-        service.holder.lifecycle.add_stopwatch(EarlierStopwatch())
-        with service.explain() as recording:
-            for _ in range(10):
-                sampling.sample(PROMPT, 1, SHORT).result()
-            assert over.wait(120)
-    assert shown in texts[-1]
-
-
 def test_a_trace_is_written_when_the_client_closes(tmp_path: Path) -> None:
     place = tmp_path / "t.json"
     with LocalServer(model=MODEL) as server, server.service() as service:
@@ -183,26 +105,6 @@ def test_a_trace_is_written_when_the_client_closes(tmp_path: Path) -> None:
     with pytest.raises(ClientClosedError):
         service.explain()
     assert recording.ended_s == recording.ended_s
-
-
-def test_a_trace_may_go_into_a_new_directory(tmp_path: Path) -> None:
-    place = tmp_path / "traces" / "t.json"
-    with LocalServer(model=MODEL) as server, server.service() as service, service.trace(place):
-        service.get_server_capabilities()
-    assert json.loads(place.read_text(encoding="utf-8"))["traceEvents"]
-
-
-def test_a_client_closes_although_its_trace_cannot_be_written(tmp_path: Path) -> None:
-    with LocalServer(model=MODEL) as server:
-        service = server.service()
-        service.trace(tmp_path / "t.json")
-        service.create_lora_training_client(MODEL, rank=4).result()
-        (tmp_path / "t.json").mkdir()
-        with pytest.raises(IsADirectoryError):
-            service.close()
-        assert service.holder.closed
-        service.close().result(120)
-        assert len(server.calls_to("finish_session")) == 1
 
 
 def test_a_block_ends_closed_although_a_trace_cannot_be_written(tmp_path: Path) -> None:
@@ -224,20 +126,6 @@ def test_a_block_ends_closed_although_a_trace_cannot_be_written(tmp_path: Path) 
     assert (tmp_path / "good too").is_file()
 
 
-def test_the_error_of_a_block_goes_before_that_of_its_trace(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(service: ServiceClient) -> None:
-        with service:
-            service.trace(tmp_path / "t.json")
-            (tmp_path / "t.json").mkdir()
-            raise ValueError("mine")
-
-    with LocalServer(model=MODEL) as server, pytest.raises(ValueError, match="mine"):
-        fail(server.service())
-    assert "a trace cannot be written: [Errno 21]" in caplog.text
-
-
 def test_nothing_is_added_after_the_end() -> None:
     with LocalServer(model=MODEL) as server, server.service() as service:
         with service.explain() as recording:
@@ -256,15 +144,3 @@ def test_a_full_recording_counts_what_it_leaves_out(monkeypatch: pytest.MonkeyPa
         assert len(recording.calls) == 2
         assert recording.dropped >= 2
         assert "which is full" in str(recording)
-
-
-def test_a_full_recording_keeps_no_more_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.insight.recording.MOST_RECORDS", 1)
-    plan = FaultPlan().on("list_sessions", faults.status(503), nth=(1, 2))
-    plan = plan.on("retrieve_future", faults.queue_paused(reason="all machines are busy"), nth=(1, 2))
-    with LocalServer(plan, model=MODEL) as server, server.service() as service:
-        sampling = service.create_sampling_client(base_model=MODEL).result()
-        with service.explain() as recording:
-            sampling.sample(PROMPT, 1, SHORT).result()
-            service.create_rest_client().list_sessions().result()
-    assert len(recording.pauses) == 1

@@ -82,12 +82,6 @@ def test_wrong_results_are_explained(returned: Any, complaint: str) -> None:
         returning(returned)
 
 
-def test_gradients_become_float32_of_their_shape() -> None:
-    found = returning((1.0, {}, ([1, 2], np.array([[0.1], [0.2], [0.3]])))).gradients
-    assert [each.dtype for each in found] == [np.dtype("float32")] * 2
-    assert [each.shape for each in found] == [(2,), (3, 1)]
-
-
 def test_numeric_metrics_become_plain_numbers() -> None:
     given = {"a": np.float32(0.5), "b": np.array([2]), "c": 3, "d": True, 5: float("nan"), "e": "text"}
     found = returning((1.0, given, ZEROS)).metrics
@@ -129,13 +123,3 @@ class TestKinds:
     def test_loss_must_be_callable(self) -> None:
         with pytest.raises(TypeError, match="expected a function or a LossHandle, got int"):
             make_evaluator(3)
-
-    def test_instances_are_named_after_their_class(self) -> None:
-        class Mine:
-            takes_numpy = True
-
-            def __call__(self, data: Any, logprobs: Any) -> Any:
-                return None
-
-        with pytest.raises(InvalidInputError, match="Mine returned None"):
-            make_evaluator(Mine())([], LOGPROBS)

@@ -75,17 +75,6 @@ class TestResults:
         with pytest.raises(InvalidInputError, match=complaint):
             make_evaluator(loss)([], [each.copy() for each in LOGPROBS])
 
-    def test_loss_of_any_shape_with_one_number(self) -> None:
-        found = make_evaluator(lambda data, p: ((p[0].sum() + p[1].sum()).reshape(1), {"a": p[0].sum()}))(
-            [], LOGPROBS
-        )
-        assert (found.loss, found.metrics) == (-3.5, {"a": -3.0})
-        assert [each.tolist() for each in found.gradients] == [[1.0, 1.0], [1.0]]
-
-    def test_double_precision_loss(self) -> None:
-        found = make_evaluator(lambda data, p: (torch.cat(p).double().sum(), {}))([], LOGPROBS)
-        assert [each.dtype for each in found.gradients] == [np.dtype("float32")] * 2
-
     def test_loss_runs_under_no_grad(self) -> None:
         with world() as (_, trainer), torch.no_grad():
             future = trainer.forward_backward_custom(data(1), torch_squares)
@@ -107,9 +96,3 @@ def test_traced_metrics_reduce_by_name() -> None:
     found = make_evaluator(handle)(given, LOGPROBS)
     assert found.metrics == {"custom/nll:sum": 3.5, "custom/most:mean": -0.75}
     assert found.loss == 3.5
-
-
-def test_traced_loss_must_be_a_scalar() -> None:
-    handle = trace(lambda logprobs: (logprobs, {}), {"logprobs": 1}, "session-1")
-    with pytest.raises(InvalidInputError, match=r"a loss of shape \(2,\) for data\[0\]; return a scalar"):
-        make_evaluator(handle)(data(1), LOGPROBS[:1])

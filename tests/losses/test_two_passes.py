@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import traceback
-import weakref
 from concurrent.futures import CancelledError
 from concurrent.futures import wait as wait_for
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.crowd import together, until
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
 from support.raising import refuse_threads
 from support.tinker_stub import Answer
 
 from tinker_sync import errors, types
 from tinker_sync.losses import numpy_loss
+from tinker_sync.losses.data import backward_data, forward_data
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState, Status
 
@@ -69,22 +67,6 @@ class TestResult:
             surrogate = sum(token / 100 * 2 * token / 100 for token in (1, 2, 2, 3))
             assert output.metrics["surrogate_loss:sum"] == pytest.approx(surrogate)
             assert output.loss_fn_outputs[1]["logprobs"].data == pytest.approx([-0.02, -0.03])
-
-    def test_result_is_computed_once(self) -> None:
-        calls: list[int] = []
-
-        @numpy_loss
-        def counted(data: Any, logprobs: Any) -> Any:
-            calls.append(1)
-            return squares(data, logprobs)
-
-        with world() as (_, trainer):
-            future = trainer.forward_backward_custom(data(1), counted)
-            first = future.result(PATIENCE_S)
-            kept = dict(first.metrics)
-            assert future.result() is first
-            assert future.result().metrics == kept
-            assert calls == [1]
 
     def test_loss_gets_original_data_and_copied_arrays(self) -> None:
         seen: list[Any] = []
@@ -141,13 +123,6 @@ class TestResult:
             assert output.metrics["loss:sum"] == pytest.approx(expected)
             assert len(future.request_ids) == 6
 
-    @pytest.mark.parametrize("json", [False, True])
-    def test_older_servers(self, json: bool) -> None:
-        behaviour: dict[str, Any] = {"config": None, "proto_results": False} if json else {}
-        with world(**behaviour) as (stub, trainer):
-            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            assert ("/forward" in stub.paths()) == json
-
 
 class TestOrder:
     """Tests that a training client sends no other operation between the two passes of a custom loss."""
@@ -167,27 +142,6 @@ class TestOrder:
             for future in (custom, step, after):
                 future.result(PATIENCE_S)
             assert arrived(stub) == ["1 backward", "2 forward", "3 backward", "4 step", "5 backward"]
-
-    def test_calls_of_other_threads_follow_the_backward_pass(self) -> None:
-        gate = Gate()
-        with world() as (stub, trainer):
-            custom = trainer.forward_backward_custom(data(1), gate)
-            gate.wait()
-            made = together(*[lambda: trainer.optim_step(types.AdamParams())] * 8)
-            assert arrived(stub) == ["1 forward"]
-            gate.open.set()
-            custom.result(PATIENCE_S)
-            for step in made:
-                step.result(PATIENCE_S)
-            assert arrived(stub) == ["1 forward", "2 backward", *(f"{n} step" for n in range(3, 11))]
-
-    def test_custom_passes_keep_their_order(self) -> None:
-        with world() as (stub, trainer):
-            futures = [trainer.forward_backward_custom(data(1), squares) for _ in range(3)]
-            assert not wait_for(futures, PATIENCE_S).not_done
-            assert arrived(stub) == [
-                f"{number} {kind}" for number, kind in enumerate(["forward", "backward"] * 3, 1)
-            ]
 
     def test_other_training_clients_do_not_wait(self) -> None:
         gate = Gate()
@@ -241,14 +195,6 @@ class TestEndings:
             assert step.result(PATIENCE_S).metrics == {"step:max": 2.0}
             assert arrived(stub) == ["1 forward", "2 step"]
             assert custom.request_ids == ("req-1",)
-
-    def test_system_exit_of_the_loss(self) -> None:
-        @numpy_loss
-        def leave(data: Any, logprobs: Any) -> Any:
-            raise SystemExit(3)
-
-        with world() as (_, trainer), pytest.raises(SystemExit):
-            trainer.forward_backward_custom(data(1), leave).result(PATIENCE_S)
 
     @pytest.mark.parametrize(
         ("before", "requests"),
@@ -317,22 +263,6 @@ class TestCancelling:
             assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
         assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
-    def test_while_waiting_for_a_worker(self) -> None:
-        gates = [Gate() for _ in range(4)]
-        unused = Gate()
-        with world() as (stub, trainer):
-            customs = occupy_loss_workers(trainer, gates)
-            late = trainer.forward_backward_custom(data(1), unused)
-            stub.await_asked(
-                "/retrieve_future", where=lambda asked: asked.json()["request_id"] in late.request_ids
-            )
-            assert late.cancel()
-            for gate in gates:
-                gate.open.set()
-            assert not wait_for(customs, PATIENCE_S).not_done
-            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            assert not unused.entered.is_set()
-
     def test_during_the_loss(self, caplog: pytest.LogCaptureFixture) -> None:
         gate = Gate()
         with world() as (stub, trainer):
@@ -391,13 +321,6 @@ def test_late_loss_loses_its_backward_pass_only(deadline: float) -> None:
 
 
 class TestThreads:
-    def test_loss_runs_on_a_loss_worker(self) -> None:
-        gate = Gate()
-        gate.open.set()
-        with world() as (_, trainer):
-            trainer.forward_backward_custom(data(1), gate).result(PATIENCE_S)
-            assert gate.thread.startswith("tinker-loss-")
-
     def test_blocked_loss_does_not_block_results(self) -> None:
         gates = [Gate() for _ in range(4)]
         with world() as (_, trainer):
@@ -410,30 +333,6 @@ class TestThreads:
             for gate in gates:
                 gate.open.set()
             assert not wait_for(customs, PATIENCE_S).not_done
-
-    def test_ended_future_is_released(self) -> None:
-        with world() as (_, trainer):
-
-            @numpy_loss
-            def broken(data: Any, logprobs: Any) -> Any:
-                raise KeyError("a")
-
-            for loss in (squares, broken):
-                given = data(1)
-                future = trainer.forward_backward_custom(given, loss)
-                future.exception(PATIENCE_S)
-                trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-                gone = weakref.ref(future)
-                del future
-                gc.collect()
-                until(lambda gone=gone: gone() is None)
-
-    def test_worker_of_an_ended_loss_may_use_the_client(self) -> None:
-        with world() as (_, trainer):
-            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            # The idle worker is the one that computed the loss.
-            step = trainer.holder.pools.loss.submit(lambda: trainer.optim_step(types.AdamParams()))
-            step.result(PATIENCE_S).result(PATIENCE_S)
 
 
 def test_status_ids_and_timeline_follow_the_passes() -> None:
@@ -476,18 +375,23 @@ class TestArguments:
                 trainer.forward_backward_custom(data(1), "cross_entropy")
             assert arrived(stub) == []
 
-    def test_loss_type_input_may_be_given_without_a_warning(self) -> None:
-        with world() as (_, trainer):
-            trainer.forward_backward_custom(data(1), squares, loss_type_input="logprobs").result(PATIENCE_S)
-            with pytest.raises(ValueError, match="expected 'logprobs', got 'logits'"):
-                trainer.forward_backward_custom(data(1), squares, loss_type_input="logits")
 
-    def test_async_twin(self) -> None:
-        import asyncio
+def test_gradients_are_sparse_when_smaller() -> None:
+    wide = types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": np.ones((3, 8), dtype=int)})
+    gradient = np.zeros((3, 8), dtype=np.float32)
+    gradient[1, 5] = 2.0
+    weights = backward_data([wide], [gradient])[0].loss_fn_inputs["weights"]
+    assert (weights.sparse_col_indices, weights.data, weights.shape) == ([5], [-2.0], [3, 8])
+    assert not backward_data([wide], [gradient + 1])[0].loss_fn_inputs["weights"].is_sparse
 
-        async def main() -> Any:
-            future = await trainer.forward_backward_custom_async(data(1), squares)
-            return await future
 
-        with world() as (_, trainer):
-            assert "surrogate_loss:sum" in asyncio.run(main()).metrics
+def test_default_weights_have_the_layout_of_the_targets() -> None:
+    dense = np.zeros((6, 6), dtype=int)
+    dense[2, 3], dense[4, 1] = 7, 9
+    targets = types.TensorData.from_numpy_sparse(dense)
+    assert targets.is_sparse
+    given = types.Datum(types.ModelInput.from_ints([1] * 6), {"target_tokens": targets})
+    weights = forward_data([given])[0].loss_fn_inputs["weights"]
+    assert weights.sparse_col_indices == targets.sparse_col_indices
+    assert weights.sparse_crow_indices == targets.sparse_crow_indices
+    assert (weights.dtype, weights.shape, set(weights.data)) == ("float32", targets.shape, {0.0})
