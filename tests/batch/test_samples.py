@@ -1,14 +1,13 @@
-"""`SamplingClient.map`: prompts in flight, the order of items, failures, the file, and leaving the loop."""
+"""`SamplingClient.map`: prompts in flight, the order of items, failures, its file, and leaving the loop."""
 
 from __future__ import annotations
 
-import gc
 import io
 import json
+import logging
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from support.orders import fork
 
 import tinker_sync
 from tinker_sync import InvalidInputError, ModelInput, SampledSequence, SampleResponse, SamplingParams
+from tinker_sync.batch.results import ResultsFile
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import (
     AuthenticationError,
@@ -101,15 +101,6 @@ def test_no_prompt_is_pulled_further_ahead_than_the_window(ordered: bool) -> Non
     assert (got, prompts.pulled) == (50, 50)
 
 
-def test_nothing_happens_before_the_first_item_is_asked_for() -> None:
-    client, prompts = ByHand(), Pulled(5)
-    items = start(client, prompts)
-    assert prompts.pulled == len(client.futures) == 0
-    client.refusal = ClientClosedError()
-    with pytest.raises(ClientClosedError):
-        next(items)
-
-
 def test_a_map_that_is_dropped_before_its_first_item_warns_at_the_line_of_the_call(tmp_path: Path) -> None:
     client, place = ByHand(at_once=True), tmp_path / "out.jsonl"
     with pytest.warns(RuntimeWarning, match=r"sampled nothing.*for item in") as caught:
@@ -135,10 +126,6 @@ def test_rows_of_dictionaries_end_the_batch_with_advice(rows: Any, words: str) -
     with pytest.raises(InvalidInputError, match=words):
         next(items)
     assert client.prompts == [[1]]
-
-
-def test_the_size_of_the_window_may_be_a_number_of_numpy() -> None:
-    assert len(list(start(ByHand(at_once=True), Pulled(3), max_in_flight=np.int64(2)))) == 3
 
 
 def test_the_window_is_full_while_the_caller_works() -> None:
@@ -183,29 +170,6 @@ class threaded:  # noqa: N801  # it reads like a function
         self._thread.join(PATIENCE_S)
 
 
-def test_memory_holds_no_more_prompts_than_the_window() -> None:
-    alive: weakref.WeakSet[ModelInput] = weakref.WeakSet()
-
-    def prompts() -> Iterator[ModelInput]:
-        for index in range(300):
-            prompt = ModelInput.from_ints([index])
-            alive.add(prompt)
-            yield prompt
-
-    client = ByHand(at_once=True)
-    most = 0
-    for item in start(client, prompts(), max_in_flight=5):
-        client.futures[item.index] = APIFuture()  # so that the double keeps no response
-        most = max(most, len(alive))
-    gc.collect()
-    # The responses in the window, the caller's item, and the one in the frame of the generator.
-    assert most <= 8
-
-
-def test_an_empty_input_has_no_items() -> None:
-    assert list(start(ByHand(), [])) == []
-
-
 # -------------------------------------------------------------------------------------- failures
 def test_a_failed_prompt_is_an_item() -> None:
     client = ByHand(at_once=True)
@@ -215,15 +179,6 @@ def test_a_failed_prompt_is_an_item() -> None:
     assert items[1].prompt == []
     with pytest.raises(InvalidInputError, match="is empty"):
         items[1].result()
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_the_texts_of_a_failed_prompt_raise_its_own_error(given: bool) -> None:
-    tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny") if given else None
-    item = next(start(ByHand(at_once=True), [[]], tokenizer=tokenizer))
-    assert item.tokenizer is tokenizer
-    with pytest.raises(InvalidInputError, match="prompt: is empty"):
-        item.texts  # noqa: B018  # the access is the test
 
 
 def test_a_failed_prompt_can_end_the_batch_and_names_its_place() -> None:
@@ -278,17 +233,6 @@ def refuse(client: ByHand, failure: Exception) -> None:
         future.fail(failure)
 
 
-def test_what_was_sampled_comes_before_the_error_of_the_input() -> None:
-    def prompts() -> Iterator[list[int]]:
-        yield [1]
-        raise OSError("the disk of the prompts is gone")
-
-    items = start(ByHand(at_once=True), prompts())
-    assert first_token(next(items)) == 1
-    with pytest.raises(OSError, match="the disk of the prompts"):
-        next(items)
-
-
 # -------------------------------------------------------------------------------------- leaving the loop
 @pytest.mark.parametrize("way", ["close", "drop", "interrupt"])
 def test_leaving_cancels_what_is_under_way(way: str) -> None:
@@ -328,26 +272,6 @@ def test_a_restart_samples_the_rest_and_yields_all(tmp_path: Path) -> None:
     assert third.prompts == []
 
 
-def test_a_failed_prompt_is_tried_again(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    assert [item.ok for item in start(ByHand(at_once=True), [[1], [], [2]], save_to=path)].count(False) == 1
-    client = ByHand(at_once=True)
-    again = list(start(client, [[1], [9], [2]], save_to=path))
-    assert client.prompts == [[9]]
-    assert all(item.ok for item in again)
-
-
-def test_a_failed_sample_keeps_no_file_open(tmp_path: Path) -> None:
-    class Failing(ByHand):
-        def answer(self, index: int) -> None:
-            self.futures[index].fail(TinkerError("lost"))
-
-    path = tmp_path / "out.jsonl"
-    assert [item.ok for item in start(Failing(at_once=True), [[1]], save_to=path)] == [False]
-    # An open file would be refused.
-    assert [item.ok for item in start(ByHand(at_once=True), [[1]], save_to=path)] == [True]
-
-
 def test_what_arrives_is_in_the_file_before_its_item_and_after_leaving(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     client = ByHand()
@@ -373,17 +297,6 @@ def test_a_file_of_another_batch_is_refused_with_the_place(tmp_path: Path, chang
     assert path.read_bytes() == before
 
 
-def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    client = ByHand(at_once=True)
-    first = start(client, [[1], [2]], save_to=path, max_in_flight=1)
-    next(first)
-    with pytest.raises(TinkerError, match="another map writes"):
-        next(start(ByHand(), [[1]], save_to=path))
-    first.close()
-    assert len(list(start(client, [[1], [2]], save_to=path))) == 2
-
-
 def test_text_is_written_for_people(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     chat = [{"role": "user", "content": "Hi"}]
@@ -407,18 +320,6 @@ def test_a_full_disk_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="the disk may be full"):
         list(start(ByHand(at_once=True), prompts, save_to=tmp_path / "out.jsonl", max_in_flight=2))
     assert prompts.pulled <= 3
-
-
-def test_the_file_is_not_executable(tmp_path: Path) -> None:
-    list(start(ByHand(at_once=True), [[1]], save_to=tmp_path / "out.jsonl"))
-    assert (tmp_path / "out.jsonl").stat().st_mode & 0o111 == 0
-
-
-@pytest.mark.parametrize("kind", ["device", "directory"])
-def test_only_files_are_written(tmp_path: Path, kind: str) -> None:
-    path = tmp_path if kind == "directory" else Path("/dev/full")
-    with pytest.raises(InvalidInputError, match="is not a file"):
-        list(start(ByHand(), [[1]], save_to=path))
 
 
 # -------------------------------------------------------------------------------------- a forked child
@@ -489,3 +390,103 @@ def test_closing_the_client_ends_the_batch() -> None:
         service.close().result()
         with pytest.raises((ClientClosedError, ConfigurationError)):
             list(items)
+
+
+KEY = "0123456789abcdef"
+
+
+def response(value: float) -> SampleResponse:
+    logprobs = np.array([value, np.nan], dtype=np.float32)
+    return SampleResponse([SampledSequence("stop", "s", np.array([1, 2], np.int32), logprobs)])
+
+
+def written(path: Path, *indexes: int) -> bytes:
+    results = ResultsFile(path)
+    for index in indexes:
+        results.hold()
+        results.add(index, KEY, response(index / 3), {})
+    results.close()
+    return path.read_bytes()
+
+
+def test_numbers_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    written(path, 1, 0, 7)
+    results = ResultsFile(path)
+    assert len(results) == 3
+    for index in (0, 1, 7):
+        found = results.find(index, KEY)
+        expected = response(index / 3).sequences[0].logprobs_np
+        np.testing.assert_array_equal(found.sequences[0].logprobs_np, expected)
+    assert results.find(2, KEY) is None
+    results.close()
+
+
+def test_torn_lines_are_removed_and_the_rest_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = written(path, 0, 1)
+    second = whole.index(b"\n") + 1
+    for cut in range(second + 1, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            ResultsFile(path).close()
+        assert path.read_bytes() == whole[:second]
+        assert "cut short" in caplog.text
+
+
+def test_zeros_that_a_power_cut_left_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = written(path, 0)
+    path.write_bytes(whole + b"\0" * 100)
+    ResultsFile(path).close()
+    assert path.read_bytes() == whole
+
+
+def test_a_whole_line_that_lacks_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = written(path, 0, 1)
+    path.write_bytes(whole[:-1])
+    results = ResultsFile(path)
+    assert len(results) == 2
+    results.close()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"my notes\n", "line 1 of .*out.jsonl is not a result of map; give another file"),
+        (b"my notes", "the last line of .*out.jsonl is not a result"),
+        (b'{"index": "a"}\n', "line 1 of"),
+        (b'{"name": "x", "indexes": [', "the last line of"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=complaint):
+        ResultsFile(path)
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_damage_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, room = tmp_path / "out.jsonl", [60]
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[: room.pop()] if room else data)
+
+    monkeypatch.setattr("tinker_sync.batch.results.io.FileIO", FullDisk)
+    results = ResultsFile(path)
+    for _ in range(2):
+        results.hold()
+    with pytest.raises(OSError, match="wrote 60 bytes"):
+        results.add(0, KEY, response(0), {})
+    results.add(1, KEY, response(1), {})
+    results.close()
+    again = ResultsFile(path)
+    assert (again.find(0, KEY), again.find(1, KEY) is not None) == (None, True)
+    again.close()

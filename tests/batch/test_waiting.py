@@ -1,7 +1,8 @@
-"""`as_completed` and `gather`."""
+"""`as_completed` and `gather`, and their progress bars."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -28,11 +29,6 @@ def test_futures_come_as_they_end() -> None:
     assert next(found) is early
     late.resolve("late")
     assert [future.result() for future in found] == ["late"]
-
-
-def test_keys_of_a_dictionary_are_futures_too() -> None:
-    prompts = {ended(1): "a", ended(2): "b"}
-    assert sorted(prompts[future] for future in as_completed(prompts)) == ["a", "b"]
 
 
 def test_results_are_in_the_order_of_the_futures() -> None:
@@ -65,9 +61,6 @@ def test_time_runs_out_and_the_work_goes_on() -> None:
     assert not waits.cancelled()
 
 
-async def a_coroutine() -> None: ...
-
-
 @pytest.mark.parametrize(
     ("futures", "complaint"),
     [
@@ -78,13 +71,6 @@ async def a_coroutine() -> None: ...
 def test_what_is_no_list_of_futures_is_refused(futures: Any, complaint: str) -> None:
     with pytest.raises(InvalidInputError, match=complaint):
         gather(futures)
-
-
-def test_coroutines_are_for_event_loops() -> None:
-    made = a_coroutine()
-    with pytest.raises(InvalidInputError, match="await coroutines in an event loop"):
-        list(as_completed([made]))  # type: ignore[type-var]
-    made.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -107,3 +93,62 @@ def test_a_forked_child_does_not_wait_for_calls_of_its_parent() -> None:
         "assert os.waitpid(pid, 0)[1] == 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+pytest.importorskip("tqdm")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Replace standard error with a terminal, and return it.
+
+    A test must call this itself, because pytest replaces standard error again after fixtures have run.
+    """
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def done(outcome: Any) -> APIFuture[Any]:
+    future: APIFuture[Any] = APIFuture()
+    future.fail(outcome) if isinstance(outcome, Exception) else future.resolve(outcome)
+    return future
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    """Gather one result at a terminal, and return what is drawn there."""
+    terminal = a_terminal(monkeypatch)
+    gather([done(1)], **options)
+    return terminal.getvalue()
+
+
+def test_a_bar_counts_and_names_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    gather([done(1), done(KeyError("a")), done(2)], return_exceptions=True, progress=True)
+    last = terminal.getvalue().rsplit("\r", 1)[-1]
+    assert "3/3" in last
+    assert "failed=1" in last
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no", "OFF"])
+def test_one_switch_turns_every_bar_off(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_PROGRESS", word)
+    assert drawn(monkeypatch, progress=True) == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_there_is_no_bar_without_a_terminal(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    gather([done(1)], progress=True)
+    assert stream is None or stream.getvalue() == ""
+
+
+def test_there_is_no_bar_without_tqdm_or_unasked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn(monkeypatch) == ""
+    assert drawn(monkeypatch, progress=True)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert drawn(monkeypatch, progress=True) == ""

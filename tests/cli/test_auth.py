@@ -129,14 +129,6 @@ def test_whoami(run: Run, world: World) -> None:
     assert "ada@example.com" in run("auth", "whoami").out
 
 
-def test_whoami_without_tokens(run: Run, world: World) -> None:
-    world.behaviour.config = {**world.behaviour.config, "pjwt_auth_enabled": False}
-    done = run("auth", "whoami")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("Error: whoami: this server exchanges no tokens, so ")
-    assert "tinker-sync auth status" in done.err
-
-
 @pytest.mark.parametrize(
     ("url", "words"),
     [("tinker.example", "does not start with http"), ("http://ada:secret@127.0.0.1:1", "user name")],
@@ -147,14 +139,3 @@ def test_status_reports_a_bad_address(run: Run, world: World, url: str, words: s
     assert words in done.err
     assert "no key" not in done.err
     assert "secret" not in done.err
-
-
-def test_status_reports_unreadable_keys(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TINKER_API_KEY")
-    file = Path.home() / ".tinker" / "credentials.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("{")
-    done = run("auth", "status", "--format", "json")
-    assert done.code == 1
-    assert (done.json["credentials_available"], done.json["tinker_accessible"]) == (False, False)
-    assert f"{file} is not JSON" in done.err

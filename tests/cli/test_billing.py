@@ -32,13 +32,6 @@ def test_usage_as_a_table(run: Run, world: World) -> None:
     assert asked.query == {"starting_on": [HOURS[0]], "ending_before": [HOURS[1]]}
 
 
-def test_usage_as_json(run: Run, world: World) -> None:
-    data = run("billing", "usage", *HOURS, "-f", "json").json
-    assert data["cost_data_through"] == BILL["cost_data_through"]
-    assert [each["event_info"] for each in data["data"]] == [each["event_info"] for each in BILL["data"]]
-    assert run("billing", "usage", *HOURS, "-f", "jsonl").lines == data["data"]
-
-
 def test_usage_as_csv(run: Run, world: World, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "usage.csv"
     done = run("billing", "usage", *HOURS, "--csv", str(path), "--sessions-csv", "-")
@@ -92,13 +85,6 @@ def test_invalid_hours_are_refused(run: Run, world: World, window: tuple[str, ..
     assert words in done.err
     assert "Request" not in done.err
     assert world.asked("/billing/usage/events") == []
-
-
-def test_a_file_that_cannot_be_written(run: Run, world: World, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run("billing", "usage", *HOURS, "--csv", str(tmp_path / "file" / "usage.csv"))
-    assert done.code == 1
-    assert "cannot write" in done.err
 
 
 def test_storage(run: Run, world: World) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from support.cli_runs import Run
-from support.cli_world import EXPORT, OTHER_RUN, PATH, RUN, World, checkpoint
+from support.cli_world import EXPORT, OTHER_RUN, PATH, RUN, World
 
 
 def left(world: World) -> list[str]:
@@ -36,12 +32,6 @@ def test_changes_print_a_message_on_stderr_only(
     assert run("checkpoint", *line, "--quiet").err == ""
 
 
-@pytest.mark.parametrize("line", [(), ("--ttl", "60", "--remove"), ("--ttl", "0"), ("--ttl", "soon")])
-def test_set_ttl_needs_one_option(run: Run, world: World, line: tuple[str, ...]) -> None:
-    assert run("checkpoint", "set-ttl", PATH, *line).code == 2
-    assert world.log == []
-
-
 def test_delete_lists_the_checkpoints_and_asks(run: Run, world: World) -> None:
     before = left(world)
     for answer in ("n\n", "\n", "maybe\n"):
@@ -57,13 +47,6 @@ def test_delete_lists_the_checkpoints_and_asks(run: Run, world: World) -> None:
     assert done.code == 0
     assert "2 checkpoints deleted" in done.err
     assert set(before) - set(left(world)) == {PATH, EXPORT}
-
-
-def test_yes_skips_the_question(run: Run, world: World) -> None:
-    done = run("checkpoint", "delete", "-y", PATH, PATH, "-f", "json")
-    assert (done.code, done.err) == (0, "")
-    assert done.out == '{"deleted_count": 1, "failed": []}\n'
-    assert PATH not in left(world)
 
 
 def test_delete_lists_each_failure(run: Run, world: World) -> None:
@@ -103,14 +86,6 @@ def test_delete_of_matching_ones(run: Run, world: World, options: tuple[str, ...
     assert len(left(world)) == 4 - len(gone)
 
 
-def test_the_question_lists_at_most_thirty(run: Run, world: World) -> None:
-    world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(100)]
-    asked = run("checkpoint", "delete", "--run-id", RUN, stdin="n\n").err
-    assert "To be deleted permanently: 100 checkpoints, 120.0 GB\n" in asked
-    assert f"  tinker://{RUN}/weights/step-0\n    1.2 GB, saved 2 hours ago\n" in asked
-    assert "  and 70 more\n" in asked
-
-
 def test_delete_without_a_match(run: Run, world: World) -> None:
     done = run("checkpoint", "delete", "--run-id", OTHER_RUN, "--type", "sampler", "-f", "json")
     assert (done.code, done.json) == (0, {"deleted_count": 0, "failed": []})
@@ -118,21 +93,6 @@ def test_delete_without_a_match(run: Run, world: World) -> None:
         done = run("checkpoint", "delete", "--run-id", OTHER_RUN, "--type", "sampler", *more)
         words = f"No checkpoint of run {OTHER_RUN} matches; nothing was deleted."
         assert (done.code, done.out, done.err.splitlines()) == (0, "", [words])
-
-
-def test_info_of_an_unknown_run_prints_one_message(
-    run: Run, world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = "/training_runs/no-such-run"
-    released = world.hold(f"{first}/checkpoints")
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(lambda: (world.await_asked(first), released.set()))
-        done = run("checkpoint", "info", "tinker://no-such-run/weights/a")
-        ended.result()
-    gc.collect()
-    assert (done.code, done.out) == (1, "")
-    assert "no training run" in done.err
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(

@@ -108,25 +108,3 @@ def test_serve(run: Run, tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             code = process.wait(120)
     assert code in (0, 130)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--port", "PORT"), "127.0.0.1:PORT cannot be listened on: another program uses the port"),
-        (("--port", "PORT"), "(--port)"),
-        (("--host", "0.0.0.0"), "--allow-remote"),
-        (("--data-dir", "FILE"), "FILE cannot be used: it is not a directory; name another"),
-        (("--data-dir", "FILE"), "--data-dir"),
-    ],
-)
-def test_serve_refuses_and_advises(
-    run: Run, server: LocalServer, tmp_path: Path, options: tuple[str, ...], words: str
-) -> None:
-    (tmp_path / "file").touch()
-    names = {"PORT": server.url.rpartition(":")[2], "FILE": str(tmp_path / "file")}
-    done = run("serve", "--data-dir", str(tmp_path / "data"), *(names.get(word, word) for word in options))
-    assert (done.code, done.out) == (1, "")
-    for name, value in names.items():
-        words = words.replace(name, value)
-    assert words in done.err

@@ -1,24 +1,29 @@
-"""Every command has help, an example and a line in the guide; help loads no command."""
+"""Every command has help, an example and a line in the guide; mistyped lines and warnings are explained."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from support.cli_runs import Run
+from support.cli_world import World
 from support.each import for_each
+from support.tinker_stub import Answer
 
 import tinker_sync
 from tinker_sync.cli.failures import BROKEN_PIPE, EXIT_CODES
 from tinker_sync.cli.framework import Command, Group
 from tinker_sync.cli.main import root
+from tinker_sync.config.address import DEFAULT_BASE_URL
 
 ROOT = Path(tinker_sync.__file__).parents[1]
 GUIDE = (ROOT / "tinker_sync" / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -116,23 +121,11 @@ def test_the_version_as_an_option(run: Run) -> None:
         assert (done.code, done.out, done.err) == (0, f"tinker-sync {tinker_sync.__version__}\n", "")
 
 
-def test_python_m() -> None:
-    out, _ = fresh("-m", "tinker_sync", "version")
-    assert out == f"tinker-sync {tinker_sync.__version__}\n"
-
-
 @pytest.mark.parametrize("line", [("frob",), ("run", "frob"), ("run", "list", "--frob"), ("run", "info")])
 def test_unknown_commands_and_options(run: Run, line: tuple[str, ...]) -> None:
     done = run(*line)
     assert (done.code, done.out) == (2, "")
     assert "Usage: " in done.err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(run: Run, shell: str) -> None:
-    done = run("completion", shell)
-    assert done.code == 0
-    assert "_TINKER_SYNC_COMPLETE" in done.out
 
 
 def test_completion_knows_commands_and_options(
@@ -192,3 +185,56 @@ def test_a_command_runs_without_standard_output_or_error(line: str, code: int, o
         check=False,
     )
     assert (done.returncode, done.stdout[:1], done.stderr) == (code, out, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["chekpoint", "list"], "did you mean tinker-sync checkpoint?"),
+        (["checkpoint", "lst"], "did you mean tinker-sync checkpoint list?"),
+        (["download", "x"], "did you mean tinker-sync checkpoint download?"),
+        (["list"], "tinker-sync run list or tinker-sync session list"),
+        (["xyzzy"], "There are: auth, billing"),
+        (["run", "list", "--limt", "3"], "--limit"),
+        (["run", "list", "--format", "jsn"], "'json'"),
+    ],
+    ids=str,
+)
+def test_what_is_mistyped_gets_a_suggestion(run: Run, line: list[str], words: str) -> None:
+    done = run(*line)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_warnings_are_lines(run: Run, world: World, monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    def warn(*_: object) -> None:
+        warnings.warn("this is on its way out", FutureWarning, stacklevel=2)
+        warnings.warn("this is on its way out", FutureWarning, stacklevel=2)
+        logging.getLogger("tinker_sync.session").warning("the server is %s", "slow")
+
+    monkeypatch.setattr("tinker_sync.clients.service.ServiceClient.get_server_capabilities", warn)
+    for name in (None, "tinker_sync"):  # pytest has handlers here, and an earlier test may have added some
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    done = run("model", "list", *(["-q"] if quiet else []))
+    shown = [line for line in done.err.splitlines() if "Error" not in line]
+    assert shown == ([] if quiet else ["Warning: this is on its way out", "Warning: the server is slow"])
+
+
+@pytest.mark.parametrize("option", [("--format", "json"), ("--base-url", "http://localhost:1")])
+def test_the_demo_refuses_what_a_copy_of_it_can_do(run: Run, option: tuple[str, str]) -> None:
+    done = run("demo", *option)
+    assert done.code == 2
+    assert "copy tinker_sync/examples/demo.py" in done.err
+
+
+def test_checkpoints_of_open_servers_without_a_folder(run: Run, world: World) -> None:
+    world.script("/training_runs/r/checkpoints/sampler_weights/final", Answer(204))
+    done = run("checkpoint", "delete", "tinker://r/final", "--yes", "--base-url", world.url)  # type: ignore[attr-defined]
+    assert done.code == 0, done.err
+    assert [asked.method for asked in world.asked("/training_runs/r/checkpoints/sampler_weights/final")] == [
+        "DELETE"
+    ]
+    hosted = run("checkpoint", "delete", "tinker://r/final", "--yes", "--base-url", DEFAULT_BASE_URL)
+    assert hosted.code == 1
+    assert "expected tinker://RUN/FOLDER/NAME" in hosted.err

@@ -1,4 +1,4 @@
-"""Lists of runs, checkpoints, models and sessions, in each form."""
+"""Lists of runs, checkpoints, models and sessions, in each form; `probe` and `doctor`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,6 @@ def test_a_list_in_each_form(run: Run, world: World) -> None:
     assert run("run", "list", "-f", "jsonl").lines == whole["runs"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ("-f", "json", "run", "list"),
-        ("run", "-f", "json", "list"),
-        ("run", "list", "-f", "json"),
-        ("-f", "table", "run", "list", "-f", "json"),
-    ],
-)
-def test_the_last_format_option_counts(run: Run, world: World, line: tuple[str, ...]) -> None:
-    assert len(run(*line).json["runs"]) == 2
-
-
 def test_columns(run: Run, world: World) -> None:
     shown = run("run", "list", "-c", "id, checkpoint,checkpoint_time,owner")
     assert shown.out.splitlines()[2].split("  ")[0] == "Run"
@@ -54,24 +41,6 @@ def test_a_long_list_comes_in_pages(run: Run, world: World) -> None:
     assert some.out.startswith("105 training runs\n")
     assert some.out.endswith("1,145 more are not shown; --limit 0 shows all.\n")
     assert len(world.asked("/training_runs")) == 1
-
-
-def test_empty_lists(run: Run, world: World) -> None:
-    world.runs, world.checkpoints = [], []
-    assert run("run", "list").out == "no training runs\n"
-    assert run("checkpoint", "list").out == "no checkpoints\n"
-    assert run("checkpoint", "list", "-f", "json").json == {"checkpoints": []}
-    assert run("checkpoint", "list", "-f", "jsonl").out == ""
-
-
-def test_run_info(run: Run, world: World) -> None:
-    shown = run("run", "info", RUN).out
-    for words in ("rank 32", "3 minutes ago", PATH, "  purpose", "spelling"):
-        assert words in shown
-    assert run("run", "info", RUN, "-f", "json").json["last_checkpoint"]["tinker_path"] == PATH
-    missing = run("run", "info", "run-9")
-    assert missing.code == 1
-    assert missing.err.startswith("Error: 404 Not Found: no training run run-9")
 
 
 def test_checkpoint_list(run: Run, world: World) -> None:
@@ -123,19 +92,6 @@ def test_model_list(run: Run, world: World) -> None:
     assert "no model's name contains 'nothing'" in none.err
 
 
-def test_session_list(run: Run, world: World) -> None:
-    other = OTHER_RUN.partition(":")[0]
-    shown = run("session", "list")
-    assert (shown.code, shown.err) == (0, "")
-    assert shown.out.splitlines() == ["2 sessions", "", "Session", SESSION, other]
-    entries = [{"session_id": SESSION}, {"session_id": other}]
-    assert run("session", "list", "-f", "json").json == {"sessions": entries}
-    assert run("session", "list", "--format", "jsonl").lines == entries
-    world.sessions = []
-    assert run("session", "list").out == "no sessions\n"
-    assert run("session", "list", "-f", "json").json == {"sessions": []}
-
-
 def test_sessions_have_their_times_where_the_server_has_a_search(run: Run, world: World) -> None:
     known = {
         "session_id": SESSION, "created_at": "2026-03-01T10:00:00Z", "owner": "u", "project_id": "p",
@@ -151,13 +107,40 @@ def test_sessions_have_their_times_where_the_server_has_a_search(run: Run, world
     assert run("session", "list", "-f", "json").json["sessions"][0] == {"session_id": SESSION}
 
 
-def test_a_long_session_list_comes_in_pages(run: Run, world: World) -> None:
-    world.sessions = [f"s-{number}" for number in range(1250)]
-    everything = run("session", "list", "--limit", "0", "-f", "jsonl").lines
-    assert [each["session_id"] for each in everything] == world.sessions
-    world.log.clear()
-    some = run("session", "list").out
-    assert some.startswith("20 sessions\n")
-    assert some.endswith("s-19\n\nThere may be more; --limit 0 shows all.\n")
-    assert len(world.asked("/sessions")) == 1
-    assert "may be more" not in run("session", "list", "--limit", "0").out
+COMMANDS = ("run list", "auth status", "doctor")
+
+
+def test_probe(run: Run, world: World) -> None:
+    shown = run("probe")
+    assert shown.code == 0
+    assert "Protocol  0.25 or newer" in shown.out
+    assert re.search(r"^asample +POST +no +expected of this version$", shown.out, flags=re.MULTILINE)
+    assert re.search(r"^get_checkpoint_archive +GET +yes +of older servers$", shown.out, flags=re.MULTILINE)
+    assert "Settings  pjwt_auth_enabled=True" in shown.out
+    data = run("probe", world.url, "-f", "json").json  # type: ignore[attr-defined]
+    assert data["base_url"] == world.url  # type: ignore[attr-defined]
+    assert {"calls", "features", "flags"} <= set(data)
+
+
+def test_doctor(run: Run, world: World) -> None:
+    well = run("doctor")
+    assert (well.code, well.err) == (0, "")
+    assert "ok     key         from TINKER_API_KEY" in well.out
+    world.script("/get_server_capabilities", Answer(402, {"detail": "no money"}))
+    ill = run("doctor", "--format", "jsonl")
+    assert ill.code == 1
+    assert [each["name"] for each in ill.lines if each["state"] == "failure"] == ["access"]
+    assert ill.err == "Error: something is wrong: access\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [("--base-url", "URL", "run", "list"), *((*name.split(), "--base-url", "URL") for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_base_url_is_an_option_of_groups_and_commands(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("TINKER_BASE_URL")
+    url = world.url  # type: ignore[attr-defined]
+    assert run(*(url if word == "URL" else word for word in line)).code == 0

@@ -1,4 +1,4 @@
-"""`checkpoint download` and `push-hf` on the embedded server."""
+"""`checkpoint download`, `push-hf` and `session export-trace`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 from support.cli_runs import Run
+from support.cli_world import World
+from support.tinker_stub import Answer
 
+from tinker_sync.cli.output import Progress
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 MODEL = "tinker-sync/random"
@@ -153,36 +156,6 @@ def test_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     assert isinstance(json.loads(hub.uploaded["adapter_config.json"])["base_model_name_or_path"], str)
 
 
-def test_options_of_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
-    options = (
-        "--public", "--revision", "main", "--commit-message", "hello", "--create-pr", "--no-model-card",
-    )  # fmt: skip
-    patterns = ("--allow-pattern", "*.json", "--ignore-pattern", "x*")
-    done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter", *options, *patterns)
-    assert done.code == 0
-    assert "ada/adapter" in done.out
-    assert hub.calls[0][1]["private"] is False
-    assert [name for name, _ in hub.calls] == ["create_repo", "upload_folder"]
-    upload = hub.calls[1][1]
-    assert (upload["revision"], upload["commit_message"], upload["create_pr"]) == ("main", "hello", True)
-    assert (upload["allow_patterns"], upload["ignore_patterns"]) == (["*.json"], ["x*"])
-    assert "README.md" not in hub.uploaded
-
-
-def test_a_pull_request_goes_to_main(run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub) -> None:
-    done = run("checkpoint", "push-hf", paths[1], "--create-pr", "-f", "json")
-    assert done.code == 0, done.err
-    assert "revision" not in done.json
-    assert [name for name, _ in hub.calls] == ["create_repo", "upload_folder"]
-    assert (hub.calls[1][1]["revision"], hub.calls[1][1]["create_pr"]) == (None, True)
-    assert ", revision=" not in hub.uploaded["README.md"].decode()
-    server.forget()
-    both = run("checkpoint", "push-hf", paths[1], "--create-pr", "--revision", "dev")
-    assert (both.code, both.out) == (2, "")
-    assert "give either --revision or --create-pr" in both.err
-    assert server.calls == []
-
-
 def test_another_checkpoint_in_the_repository_stays(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     hub.readme = "of `tinker://other/weights/else`"
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
@@ -202,15 +175,6 @@ def test_a_refusal_of_the_hub_hides_signatures(run: Run, paths: tuple[str, str],
     )
 
 
-def test_no_login_sends_nothing(run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub) -> None:
-    hub.place = None
-    server.forget()
-    done = run("checkpoint", "push-hf", paths[1])
-    assert done.code == 1
-    assert "Run hf auth login." in done.err
-    assert server.calls == []
-
-
 def test_an_unreachable_hub_is_not_a_missing_login(
     run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,3 +191,61 @@ def test_an_unreachable_hub_is_not_a_missing_login(
     assert refused.code == 1
     assert "Run hf auth login." in refused.err
     assert server.calls == []
+
+
+TRACE = bytes(range(256)) * 1000
+
+
+def serve(world: World, answer: Answer) -> None:
+    """Script the answer to requests for the signed address of the trace, whose path is outside the API."""
+    world.script("/files/trace", answer)
+
+
+def test_the_address_alone(run: Run, world: World, folder: Path) -> None:
+    url = f"{world.url}/files/trace"  # type: ignore[attr-defined]
+    assert run("session", "export-trace", "s-1", "--url-only").out == f"{url}\n"
+    data = run("session", "export-trace", "s-1", "--url-only", "-f", "json").json
+    assert data == {"session_id": "s-1", "url": url}
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file(run: Run, world: World, folder: Path) -> None:
+    serve(world, Answer(body=TRACE))
+    done = run("session", "export-trace", "s-1", "-f", "json")
+    target = folder / "s-1.pftrace"
+    assert done.json == {"session_id": "s-1", "destination": str(target), "file_size_bytes": len(TRACE)}
+    assert target.read_bytes() == TRACE
+    [fetched] = [asked for asked in world.log if asked.path == "/files/trace"]
+    assert "x-api-key" not in fetched.headers
+    serve(world, Answer(body=TRACE))
+    assert "250.0 KB" in run("session", "export-trace", "s-1", "-o", "new/t").out
+    assert (folder / "new" / "t").read_bytes() == TRACE
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(403, {"detail": "expired"}), "the server answered 403"),
+        (Answer(abort="before"), "could not be fetched"),
+    ],
+)
+def test_a_failure_leaves_no_file(run: Run, world: World, folder: Path, answer: Answer, words: str) -> None:
+    serve(world, answer)
+    done = run("session", "export-trace", "s-1")
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+    assert list(folder.iterdir()) == []
+
+
+def test_ctrl_c_leaves_no_file(run: Run, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(bar: Progress, done: int, total: int | None) -> None:
+        assert (0 < done <= len(TRACE), total) == (True, len(TRACE))
+        raise KeyboardInterrupt
+
+    (folder / "s-1.pftrace").write_text("from before")
+    serve(world, Answer(body=TRACE))
+    monkeypatch.setattr(Progress, "update", interrupt)
+    done = run("session", "export-trace", "s-1")
+    assert (done.code, done.out) == (130, "")
+    assert [each.name for each in folder.iterdir()] == ["s-1.pftrace"]
+    assert (folder / "s-1.pftrace").read_text() == "from before"

@@ -1,8 +1,10 @@
-"""`SharedLimits` without a cluster: groups that reopen after a refusal, and a lost board."""
+"""Shared limits without a cluster: the board, groups that reopen after a refusal, and a lost board."""
 
 from __future__ import annotations
 
 import types
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from ray.exceptions import RayActorError
 from tinker_sync import ray as sharing
 from tinker_sync.errors import TinkerError
 from tinker_sync.insight.meter import TokenCounts
-from tinker_sync.ray import News
+from tinker_sync.ray import Board, News
 from tinker_sync.runtime.rate_limiter import RateLimiter
 
 
@@ -29,41 +31,6 @@ def test_many_processes_begin_again_in_turns() -> None:
         opens_in_s.append(closed_s(limiter))
         assert "1.67 a second>" in repr(limiter)
     assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
-
-
-def test_without_a_board_a_process_has_the_whole_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    limiter = RateLimiter(clock=FakeClock())
-    limiter.count_sharers(5)
-    seen: list[str] = []
-
-    def connect() -> Any:
-        """Fail as if the actor that shares refusals were gone; record the limiter's state at that moment."""
-        limiter.follow(5.0)
-        seen.append(repr(limiter))
-        member.stop()
-        raise ConnectionError("there is no board")
-
-    def get(*_: object, timeout: float) -> Any:
-        raise ConnectionError(f"no answer in {timeout} s")
-
-    monkeypatch.setattr(sharing, "ray", types.SimpleNamespace(get=get, is_initialized=lambda: True))
-    monkeypatch.setattr(sharing, "_RETRY_S", 0.0)
-    member = sharing.SharedLimits("server", limiter, connect=connect)
-    member._board = types.SimpleNamespace(follow=types.SimpleNamespace(remote=lambda *_: None))
-    member._follow()
-    assert len(seen) == 1
-    assert "50 a second>" in seen[0]
-
-
-def test_a_process_that_is_refused_before_it_knows_of_the_others_begins_with_its_part() -> None:
-    limiter = RateLimiter(clock=FakeClock())
-    gate = limiter.gate()
-    permit = gate.try_acquire()
-    assert permit is not None
-    gate.throttled(permit, 5.0)
-    assert "50 a second>" in repr(limiter)
-    sharing.SharedLimits("server", limiter).apply(News(version=2, delay_s=0.0, processes=5, rank=1))
-    assert "10 a second>" in repr(limiter)
 
 
 @pytest.mark.parametrize("losses", [1, 9])
@@ -86,3 +53,48 @@ def test_the_usage_is_asked_again_when_the_board_was_lost(
     else:
         with pytest.raises(TinkerError, match="cannot be reached"):
             member.usage()
+
+
+PATIENCE_S = 120.0
+
+
+def test_a_process_that_leaves_while_it_waits_is_gone() -> None:
+    board = Board()
+    joined = board.follow("server", "a", version=0, hold_s=0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(board.follow, "server", "a", joined.version, PATIENCE_S)
+        board.leave("server", "a")
+        assert waiting.result(PATIENCE_S).version >= joined.version
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 1
+
+
+def test_a_refusal_ends_the_wait_of_the_others() -> None:
+    board = Board()
+    versions = [board.follow("server", process, version=0, hold_s=0).version for process in ("a", "b")]
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(board.follow, "server", "a", versions[-1], PATIENCE_S)
+        board.announce("server", "b", 30.0)
+        news = waiting.result(PATIENCE_S)
+    assert news.delay_s > 0
+    assert board.follow("server", "b", version=0, hold_s=0).delay_s == 0
+
+
+def test_a_shorter_refusal_does_not_release_its_process_from_the_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    board = Board()
+    delays_s = []
+    for process, delay_s in (("a", 60.0), ("b", 1.0), ("c", 90.0)):
+        board.announce("server", process, delay_s)
+        delays_s.append([board.follow("server", each, version=0, hold_s=0).delay_s for each in "abc"])
+    assert delays_s == [[0.0, 60.0, 60.0], [0.0, 60.0, 60.0], [90.0, 90.0, 0.0]]
+
+
+def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    for process in ("a", "b"):
+        board.follow("server", process, version=0, hold_s=0)
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 2
+    monkeypatch.setattr(sharing, "_FORGET_S", 0.0)
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 1

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("jinja2")
@@ -18,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from tinker_sync import InvalidInputError, MissingExtraError, Tokenizer
-from tinker_sync.data.chat_template import ChatTemplate, to_plain
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] "
@@ -137,78 +131,7 @@ def test_the_sandbox(tokenizer: Tokenizer, template: str, words: str) -> None:
         shown(tokenizer, template)
 
 
-def test_none_values_are_dropped(tokenizer: Tokenizer) -> None:
-    messages = [{"role": "user", "content": None, "tool_calls": None}]
-    assert shown(tokenizer, "{{ messages[0] | list }}{{ messages[0].content is defined }}", messages) == (
-        "['role']False"
-    )
-
-
-def test_messages_are_not_modified(tokenizer: Tokenizer) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]
-    before = repr(messages)
-    shown(tokenizer, "{{ messages }}", messages, continue_final_message=False)
-    shown(
-        tokenizer,
-        "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
-        messages,
-        continue_final_message=True,
-    )
-    assert repr(messages) == before
-
-
-class Kind(str, enum.Enum):
-    SHORT = "short"
-
-
-@dataclass
-class Call:
-    name: str
-    size: int
-
-
-class Dumped:
-    def model_dump(self) -> dict[str, Any]:
-        return {"role": "user"}
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (Kind.SHORT, "short"),
-        (np.float32(0.5), 0.5),
-        (np.bool_(False), False),
-        (np.ones(3), "<ndarray>"),
-        (Call("f", 2), {"name": "f", "size": 2}),
-        (Dumped(), {"role": "user"}),
-        (object(), "<object>"),
-        ((1, [None, {"a": True}]), (1, [None, {"a": True}])),
-        (open, "<builtin_function_or_method>"),
-    ],
-)
-def test_templates_see_plain_data(value: Any, expected: Any) -> None:
-    made = to_plain(value)
-    assert made == expected
-    assert type(made) is type(expected)
-
-
 def test_missing_jinja_names_the_extra(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtraError, match=r"chat templates: not installed\. pip install jinja2"):
         tokenizer.apply_chat_template(CHAT)
-
-
-def test_threads_render_concurrently(tokenizer: Tokenizer) -> None:
-    gate = threading.Barrier(16)
-
-    def work(number: int) -> Any:
-        gate.wait(120)
-        chat = [{"role": "user", "content": "a " * number}, {"role": "assistant", "content": "c " * number}]
-        template = ChatTemplate.of(tokenizer)
-        return [template.find_generated(chat, template.render(chat)) for _ in range(20)]
-
-    with ThreadPoolExecutor(16) as pool:
-        spans = [future.result(120) for future in [pool.submit(work, number) for number in range(1, 17)]]
-    for number, found in enumerate(spans, start=1):
-        start = len("<s>[user] [assistant] ") + 2 * number + 1
-        assert found == [[(start, start + 2 * number + 2)]] * 20

@@ -13,8 +13,10 @@ pytest.importorskip("jinja2")
 from support.vocabularies import CHAT_TEMPLATE, KINDS, PLAIN_TEMPLATE, byte_level
 from support.vocabularies import text as random_text
 
-from tinker_sync import Datum, InvalidInputError, Tokenizer
+from tinker_sync import AdamParams, Datum, InvalidInputError, ModelInput, SamplingParams, Tokenizer, data
 from tinker_sync.data import from_chat
+from tinker_sync.local import tiny
+from tinker_sync.testing import LocalServer
 
 UNTAGGED = CHAT_TEMPLATE.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
 CHATML = (
@@ -72,23 +74,6 @@ def test_turns_are_trained_to_their_end(tokenizer: Tokenizer, template: str) -> 
     assert whole(last) == whole(datum)
 
 
-def test_weights_of_one_turn(tokenizer: Tokenizer) -> None:
-    start, end = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-
-    def ids(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
-
-    prompt = [start, *ids("user\na"), end, *ids("\n"), start, *ids("assistant\n")]
-    after = [*ids("b"), end]
-    row = [*prompt, *after, *ids("\n")]
-    datum = from_chat(chat, tokenizer, chat_template=CHATML)
-    assert datum.model_input.to_ints() == row[:-1]
-    assert datum.loss_fn_inputs["target_tokens"].tolist() == row[1:]
-    weights = [0.0] * (len(prompt) - 1) + [1.0] * len(after) + [0.0]
-    assert datum.loss_fn_inputs["weights"].tolist() == weights
-
-
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, UNTAGGED])
 def test_reasoning_and_tool_calls_are_trained(tokenizer: Tokenizer, template: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -108,26 +93,6 @@ def test_reasoning_and_tool_calls_are_trained(tokenizer: Tokenizer, template: st
     call = '<think>let me see</think>wait\n<tool_call>f {\n  "x": 1\n}<|im_end|>'
     assert trained(datum, tokenizer) == [call, "it is 5<|im_end|>"]
     assert tokenizer.decode(whole(datum)).startswith("<|im_start|>system\n# Tools")
-
-
-def test_other_tokenizer_classes(tokenizer: Tokenizer) -> None:
-    class Other:
-        """A tokenizer of another class with the same methods."""
-
-        def __init__(self) -> None:
-            self.all_special_ids = tokenizer.all_special_ids
-            self.added_tokens_decoder = tokenizer.added_tokens_decoder
-
-        apply_chat_template = staticmethod(tokenizer.apply_chat_template)
-        get_chat_template = staticmethod(tokenizer.get_chat_template)
-        encode = staticmethod(tokenizer.encode)
-        decode = staticmethod(tokenizer.decode)
-
-    assert from_chat(CHAT, Other(), chat_template=UNTAGGED) == from_chat(
-        CHAT, tokenizer, chat_template=UNTAGGED
-    )
-    with pytest.raises(InvalidInputError, match="generation tags needs this package's"):
-        from_chat(CHAT, Other(), chat_template=CHAT_TEMPLATE)
 
 
 SHOW = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
@@ -174,23 +139,6 @@ def test_uncertain_masks_are_refused(tokenizer: Tokenizer, template: str, words:
     chat = [message | {"content": message["content"].strip()} for message in CHAT]
     with pytest.raises(InvalidInputError, match=words):
         from_chat(chat, tokenizer, chat_template=template)
-
-
-def test_template_without_headings_needs_no_prompt(tokenizer: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>"
-        "{% else %}<|im_start|>{{ m.content }}<|im_start|>{% endif %}{% endfor %}"
-    )
-    assert trained(from_chat(CHAT, tokenizer, chat_template=template), tokenizer) == TURNS
-
-
-def test_white_space_that_ends_a_turn_is_trained(tokenizer: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:\n{% endif %}"
-    )
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    assert trained(from_chat(chat, tokenizer, chat_template=template), tokenizer) == ["hello\n\n"]
 
 
 @pytest.mark.parametrize(
@@ -264,18 +212,32 @@ def test_turns_that_are_encoded_from_a_special_token_on_have_the_same_tokens(
     assert refused
 
 
-def test_a_long_chat_is_encoded_in_parts_of_a_few_turns(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = 40
-    chat = [{"role": role, "content": "hello world"} for _ in range(turns) for role in ("user", "assistant")]
-    lengths: list[int] = []
-    encode = tokenizer.encode
+def test_chat_training_learns() -> None:
+    with LocalServer() as server, server.service() as service:
+        training = service.create_lora_training_client(tiny.NAME, rank=4).result()
+        tokenizer = training.get_tokenizer()
+        assert isinstance(tokenizer, Tokenizer)
+        assert tokenizer.name_or_path == str(tiny.directory())
 
-    def counting(text: str, **options: Any) -> Any:
-        lengths.append(len(text))
-        return encode(text, **options)
+        sampling = service.create_sampling_client(base_model=tiny.NAME).result()
+        assert sampling.get_tokenizer() is tokenizer  # loaded once for both clients
 
-    monkeypatch.setattr(tokenizer, "encode", counting)
-    assert len(trained(from_chat(chat, tokenizer, chat_template=CHATML), tokenizer)) == turns
-    assert sum(lengths) < 200 * turns
+        chat: list[dict[str, Any]] = [
+            {"role": "user", "content": "2 + 3?"},
+            {"role": "assistant", "content": "purple"},
+        ]
+        datum = data.from_chat(chat, tokenizer)
+        losses = []
+        for _ in range(3):
+            passed = training.forward_backward([datum], "cross_entropy")
+            training.optim_step(AdamParams(learning_rate=1e-2))
+            losses.append(passed.result(120).metrics["loss:sum"])
+        assert losses[2] < losses[1] < losses[0]
+
+        ids = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, return_dict=False)
+        prompt = ModelInput.from_ints(ids)
+        sampled = sampling.sample(prompt, 2, SamplingParams(max_tokens=4, seed=1)).result(120)
+        assert all(tokenizer.decode(sequence.tokens) for sequence in sampled.sequences)
+        group = data.from_samples(prompt, sampled, [1.0, -1.0])
+        outcome = training.forward_backward(group, "importance_sampling").result(120)
+        assert len(outcome.loss_fn_outputs) == 2

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 import types
@@ -19,7 +16,7 @@ import pytest
 from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
-from tinker_sync import InvalidInputError, Tokenizer, TokenizerError, get_tokenizer
+from tinker_sync import Tokenizer, TokenizerError, get_tokenizer
 from tinker_sync.data import tokenizer as loading
 
 THREADS = 32
@@ -67,70 +64,12 @@ def test_32_threads_load_a_tokenizer_once(
     assert len(set(map(id, made))) == 1
 
 
-def test_names_of_one_tokenizer_load_it_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--org--model" / "snapshots" / "main"
-    snapshot.parent.mkdir(parents=True)
-    snapshot.symlink_to(folders["byte-level"])
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    loads = Loads(monkeypatch, THREADS)
-    names = [
-        lambda: get_tokenizer("org/model"),
-        lambda: get_tokenizer("org/model:8"),
-        lambda: get_tokenizer("org/model/variant"),
-        lambda: get_tokenizer("else/thing", "org/model:131072"),
-    ]
-    made = ask_at_once(*names * (THREADS // len(names)))
-    assert loads.directories == [str(snapshot)]
-    assert len(set(map(id, made))) == 1
-
-
 def test_failure_is_not_kept(tmp_path: Path, folders: Any) -> None:
     place = tmp_path / "later"
     with pytest.raises(TokenizerError):
         get_tokenizer(str(place))
     place.symlink_to(folders["unigram"])
     assert isinstance(get_tokenizer(str(place)), Tokenizer)
-
-
-def test_the_last_32_stay_in_memory(tmp_path: Path, folders: Any) -> None:
-    places = [str(shutil.copytree(folders["byte-level"], tmp_path / str(index))) for index in range(33)]
-    first, second = get_tokenizer(places[0]), get_tokenizer(places[1])
-    for place in places[2:32]:
-        get_tokenizer(place)
-    assert get_tokenizer(places[0]) is first  # used again, so the second one is the oldest
-    get_tokenizer(places[32])
-    assert get_tokenizer(places[0]) is first
-    assert get_tokenizer(places[1]) is not second
-
-
-def test_a_thread_that_waited_takes_over_from_an_interrupted_load(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
-) -> None:
-    place = str(shutil.copytree(folders["byte-level"], tmp_path / "model"))
-    loading_now, go_on = threading.Event(), threading.Event()
-    from_directory, calls = Tokenizer.from_directory, []
-
-    def load(directory: Any, **options: Any) -> Tokenizer:
-        calls.append(threading.get_ident())
-        if len(calls) == 1:
-            loading_now.set()
-            assert go_on.wait(120)
-            raise KeyboardInterrupt
-        return from_directory(directory, **options)
-
-    monkeypatch.setattr(Tokenizer, "from_directory", load)
-    with ThreadPoolExecutor(2) as pool:
-        interrupted = pool.submit(get_tokenizer, place)
-        assert loading_now.wait(120)
-        waiting = pool.submit(get_tokenizer, place)
-        go_on.set()
-        assert isinstance(waiting.result(120), Tokenizer)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted.result(120)
-    assert len(set(calls)) == len(calls) == 2
 
 
 # ------------------------------------------------------------------------------------------- other backends
@@ -179,13 +118,6 @@ def test_vendor_tokenizers_need_its_package(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TokenizerError, match="'TML/open' is not in"):  # the vendor's package lacks it
         get_tokenizer("TML/open")
-
-
-def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="backend: expected"):
-        get_tokenizer("org/model", backend="tokenizer")  # type: ignore[call-overload]
-    with pytest.raises(TokenizerError, match="names neither"):
-        get_tokenizer("", None)
 
 
 # ------------------------------------------------------------------------------------------- clients
@@ -239,50 +171,3 @@ def test_sampling_client_uses_base_model_or_tokenizer_id(
 
 
 # ------------------------------------------------------------------------------------------- memory
-
-RESIDENT = """
-import sys
-from tinker_sync.data import tokenizer as loading
-def resident():
-    with open("/proc/self/status") as status:
-        return int(next(line.split()[1] for line in status if line.startswith("VmRSS:")))
-if sys.argv[2] == "kept":
-    loading.trim_malloc = lambda: False
-before = resident()
-tokenizer = loading.get_tokenizer(sys.argv[1])
-print(resident() - before, len(tokenizer))
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc gives memory back")
-def test_large_vocabulary_leaves_little_memory(tmp_path: Path) -> None:
-    letters = [chr(point) for point in range(0x4E00, 0x4E00 + 245)]
-    pairs = [(one, other) for one in letters for other in letters][: 60_000 - len(letters)]
-    tokens = [*letters, *map("".join, pairs)]
-    model = {
-        "type": "BPE",
-        "vocab": {token: index for index, token in enumerate(tokens)},
-        "merges": [" ".join(pair) for pair in pairs],
-    }
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "model": model})
-    )
-    grown = {}
-    for how in ("kept", "trimmed"):
-        done = subprocess.run(
-            [sys.executable, "-c", RESIDENT, str(tmp_path), how],
-            env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        grown[how], size = map(int, done.stdout.split())
-        assert size == 60_000
-    assert grown["trimmed"] < 0.9 * grown["kept"]
-
-
-def test_other_systems_trim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert loading.trim_malloc() is False

@@ -11,22 +11,17 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
-from support.vocabularies import texts
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import tinker_sync
-from tinker_sync import InvalidInputError, ModelInput, Tokenizer, TokenizerError
-
-THREADS = 32
+from tinker_sync import InvalidInputError, Tokenizer, TokenizerError
 
 
 @pytest.fixture
@@ -104,14 +99,6 @@ def test_options_of_transformers_are_refused_by_name(plain: Tokenizer, options: 
         plain.encode("a", **options)
 
 
-def test_options_that_ask_for_nothing_change_nothing(plain: Tokenizer) -> None:
-    assert plain.encode("a", text_pair=None, padding=False, truncation=None, return_tensors=None) == [0, 4, 1]
-    assert plain("a", return_tensors=None)["input_ids"] == [0, 4, 1]
-    for ask in (plain, plain.encode):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'add_special_token'"):
-            ask("a", add_special_token=False)
-
-
 def test_other_methods_of_transformers_are_named_by_the_error(plain: Tokenizer) -> None:
     for name in ("save_pretrained", "pad", "num_special_tokens_to_add"):
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'; get_tokenizer\(backend='transf"):
@@ -183,20 +170,7 @@ def test_tokens_and_ids(plain: Tokenizer) -> None:
     assert repr(plain) == "<Tokenizer WordLevel, 8 tokens>"
 
 
-def test_prompts_from_text(plain: Tokenizer) -> None:
-    assert ModelInput.from_text("a b", plain).to_ints() == [0, 4, 5, 1]
-    assert ModelInput.from_text("a b", plain, add_special_tokens=False).to_ints() == [4, 5]
-
-
 # ------------------------------------------------------------------------------------------- files
-
-
-def test_files_do_not_switch_on_truncation(folders: Any) -> None:
-    tokenizer = Tokenizer.from_directory(folders["word-piece"])
-    long = " ".join(["hello"] * 50)
-    assert len(tokenizer.encode(long)) > 24
-    assert len(set(map(len, tokenizer([long, "hello"]).input_ids))) == 2
-    assert tokenizer.pad_token == "[PAD]"
 
 
 def test_special_tokens_in_an_older_file_are_not_lost(folders: Any, tmp_path: Path) -> None:
@@ -230,33 +204,6 @@ def test_copies_are_equal(folders: Any, copied: Any) -> None:
     assert again.special_tokens_map == tokenizer.special_tokens_map
     assert again.chat_template == tokenizer.chat_template
     assert again.image_token_id == tokenizer.image_token_id
-
-
-def test_32_threads_share_a_tokenizer(folders: Any) -> None:
-    tokenizer = Tokenizer.from_directory(folders["word-piece"])
-    sample = texts(50)
-    expected = [tokenizer(sample), tokenizer(sample, add_special_tokens=False)]
-    ids = expected[0]["input_ids"]
-    decoded = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    gate = threading.Barrier(THREADS)
-
-    def work(number: int) -> bool:
-        gate.wait(120)
-        for round_ in range(4):
-            # Neighbouring threads use different options of the shared object at the same time.
-            match (number + round_) % 4:
-                case 0:
-                    assert tokenizer(sample) == expected[0]
-                case 1:
-                    assert tokenizer(sample, add_special_tokens=False) == expected[1]
-                case 2:
-                    assert [tokenizer.encode(text) for text in sample] == ids
-                case _:
-                    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == decoded
-        return True
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert all(future.result(120) for future in [pool.submit(work, number) for number in range(THREADS)])
 
 
 FORKS = """

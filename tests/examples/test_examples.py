@@ -82,16 +82,6 @@ def test_an_example_learns(
         assert shown.count("step ") == SMALLER[name]["STEPS"]
 
 
-def test_the_training_stops_at_a_margin_that_does_not_break_the_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preferences = importlib.import_module("tinker_sync.examples.preferences")
-    for name, value in {"STORIES": 4, "BATCHES": 1, "STEPS": 3, "ENOUGH": 0.0}.items():
-        monkeypatch.setattr(preferences, name, value)
-    preferences.main()
-    assert capsys.readouterr().out.count("step ") == 1
-
-
 @pytest.mark.parametrize(
     ("story", "ended", "reward"),
     [
@@ -165,11 +155,6 @@ def test_the_demo_fails_if_the_model_learns_nothing(
     assert "0 of 40 new problems are right" in capsys.readouterr().out
 
 
-def test_the_exam_is_not_in_the_lessons() -> None:
-    assert len(set(demo.EXAM)) == 40
-    assert demo.sort("52128") == "12258"
-
-
 # ------------------------------------------------------------------------------------------ the notebook
 def run_cells(cells: list[dict[str, Any]]) -> list[Any]:
     """Run cells of code as a kernel does. Return the values of the cells that end with an expression."""
@@ -207,17 +192,6 @@ def test_the_notebook_runs_and_shows_values(
         value for value in values if isinstance(value, str) and value.startswith("| word | answer | right |")
     ]
     assert "of 100000 prompts" in capsys.readouterr().out
-
-
-def test_the_notebook_is_copied(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tinker_sync.examples.notebook", str(tmp_path / "a.ipynb")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (tmp_path / "a.ipynb").read_bytes() == notebook.NOTEBOOK.read_bytes()
-    assert "jupyter lab" in done.stdout
 
 
 def test_the_package_lists_its_examples() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +109,6 @@ def test_a_failed_delete_keeps_it_unless_it_is_gone(tmp_path: Path, caplog: pyte
         service.create_rest_client().delete_checkpoint_from_tinker_path(first.path).result()
         saves.save(training, 2)
         assert [each.step for each in saves.kept] == [2]
-
-
-def test_a_line_that_was_cut_short_is_no_checkpoint(tmp_path: Path) -> None:
-    line = json.dumps(
-        {"saved": {"step": 3, "path": "tinker://r/weights/step-3", "score": None, "parent": None}}
-    )
-    (tmp_path / "checkpoints.jsonl").write_text(f"{line}\n{line[:40]}")
-    with tinker_sync.ServiceClient(base_url="local") as service:
-        found = service.checkpoints(tmp_path).latest
-    assert found.step == 3
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tinker_sync.local.server.http import Application, ServerThread
 from tinker_sync.testing import FaultPlan, faults
 from tinker_sync.testing._middleware import FaultMiddleware
 from tinker_sync.testing._scene import Scene
-from tinker_sync.testing.plan import EVERY
 
 REPLY = json.dumps({"request_id": "req-0", "filler": "x" * 1000}).encode()
 
@@ -92,12 +91,6 @@ def test_a_status(code: int) -> None:
         assert wire.work.done == []
 
 
-def test_a_status_after_the_work() -> None:
-    with serving(plan(faults.status(502, detail="bad gateway", after_work=True))) as wire:
-        assert wire.ask()[0] == 502
-        assert wire.work.done == ["/api/v1/asample"]
-
-
 def test_every_form_of_retry_after() -> None:
     rows = (
         FaultPlan()
@@ -116,28 +109,6 @@ def test_every_form_of_retry_after() -> None:
     assert said[3:] == [{}, {"retry-after": "7"}, {}]
     ahead_s = parsedate_to_datetime(said[2]["retry-after"].title().replace("Gmt", "GMT")).timestamp()
     assert before_s + 1 < ahead_s < time.time() + 5
-
-
-def test_a_queue_state_with_a_reason() -> None:
-    state = FaultPlan().on("retrieve_future", faults.queue_paused("paused_rate_limit", "too many models"))
-    with serving(state) as wire:
-        status, _, body = wire.ask("/retrieve_future")
-    assert status == 408
-    assert json.loads(body) == {"queue_state": "paused_rate_limit", "queue_state_reason": "too many models"}
-
-
-def test_an_empty_400() -> None:
-    with serving(plan(faults.empty_bad_request())) as wire:
-        status, headers, body = wire.ask()
-    assert (status, headers["content-length"], body) == (400, "0", b"")
-
-
-def test_garbage() -> None:
-    with serving(plan(faults.garbage())) as wire:
-        status, headers, body = wire.ask()
-    assert (status, headers["content-type"]) == (200, "text/html")
-    with pytest.raises(ValueError, match="Expecting value"):
-        json.loads(body)
 
 
 def test_a_truncated_body() -> None:
@@ -192,14 +163,6 @@ def test_a_hang_up_closes_without_a_reply(after_work: bool) -> None:
         assert len(wire.work.done) == after_work
 
 
-def test_a_lost_answer_leaves_the_work_done() -> None:
-    with serving(plan(faults.lost_answer(), nth=1)) as wire:
-        with pytest.raises(ConnectionResetError):
-            wire.raw()
-        assert wire.work.done == ["/api/v1/asample"]
-        assert [(call.status, call.over.is_set()) for call in wire.scene.calls] == [(None, True)]
-
-
 def test_an_expired_session_gets_410_and_a_new_one_works() -> None:
     gone = FaultPlan().on("optim_step", faults.session_expired(), nth=2)
     step = b'{"model_id": "s-1:train:0", "seq_id": 1}'
@@ -218,46 +181,7 @@ def test_an_expired_session_gets_410_and_a_new_one_works() -> None:
         assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-1"}')[0] == 200
 
 
-def test_a_call_with_an_unreadable_body_reaches_the_server_after_a_session_has_expired() -> None:
-    with serving(FaultPlan().on("healthz", faults.session_expired(), nth=1)) as wire:
-        wire.ask("/create_session")
-        assert wire.ask("/healthz", method="GET")[0] == 410
-        assert wire.ask("/optim_step", body=b"not gzip", header="Content-Encoding: gzip")[0] == 200
-        assert wire.ask("/optim_step", body=b"[" * 100_000)[0] == 200
-
-
 def test_latency_comes_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     late = FaultPlan().latency("asample", 0.15)
     assert events(late, monkeypatch)[:2] == [0.15, "http.response.start"]
     assert late.latency_of("optim_step") == 0
-
-
-def test_pace_shortens_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = FaultPlan().latency(EVERY, 1000).on("asample", faults.slow(1000, pieces=2))
-    pauses = [each for each in events(late, monkeypatch, pace=0.001) if isinstance(each, float)]
-    assert pauses == pytest.approx([1, 1])
-
-
-def test_resets_among_many_calls() -> None:
-    which = range(1, 40, 3)
-    with serving(plan(faults.reset(), nth=which)) as wire:
-        outcomes = []
-        for _ in range(40):
-            try:
-                outcomes.append(wire.ask()[0])
-            except ConnectionResetError:
-                outcomes.append(0)
-        assert [number for number, outcome in enumerate(outcomes, 1) if not outcome] == list(which)
-
-
-def test_a_kept_alive_connection_ends_with_a_reset() -> None:
-    with serving(plan(faults.reset(), nth=2)) as wire, socket.create_connection(wire.address) as sock:
-        sock.settimeout(120)
-        request = b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
-        sock.sendall(request)
-        got = b""
-        while not got.endswith(REPLY):
-            got += sock.recv(65536)
-        sock.sendall(request)
-        with pytest.raises(ConnectionResetError):
-            sock.recv(1)

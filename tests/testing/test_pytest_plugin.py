@@ -111,8 +111,3 @@ def test_the_plugin_loads_nothing_heavy(tmp_path: Path, installed: Path) -> None
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (folder / "test_light.py").write_text(LOADED, encoding="utf-8")
     assert "1 passed" in run(folder, path=(installed,))
-
-
-def test_this_suite_blocks_the_plugin(request: pytest.FixtureRequest) -> None:
-    assert request.config.pluginmanager.is_blocked("tinker_sync")
-    assert not request.config.pluginmanager.has_plugin(PLUGIN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from tinker_sync.errors import (
     ConfigurationError,
     InvalidInputError,
     NotFoundError,
-    TinkerError,
 )
 from tinker_sync.local.store import Store
 from tinker_sync.testing import FaultPlan, LocalServer, faults
@@ -35,10 +33,6 @@ def models(client: tinker_sync.ServiceClient) -> list[str | None]:
 
 
 # ------------------------------------------------------------------------------------------ start and end
-def test_the_default_model_is_the_built_in_one() -> None:
-    with LocalServer() as server, server.service() as service:
-        assert models(service) == ["tinker-sync/tiny"]
-        assert train(service, steps=1, model="tinker-sync/tiny")["losses"]
 
 
 def test_environment_variables_point_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,16 +88,6 @@ def test_a_step_without_a_pass_is_a_step_that_the_log_names(caplog: pytest.LogCa
         assert "has no gradients" in caplog.text
 
 
-def test_each_server_has_its_own_key() -> None:
-    with local() as one, local() as other:
-        assert one.key != other.key
-        assert one.url != other.url
-        with other.service(api_key=one.key) as client, pytest.raises(TinkerError, match="401"):
-            client.get_server_capabilities()
-        assert one.key not in repr(one) + repr(one.calls)
-        assert one.key not in repr([dict(call.headers) for call in other.calls])
-
-
 def test_use_before_start_and_after_close() -> None:
     server = local()
     for use in (lambda: server.url, server.service, server.environment, server.restart):
@@ -132,27 +116,6 @@ def test_close_leaves_no_thread_and_no_file(tmp_path: Path, monkeypatch: pytest.
         assert any(thread.name.startswith("tinker-") for thread in threading.enumerate())
     assert list(tmp_path.iterdir()) == []
     assert [thread for thread in threading.enumerate() if thread not in before] == []
-
-
-def test_a_failed_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for wrong in ({"model": "no/such/model"}, {"no_such_setting": 1}):
-        server = local(**wrong)
-        with pytest.raises(
-            (InvalidInputError, ConfigurationError),
-            match=r"no model in .*no/such/model; give|no_such_setting",
-        ):
-            server.start()
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_reach_the_server() -> None:
-    with local(fwdbwd_max_chunk_len=2) as server, server.service() as service:
-        train(service, steps=1)
-        sizes = [
-            len(call.request.forward_backward_input.data) for call in server.calls_to("forward_backward")
-        ]
-        assert sorted(sizes) == [1, 2]
 
 
 @pytest.mark.parametrize("process", [False, True])
@@ -186,13 +149,6 @@ def test_a_server_in_a_process_has_the_same_numbers_and_faults() -> None:
         backend.kill()
         with server.service(max_retries=0, deadline=5) as hasty, pytest.raises(APIConnectionError):
             hasty.get_server_capabilities()
-
-
-def test_a_process_that_cannot_start_gives_the_reason() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"could not be started: there is no model in .*no/such/model"
-    ):
-        local(process=True, model="no/such/model").start()
 
 
 # ------------------------------------------------------------------------------------------ recorded calls
@@ -269,28 +225,6 @@ def test_numbers_depend_on_the_seed() -> None:
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["tokens"] != outcomes[2]["tokens"]
     assert outcomes[0]["losses"][1] != outcomes[2]["losses"][1]
-
-
-def test_another_process_computes_the_same_numbers() -> None:
-    with local(seed=7) as server, server.service() as service:
-        expected = train(service, seed=None)
-    code = (
-        "import json; from support.training_job import MODEL, train\n"
-        "from tinker_sync.testing import LocalServer\n"
-        "with LocalServer(model=MODEL, seed=7) as server, server.service() as service:\n"
-        "    print(json.dumps(train(service, seed=None)))"
-    )
-    paths = [str(Path(__file__).parents[1]), str(Path(tinker_sync.__file__).parents[1])]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "99"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == expected
 
 
 @pytest.mark.parametrize(

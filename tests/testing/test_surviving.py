@@ -170,21 +170,6 @@ def test_training_under_random_faults_has_the_same_curve(seed: int, quiet_curve:
     assert lost
 
 
-def test_the_curve_falls(quiet_curve: dict[str, Any]) -> None:
-    losses = quiet_curve["losses"]
-    assert losses[-1] < losses[0] / 2
-
-
-def test_a_step_with_a_lost_answer_is_done_once() -> None:
-    once, again = FaultPlan(), FaultPlan()
-    for name in ("forward_backward", "optim_step"):
-        again = again.on(name, faults.lost_answer(), nth=(1, 2))
-    outcomes = [run(plan) for plan in (once, again)]
-    assert outcomes[0][0] == outcomes[1][0]
-    steps = [[call.body["seq_id"] for call in server.calls_to("optim_step")] for _, server in outcomes]
-    assert steps == [[2, 4], [2, 2, 2, 4]]
-
-
 # ------------------------------------------------------------------------------------------ fatal faults
 @pytest.mark.parametrize(
     ("call", "fault", "error"),

@@ -1,4 +1,4 @@
-"""The training documents are correct, reproducible, and free of held-out problems."""
+"""The built-in model solves held-out problems, which its training documents do not contain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import itertools
 import random
 import re
 
+import numpy as np
 import pytest
 
-from benchmarks.tiny_model import tasks, words
+from benchmarks.tiny_model import scores, tasks
 from benchmarks.tiny_model.corpus import documents, draw_story
 from benchmarks.tiny_model.page import END_OF_TURN, TURN, Page, is_held_out
+from benchmarks.tiny_model.scores import Model
+from tinker_sync.local.engine.sampling import Sampler, SampleSpec
 
 
 @functools.cache
@@ -22,11 +25,6 @@ def pages() -> list[Page]:
 @functools.cache
 def text() -> str:
     return "\n".join(page.text for page in pages())
-
-
-def test_equal_seeds_give_equal_documents() -> None:
-    one, two, other = ([page.text for page in itertools.islice(documents(seed), 50)] for seed in (5, 5, 6))
-    assert one == two != other
 
 
 def test_every_sum_is_right_and_below_a_hundred() -> None:
@@ -59,10 +57,6 @@ def test_held_out_problems_are_not_in_the_corpus() -> None:
     assert not later & read
 
 
-def test_one_sum_in_ten_is_held_out() -> None:
-    assert sum(is_held_out(f"Q: {one}+{two}=") for one in range(100) for two in range(100)) == 1000
-
-
 def test_held_out_stories_are_not_in_the_corpus() -> None:
     stories = {draw_story(random.Random(seed), held_out=True).text for seed in range(200)}
     assert len(stories) > 150
@@ -91,28 +85,37 @@ def test_chats_are_complete() -> None:
         assert roles[roles[0] == "system" :] == ["user", "assistant"] * (len(roles) // 2)
 
 
-def test_a_problem_is_the_same_in_a_chat() -> None:
-    prompt, answer = tasks.as_chat("subtraction", tasks.Problem("Q: 20-3=", "17"))
-    assert prompt == "<|im_start|>user\nWhat is 20-3?<|im_end|>\n<|im_start|>assistant\n"
-    assert answer == "20-3=17"
-    prompt, answer = tasks.as_chat("reverse", tasks.Problem("reverse: a b ->", " b a"))
-    assert prompt == "<|im_start|>user\nReverse: a b<|im_end|>\n<|im_start|>assistant\n"
-    assert answer == "b a"
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
 
 
-def test_random_spans_are_the_drawn_numbers() -> None:
-    page = next(page for page in pages() if page.text.startswith("Q: ") and "+" in page.text)
-    drawn = [page.text[start:end] for start, end in page.random_spans]
-    assert drawn == re.findall(r"\d+\+\d+", page.text)
+@pytest.mark.parametrize("kind", tasks.KINDS)
+@pytest.mark.parametrize("chat", [False, True])
+def test_held_out_problems_are_solved(model: Model, kind: str, chat: bool) -> None:
+    name, share, chance = scores.exact(model, kind, 30, chat=chat)
+    assert name.startswith(kind)
+    assert share > 0.9
+    assert chance < 0.2
 
 
-@pytest.mark.parametrize("cycle", [words.DAYS, words.MONTHS])
-def test_days_and_months_form_cycles(cycle: tuple[str, ...]) -> None:
-    after = {question: answer for question, answer, _ in words.FACTS if "after" in question}
-    kind = "day" if cycle is words.DAYS else "month"
-    assert after[f"What {kind} comes after {cycle[-1]}?"] == cycle[0]
+def test_held_out_stories_are_predicted(model: Model) -> None:
+    _, perplexity, chance = scores.perplexity(model, 20)
+    assert perplexity < 2
+    assert chance > 50
 
 
-def test_each_fact_has_one_answer() -> None:
-    questions = [question for question, _, _ in words.FACTS]
-    assert len(questions) == len(set(questions)) > 150
+def test_facts_are_known(model: Model) -> None:
+    assert scores.facts(model).value > 0.9
+
+
+def test_stories_end(model: Model) -> None:
+    prompt = "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
+    specs = [SampleSpec(prompt=np.array(model.encode(prompt)), seed=0, num_samples=20, max_tokens=150)]
+    with scores._one_thread():
+        samples = Sampler(model.weights).run(specs)[0].samples
+    texts = [model.tokenizer.decode(one.tokens.tolist(), skip_special_tokens=False) for one in samples]
+    ended = [text.partition("<|im_end|>")[0] for text in texts if "<|im_end|>" in text]
+    assert len(ended) > 15
+    assert sum(story.endswith(".") for story in ended) > 15
+    assert len(set(ended)) > 15
