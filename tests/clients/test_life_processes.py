@@ -149,6 +149,39 @@ def test_a_child_cancels_no_call_of_its_parent_and_waits_for_no_client_of_it(stu
     assert stub.asked("/cancel_future") == []
 
 
+def test_a_child_asks_for_the_samples_of_a_session_that_are_its_own(stub: Stub) -> None:
+    stub.behaviour.config = {"sample_use_retrieve_futures": True}
+    text = """
+    hear()
+    slow = sampler.sample(PROMPT, 1, PARAMS)
+    hear()
+    pid = os.fork()
+    if pid == 0:
+        say(sample(), sample())
+        service.close().result(120)
+        os._exit(0)
+    say("child:", os.waitpid(pid, 0)[1])
+    hear()
+    say(slow.result(120).sequences[0].tokens)
+    """
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url, unhurried=True) as script:
+        assert script.hear() == "[6, 7] {'step:max': 1.0}"
+        before = len(stub.asked("/retrieve_futures"))
+        release = stub.hold("/retrieve_futures", 1)
+        script.say("sample")
+        stub.await_asked("/retrieve_futures", before + 1)
+        script.say("fork")
+        assert script.hear() == "[6, 7] [6, 7]"
+        assert script.hear() == "child: 0"
+        release.set()
+        script.say("go on")
+        assert script.hear() == "[6, 7]"
+        assert script.wait().code == 0
+    asked = [each.json()["target"]["cloned_sampler_id"] for each in stub.asked("/retrieve_futures")]
+    assert set(asked[: before + 1]) == {0}
+    assert len(set(asked[before + 1 :]) - {0}) == 1  # the child asks under a number of its own
+
+
 def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
     """A program forks as daemons do: the parent leaves silently, and the child takes the client over."""
     text = """

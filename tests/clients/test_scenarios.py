@@ -186,15 +186,14 @@ def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:
         sampler = sampler_of(client)
         release = stub.hold("/asample", 100)
         first = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(500)]
-        until(lambda: client.holder.server.ready().admission.waiting == 483)
+        until(lambda: sum(future.status().state == "queued" for future in first) == 483)
         assert len(stub.await_asked("/asample", 17)) == 17
         release.set()
         for future in first:
             future.result(PATIENCE_S)
         stub.script("/asample", *[Answer(status=0)] * 450)
-        for _ in range(450):
-            sampler.sample(PROMPT, 1, ONE_TOKEN)
-        until(lambda: client.holder.server.ready().admission.waiting == 49)
+        more = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(450)]
+        until(lambda: sum(future.status().state == "queued" for future in more) == 49)
         assert len(stub.await_asked("/asample", 901)) == 901
 
 

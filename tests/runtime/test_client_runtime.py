@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
+from support.forks import in_child
 from support.isolation import our_threads
 from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
@@ -174,7 +175,10 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     runtime.server.open_session()
     closing = runtime.close()
     stub.await_asked("/sessions/session-0/finish")
-    runtime.renew_after_fork()
-    assert runtime.close().done()  # a new future of the child
+
+    def work() -> None:
+        assert runtime.close().done()  # a new future of the child
+
+    in_child(work)
     release.set()
     closing.result(120)

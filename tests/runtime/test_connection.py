@@ -98,11 +98,3 @@ def test_a_closed_pool_is_no_reason_to_raise() -> None:
     refresher = Refresher(bench, bench.fetch, raising(RuntimeError("the workers are closed")), bench.clock)
     refresher.begin_if_due()
     refresher.begin_if_due()
-
-
-def test_a_child_does_not_wait_for_the_parents_worker() -> None:
-    bench = Bench()
-    bench.token_in_s = 0.0
-    assert (bench.beat(), bench.beat()) == (1, 0)
-    bench.refresher.renew_after_fork()
-    assert bench.beat() == 1

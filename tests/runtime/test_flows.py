@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
+from support.forks import in_child
 from support.polls import HandReactor
 from support.sends import HandWorkers, NoWorkers
 
@@ -342,26 +343,26 @@ def test_the_garbage_collector_ends_no_flow(bench: Bench) -> None:
     assert bench.log == []
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_leaves_the_flows_of_its_parent_alone(bench: Bench) -> None:
     moment = Moment()
     future = bench.start(hold(bench, moment))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            bench.reactor.requests.clear()
-            bench.reactor.timers.clear()
-            del bench.task
-            gc.collect()
-            mine = bench.start(pause())
-            bench.reactor.pass_time()
-            alone = bench.log == [] and bench.quota.free == bench.quota.limit and mine.result(0) is None
-            status = 0 if alone and not flows_module._under_way else 1
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    held = bench.quota.free
+
+    def work() -> None:
+        bench.flows.renew_after_fork()
+        bench.reactor.requests.clear()
+        bench.reactor.timers.clear()
+        del bench.task
+        gc.collect()
+        mine = bench.start(pause())
+        bench.reactor.pass_time()
+        assert bench.log == []
+        assert bench.quota.free == held
+        assert mine.result(0) is None
+        assert not flows_module._under_way
+
+    in_child(work)
     advance(bench, moment, 4)
     bench.flows.soon(bench.quota.give_back, 0)
     assert future.result(0) == "value"

@@ -18,6 +18,7 @@ import pytest
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
+from support.forks import in_child
 from support.open_files import room_for
 from support.sends import HandWorkers
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked
@@ -445,7 +446,6 @@ def test_two_thousand_waits_are_all_answered() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_begins_anew() -> None:
     release = threading.Event()
 
@@ -461,13 +461,17 @@ def test_a_forked_child_begins_anew() -> None:
     with ScriptedServer(first, other) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
-        child = os.fork()
-        if child == 0:
-            fine = held.reactor.under_way == 0
+
+        def work() -> None:
+            held.workers.begin()
+            held.reactor.renew_after_fork()
+            held.http.renew_after_fork()
+            assert held.reactor.under_way == 0
             held.outcomes = queue.SimpleQueue()
             held.start()
-            os._exit(0 if fine and held.reply().body == b"child" else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert held.reply().body == b"child"
+
+        in_child(work)
         release.set()
         assert held.reply().body == b"parent"
         assert server.connections == 2

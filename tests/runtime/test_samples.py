@@ -120,7 +120,7 @@ def test_samples_sent_again_need_no_other_place(stub: Stub, sampler: SamplingCli
     stub.script(path, *[Answer(failure, {}, gate=release)] * PLACES)
     futures = [sample(sampler) for _ in range(PLACES + 2)]
     stub.await_asked(path, PLACES)
-    until(lambda: admission_of(sampler).waiting == 2)
+    until(lambda: sum(future.status().state == "queued" for future in futures) == 2)
     release.set()
     for future in futures:
         assert future.result(PATIENCE_S).sequences

@@ -548,6 +548,7 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "call(idle), call(busy), call(busy)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
+        "    flows.renew_after_fork(), idle.renew_after_fork(), busy.renew_after_fork()\n"
         "    foreign = call(idle).exception(0)\n"
         "    idle.take_over()\n"
         "    call(idle)\n"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
+from support.forks import in_child
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._base.events import SessionEnded
@@ -80,11 +81,38 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
     assert bench.events == []
 
 
+def test_a_child_takes_the_facts_from_its_parent_and_asks_for_later_ones_itself(stub: Stub) -> None:
+    stub.behaviour.dynamic_config = {"refresh_interval_sec": 60}
+    with Bench(stub) as bench:
+        bench.runtime.server.ready()
+        release = stub.hold("/client/dynamic_config")
+        bench.clock.advance(60.0)
+        bench.runtime.server.refresh_if_due()
+        stub.await_asked("/client/dynamic_config", 2)  # a worker of the parent waits for the answer
+
+        def work() -> None:
+            assert bench.runtime.server.dynamic.refresh_interval_sec == 60
+            bench.runtime.server.ready()
+            bench.clock.advance(60.0)
+            bench.runtime.server.refresh_if_due()
+            until(lambda: bench.runtime.server.dynamic.refresh_interval_sec == 61)
+            bench.runtime.close("success").result(120)
+
+        stub.behaviour.dynamic_config = {"refresh_interval_sec": 61}
+        in_child(work)
+        release.set()
+    assert len(stub.asked("/client/config")) == 1
+
+
 def test_a_child_that_had_no_session_makes_its_own(stub: Stub) -> None:
     with Bench(stub) as bench:
-        bench.runtime.renew_after_fork()
-        assert bench.runtime.server.open_session() == "session-0"
-        assert numbers(bench.session)[0] == [0, 1, 2]
+
+        def work() -> None:
+            assert bench.runtime.server.open_session() == "session-0"
+            assert numbers(bench.session)[0] == [0, 1, 2]
+            bench.runtime.close("success").result(120)
+
+        in_child(work)
     assert len(stub.asked(FINISH)) == 1
 
 

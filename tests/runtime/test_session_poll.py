@@ -197,14 +197,6 @@ def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench)
     assert futures[2].result(0) == {"sequence": 2}
 
 
-def test_a_child_polls_for_its_own_samples_alone(bench: Bench) -> None:
-    bench.wait_for("a")
-    bench.together.renew_after_fork()
-    bench.wait_for("b")
-    assert len(bench.polls()) == 2
-    assert repr(bench.together) == "<SessionPoll 1 waiting together, cursor 0>"
-
-
 def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause(bench: Bench) -> None:
     future = bench.wait_for("a")
     pauses = []

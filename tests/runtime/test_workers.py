@@ -432,6 +432,7 @@ def test_a_forked_child_starts_clean() -> None:
         "pool._membership.acquire()  # as if a thread were just entering\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
+        "    pool.begin()\n"
         "    ok = threading.active_count() == 1\n"
         "    ok = ok and pool.submit(pow, 2, 3).result(120) == 8\n"
         "    os._exit(0 if ok and pool.close(10) else 1)\n"

@@ -1,9 +1,10 @@
 """The objects that a child process renews after `os.fork()`, registered in one place.
 
-A forked child has one thread and a copy of all memory. In this copy, a lock may be held by a thread that does
-not exist in the child, and a count of work under way may include work that no thread does. Objects with locks
-or counts register here. This module renews them in the child, before the code that called `os.fork()` goes on
-there. It refers to them weakly. Any thread may register an object.
+A forked child has one thread and a copy of all memory. In this copy, a lock may be held by a thread that is
+not in the child, and a count of work under way may include work that no thread does. The runtime of each
+client registers here, and begins anew in the child with all its parts (`ClientRuntime.renew_after_fork`). So
+do the objects that several clients share, and those that users hold. This module renews them in the child,
+before the code that called `os.fork()` goes on there. It refers to them weakly. Any thread may register.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.workers import no_thread
 
 if TYPE_CHECKING:
@@ -80,10 +79,6 @@ class Admission:
         self._most_slots = slots
         self._most_bytes = sending_bytes
         self._clock = clock
-        self._begin()
-        _fork.renew_in_child(self)
-
-    def _begin(self) -> None:
         self.slots = self._most_slots
         """The slots that are free."""
         self.bytes = self._most_bytes
@@ -96,15 +91,6 @@ class Admission:
         self._permit: Permit | None = None  # from the gate, for the next sample
         self._at_gate = False  # a worker waits at the gate
         self._pumping = False  # another round follows
-
-    def renew_after_fork(self) -> None:
-        """Forget the samples of the parent in a forked child."""
-        self._begin()
-
-    @property
-    def waiting(self) -> int:
-        """The number of samples that wait. Any thread may ask; the number may be outdated."""
-        return sum(turn.task is not None for _, turn in list(self._queue))
 
     # -------------------------------------------------------------------------------------- the queue
 

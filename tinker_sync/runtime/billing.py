@@ -11,7 +11,6 @@ import threading
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
-from tinker_sync.runtime import _fork
 
 _LOG_EVERY_S: Final = 60.0
 # After this long without a 402 the incident is over, and the next 402 begins a new one.
@@ -41,7 +40,6 @@ class BillingPause:
         self._began_at: float | None = None  # guarded by _lock
         self._seen_at: float | None = None  # guarded by _lock
         self._logged_at: float | None = None  # guarded by _lock
-        _fork.renew_in_child(self)
 
     def may_pause(self) -> bool:
         """Record and log a 402. Return True if the call should be repeated after a pause, else False.
@@ -63,7 +61,3 @@ class BillingPause:
         elif say:
             _log.warning("the account is blocked; waiting up to %.0f s for that to change", self.max_pause_s)
         return not over
-
-    def renew_after_fork(self) -> None:
-        """Replace the lock; a thread of the parent may have held it."""
-        self._lock = threading.Lock()

@@ -176,12 +176,21 @@ class ClientRuntime:
                 future.resolve(None)
 
     def renew_after_fork(self) -> None:
-        """In a forked child, keep the facts about the server, and replace connections and locks."""
+        """Begin anew in a forked child, in one place for all parts of the client.
+
+        The child keeps the settings, the keys, the observers, the facts about the server and the id of the
+        session. It drops the threads, connections, calls and numbers of its parent, and the locks that its
+        threads may hold. The parts that depend on the facts, such as the admission, are made again by the
+        first call (`Server.start`); `exits` drops the connections, also those of a lost client.
+        """
         if self._closed:
-            closed = self._closed["future"] = APIFuture(
-                clock=self.clock
-            )  # the child's client is closed already
-            closed.resolve(None)
+            closed = self._closed["future"] = APIFuture(clock=self.clock)
+            closed.resolve(None)  # the child's client is closed already
+        for pool in self.pools.in_order_of_end():
+            pool.begin()
+        self.reactor.renew_after_fork()
+        self.server.flows.renew_after_fork()
+        self.notices.renew_after_fork()
         self.lifecycle.renew_after_fork()
         self.connection.renew_after_fork()
         self.server.renew_after_fork()

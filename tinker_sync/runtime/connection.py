@@ -16,7 +16,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork, exits
+from tinker_sync.runtime import exits
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.http import Http
@@ -119,7 +119,6 @@ class Refresher:
         self._refresh_at = clock.now()
         self.settings: ClientDynamicConfigResponse | None = None
         """The newest settings; None until `know`, which is not called if the server does not offer them."""
-        _fork.renew_in_child(self)
 
     def know(self, settings: ClientDynamicConfigResponse) -> None:
         """Store the server's settings. They are due for renewal after the interval in them, at least 10 s."""
@@ -147,10 +146,6 @@ class Refresher:
                 self._refresh()
         finally:
             self._busy.release()
-
-    def renew_after_fork(self) -> None:
-        """Forget the parent's worker, which does not exist in the child."""
-        self._busy = threading.Lock()
 
     def _is_token_due(self) -> bool:
         due_in_s = self._keys.next_refresh_in_s()

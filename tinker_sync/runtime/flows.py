@@ -52,7 +52,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.workers import WorkersClosedError, no_thread
 from tinker_sync.transport.call import Call
 
@@ -105,7 +104,6 @@ class Flows:
         self._workers = workers
         self._closed = False  # final
         self._begin()
-        _fork.renew_in_child(self)
 
     def _begin(self) -> None:
         self._ready: deque[tuple[Step, Any]] = deque()
@@ -434,18 +432,9 @@ class Quota:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._begin()
-        _fork.renew_in_child(self)
-
-    def _begin(self) -> None:
-        self.free = self.limit
+        self.free = limit
         """The balance; negative while the quota is overdrawn."""
         self._line: deque[tuple[Moment, int]] = deque()  # empty while the balance is not negative
-
-    def renew_after_fork(self) -> None:
-        """Forget what the flows of the parent hold."""
-        self._begin()
 
     def take(self, size: int, limit_s: float = math.inf) -> Flow[bool]:
         """Wait at most `limit_s` for room, take `size`, and return True; or return False."""

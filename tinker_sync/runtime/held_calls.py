@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class HeldCalls:
         self._ready = False  # final
         self._lock = threading.Lock()
         self._releasing = False  # set under _lock; one thread starts calls
-        _fork.renew_in_child(self)
 
     @property
     def open(self) -> bool:

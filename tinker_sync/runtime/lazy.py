@@ -43,11 +43,11 @@ class Lazy(Generic[T]):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._lock = make_lock()
-        self._flight: _Try | None = None  # guarded by _lock; the try under way
+        # The try under way, by the generation of the process: a forked child has no thread that ends its
+        # parent's. One thread at a time makes the value: the one whose `setdefault` has stored its try.
+        self._flights: dict[int, _Try] = {}
         self.value: T | None = None
         """The value, or None before it is made. Reading it never waits."""
-        _fork.renew_in_child(self)
 
     def get(self, make: Callable[[], T], *, deadline_at: float = math.inf) -> T:
         """Return the value. The first thread that calls this makes it; other threads wait for that.
@@ -67,8 +67,7 @@ class Lazy(Generic[T]):
             mine = _Try(Future(), deadline_at)
             # Ctrl-C may interrupt this block at any point. The try under way must end in every case.
             try:
-                with self._lock:
-                    flight = self._flight = self._flight or mine
+                flight = self._flights.setdefault(_fork.generation(), mine)
                 if flight is mine:
                     self.value = make()
                     self._land(mine, None)
@@ -80,9 +79,8 @@ class Lazy(Generic[T]):
         return self.value
 
     def _land(self, flight: _Try, failure: BaseException | None) -> None:
-        with self._lock:
-            if self._flight is flight:
-                self._flight = None
+        if self._flights.get(_fork.generation()) is flight:
+            del self._flights[_fork.generation()]
         if flight.ended.done():
             return
         if failure is None:
@@ -105,11 +103,6 @@ class Lazy(Generic[T]):
         more_time = isinstance(failure, APIConnectionError) and deadline_at > flight.deadline_at
         if isinstance(failure, Exception) and not more_time:
             raise copy_exception(failure)
-
-    def renew_after_fork(self) -> None:
-        """Forget a try of the parent, which no thread of the child would end. Keep a value that was made."""
-        self._lock = make_lock()
-        self._flight = None
 
 
 class Shared(Generic[K, T]):

@@ -381,7 +381,7 @@ class Lifecycle:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
         self._lock = make_lock()
         self._last_calls = _fork.Members()
-        self._unfinished, self._promised = set(), {}
+        self._unfinished, self._promised, self.queues = set(), {}, ()
         self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,7 +22,6 @@ from attrs import define, field
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import APIResponseValidationError, DeadlineError, InvalidInputError, WireError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import ModelPause
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.flows import Flow, Flows, Quota, Task
@@ -377,19 +375,18 @@ class Notices:
         self._clock = clock
         self._run = run
         self._to_tell = InOrder(run)
-        self._lock = threading.Lock()
-        self._logged_at: dict[tuple[str, QueueState | None], float] = {}  # guarded by _lock
-        self._listeners: tuple[Listener, ...] = ()  # replaced, never changed
-        _fork.renew_in_child(self)
+        # For the thread that resumes the flows.
+        self._logged_at: dict[tuple[str, QueueState | None], float] = {}
+        # Any thread adds and removes; each is one step of the interpreter, as is a copy.
+        self._listeners: dict[object, Listener] = {}
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Add a listener that gets every report. Return a function that removes it."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
+        key = object()
+        self._listeners[key] = listener
 
         def stop() -> None:
-            with self._lock:
-                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
+            self._listeners.pop(key, None)
 
         return stop
 
@@ -402,7 +399,7 @@ class Notices:
         report = QueueReport(notice.state, notice.reason, request_type, request_id)
         if report.state.paused:
             self._log(report)
-        for listener in self._listeners:
+        for listener in list(self._listeners.values()):
             self._to_tell.run(partial(_tell, listener, report))
 
     def log_trouble(self, request_type: str, words: str) -> None:
@@ -412,12 +409,10 @@ class Notices:
 
     def _is_due(self, key: tuple[str, QueueState | None]) -> bool:
         now = self._clock.now()
-        with self._lock:
-            logged_at = self._logged_at.get(key)
-            if logged_at is not None and now - logged_at < LOG_EVERY_S:
-                return False
+        due = now - self._logged_at.get(key, -math.inf) >= LOG_EVERY_S
+        if due:
             self._logged_at[key] = now
-        return True
+        return due
 
     def _log(self, report: QueueReport) -> None:
         if not self._is_due((report.request_type, report.state)):
@@ -426,8 +421,7 @@ class Notices:
         _log.warning("%s requests are paused (%s): %s; waiting", report.request_type, report.state, reason)
 
     def renew_after_fork(self) -> None:
-        """Replace the lock, which another thread of the parent may have held."""
-        self._lock = threading.Lock()
+        """Drop the reports that a worker of the parent passes on."""
         self._to_tell = InOrder(self._run)
 
 

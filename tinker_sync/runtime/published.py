@@ -7,14 +7,12 @@ A server that is known to have the whole protocol is not asked for its descripti
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.transport.call import Call, Reply
@@ -48,9 +46,7 @@ class Published:
         # Lists, because Lazy holds no None.
         self._api: Lazy[list[PublishedApi]] = Lazy()
         self._models: Lazy[list[SupportedModel]] = Lazy()
-        self._lock = threading.Lock()
-        self._warned: set[str] = set()  # guarded by _lock
-        _fork.renew_in_child(self)
+        self._warned: dict[str, object] = {}  # by text: the call that has logged it
 
     def api(self) -> PublishedApi | None:
         """Return the description that the server publishes, or None if none could be fetched.
@@ -123,15 +119,9 @@ class Published:
 
     def warn_once(self, text: str) -> None:
         """Log a warning, unless this object has logged the same text before."""
-        with self._lock:
-            new = text not in self._warned
-            self._warned.add(text)
-        if new:
+        mine = object()
+        if self._warned.setdefault(text, mine) is mine:
             _log.warning("%s", text)
-
-    def renew_after_fork(self) -> None:
-        """Replace the lock, which another thread of the parent may have held."""
-        self._lock = threading.Lock()
 
     def _fetch(self) -> list[PublishedApi]:
         call = Call(method="GET", path=PATH, read_s=_READ_S, deadline_s=2 * _READ_S, max_retries=1)

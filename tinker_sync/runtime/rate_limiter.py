@@ -327,8 +327,8 @@ class RateLimiter:
         return max(self._rate.closed_until_s - self._clock.now(), 0.0)
 
     def renew_after_fork(self) -> None:
-        """In a forked child, keep the pause and the rate, and forget the threads of the parent."""
-        self._lock, self._changed = threading.Lock(), threading.Event()
+        """In a forked child, keep the pause and the rate, and forget the threads and gates of the parent."""
+        self._lock, self._changed, self._gates = threading.Lock(), threading.Event(), weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<RateLimiter {self.state()}, {self._rate.a_second:.3g} a second>"

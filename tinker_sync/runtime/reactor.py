@@ -42,7 +42,6 @@ from typing import Any, Final, Protocol
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
@@ -390,7 +389,6 @@ class Reactor:
         self._sequence = numbers()
         self._closed = False  # guarded by _lock; final
         self._begin()
-        _fork.renew_in_child(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

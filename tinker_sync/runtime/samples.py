@@ -619,6 +619,7 @@ class SampleLine:
         self.number_as_copy()
         self.parts = Lazy()
         self.pause = ModelPause()
+        self.held.renew_after_fork()
 
     def _choose_poll(self, machinery: Machinery) -> Fetch:
         """Return the flow that fetches a result: `poll`, or `SessionPoll.fetch` if the server wants that."""

@@ -49,7 +49,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from attrs import define
 
 from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
@@ -186,7 +185,6 @@ class SendQueue(Generic[RequestT]):
         self._refusal: Exception | None = None  # the failure of new calls
         self._broken = False
         self._inherited = False  # in a forked child that has not taken over
-        _fork.renew_in_child(self)
 
     # ---------------------------------------------------- on any thread
 

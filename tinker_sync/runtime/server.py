@@ -94,7 +94,6 @@ class Server:
 
         `start` reads it once.
         """
-        self.machinery: Lazy[Machinery] = Lazy(connection.clock.now)
         self.connection = connection
         """The connection to the server."""
         self._clock = connection.clock
@@ -106,14 +105,21 @@ class Server:
         self.lifecycle = lifecycle
         self._notices = notices
         self._session = session
-        self._opened: Lazy[Session] = Lazy(connection.clock.now)
-        self._known_facts = facts
+        self._facts = facts
+        if facts is not None:
+            Handshake(connection).adopt(facts)
         self._limiter = limiter
         self._has_forward: Lazy[bool] = Lazy()
         self.published = Published(connection.caller.call, connection.settings)
         """The description that an open server publishes of itself."""
+        self._begin()
+
+    def _begin(self) -> None:
+        connection = self.connection
+        self.machinery: Lazy[Machinery] = Lazy(self._clock.now)
+        self._opened: Lazy[Session] = Lazy(self._clock.now)
         self._refresher = Refresher(
-            connection.keys, connection.fetch_settings, pools.fetch.run, connection.clock
+            connection.keys, connection.fetch_settings, self._pools.fetch.run, self._clock
         )
 
     # -------------------------------------------------------------------------------------- its settings
@@ -152,10 +158,10 @@ class Server:
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """The newest values of the server's settings that may change; the defaults before the start."""
-        made = self.machinery.value
+        """The newest values of the server's settings that may change; the defaults before they are known."""
+        facts = self._facts
         known = self._refresher.settings
-        return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
+        return known or (ClientDynamicConfigResponse() if facts is None else facts.dynamic)
 
     def refresh_if_due(self) -> None:
         """Begin to renew the token and the server's settings, if they are due. Every heartbeat calls this."""
@@ -224,15 +230,16 @@ class Server:
         return Machinery(facts, billing, polls, admission, policy, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
-        handshake = Handshake(self.connection, lambda: self._left_s(deadline_at))
+        if self._facts is not None:
+            return self._facts
         try:
-            facts = self._known_facts
-            return handshake.ask() if facts is None else handshake.adopt(facts)
+            facts = self._facts = Handshake(self.connection, lambda: self._left_s(deadline_at)).ask()
         except TinkerError as error:
             if self.lifecycle.closed:
                 raise ClientClosedError from error
             self.lifecycle.report(error)
             raise
+        return facts
 
     def _gate(self) -> Gate:
         if self._limiter is None:
@@ -295,10 +302,12 @@ class Server:
         return session
 
     def renew_after_fork(self) -> None:
-        """Keep the facts about the server in a forked child. The first call there starts heartbeats again."""
+        """Keep the facts about the server in a forked child. The first call there makes all else again."""
+        if self._facts is not None:
+            self._facts = self._facts._replace(dynamic=self.dynamic)
         if self._session is not None:
             self._session.renew_after_fork()
-        self._opened = Lazy(self._clock.now)
+        self._begin()
 
     # -------------------------------------------------------------------------------------- calls
 

@@ -35,7 +35,6 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import Ledger, Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.flows import Flow, Moment
 from tinker_sync.runtime.futures import APIFuture
@@ -96,7 +95,6 @@ class SessionPoll:
         self._ledger = Ledger(Stage.SESSION_POLL)
         self._quick_polls = 0
         self._silent_polls = 0
-        _fork.renew_in_child(self)
 
     def fetch(
         self, promise: Promise, future: APIFuture[Any], decode: Decode[T], deadline_at: float = math.inf
@@ -139,10 +137,6 @@ class SessionPoll:
             if self._waiting.get(request_id) is waiter:
                 del self._waiting[request_id]
         return announced
-
-    def renew_after_fork(self) -> None:
-        """Drop the parent's samples in a forked child, because the parent fetches them."""
-        self._waiting, self._retrieved, self._polling = {}, set(), False
 
     def __repr__(self) -> str:
         mode = "singly" if self._singles else "together"

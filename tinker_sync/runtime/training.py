@@ -42,6 +42,7 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
+from tinker_sync.runtime import _fork
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,
     decode_pass,
@@ -130,6 +131,12 @@ class TrainingLine:
         """True once the client has made the call that unloads the model; False again if the server has no
         such call."""
         runtime.lifecycle.register_last_call(self)
+        _fork.renew_in_child(self)
+
+    def renew_after_fork(self) -> None:
+        """Refuse calls in a forked child until `take_over`, and leave those of the parent to the parent."""
+        self.queue.renew_after_fork()
+        self.held.renew_after_fork()
 
     def note_saved(self, read: Callable[..., SaveWeightsResponse], *answer: Any) -> SaveWeightsResponse:
         """Read the result of a save, store its path for `TrainingClient.recover`, then return the result."""

@@ -34,7 +34,6 @@ from typing import Any, Final, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture, Submit, settle
 from tinker_sync.runtime.naming import carried
 
@@ -140,10 +139,10 @@ class Workers(ThreadPoolExecutor):
         self._needed = needed
         self._clock = clock
         self._closed = False  # final
-        self._begin()
-        _fork.renew_in_child(self)
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin without threads and jobs; in a forked child, once more, without those of the parent."""
         # Operations on these are atomic, so they need no lock.
         self._jobs: deque[_Entry] = deque()
         self._idle: list[threading.Lock] = []  # one for each idle thread, which wakes when it is released
@@ -242,10 +241,6 @@ class Workers(ThreadPoolExecutor):
                 next(self._waking)
         if wait:
             self._await_end(math.inf)
-
-    def renew_after_fork(self) -> None:
-        """Drop the parent's threads and jobs in a forked child, and replace the lock that they may hold."""
-        self._begin()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
