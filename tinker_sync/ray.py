@@ -461,7 +461,7 @@ class SharedLimits:
         self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
-        """Start a thread that follows the board, and wait for its first news. Further calls only wait.
+        """Start a thread that follows the board, and wait for its first update. Further calls only wait.
 
         So a process that starts during a pause sends nothing before the pause ends. The wait also ends if the
         board cannot be reached, or after 20 seconds.

@@ -351,7 +351,7 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError):
-    """Connecting, or a silence of the server, took longer than the timeout or the time left for the call.
+    """A connection or an answer did not come within the timeout, or within the time left for the call.
 
     >>> APITimeoutError().message
     'Request timed out.'

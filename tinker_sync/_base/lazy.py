@@ -35,13 +35,12 @@ def lazy_names(
 
     Args:
         package: `__name__` of the package.
-        homes: for the full name of each module, its public names, separated by spaces. For the package's own
-            name, the names of modules in the package. These modules, and each key that is a module directly
-            in the package, also become lazy attributes.
+        homes: maps the full name of a module to its public names, separated by spaces. The entry of the
+            package itself lists modules in it. All named modules directly in the package become lazy
+            attributes too.
         other_paths: names of modules from which scripts for the reference client import. Each becomes another
             name of the package itself, so every public name can be imported from it.
-        moved: for the name that a module of the package had in an earlier version, the full name of the
-            module that has its names now.
+        moved: maps the name of a module in an earlier version to the full name of its successor.
 
     >>> import tinker_sync
     >>> tinker_sync.AdamParms

@@ -125,7 +125,7 @@ _ARGUMENTS: Final = {
 
 
 def words_on(path: str) -> str | None:
-    """Return a sentence about a name that is left out, or about what is inside of it; None for other names.
+    """Return advice on a name that this package leaves out, or on a name inside of it; None for other names.
 
     >>> words_on("TrainingClient.unread")
     "tinker_sync has no 'TrainingClient.unread': service.checkpoints(directory) saves a training in steps, ...
@@ -139,7 +139,7 @@ def words_on(path: str) -> str | None:
 
 
 def refuse(module: str) -> None:
-    """Raise an ImportError that names what to use, if `module` is one that is left out or is inside of one.
+    """Raise an ImportError that names what to use, if `module` or a package around it is left out.
 
     >>> refuse("tinker_sync.proto.tinker_public_pb2")
     Traceback (most recent call last):

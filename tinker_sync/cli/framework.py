@@ -101,7 +101,7 @@ def _make_cli(ctx: click.Context) -> Cli:
 
 
 class ReaderGone(Exception):  # the end of the reader is no error of the command
-    """The reader of the output went away. click ends the process with exit code 1 on a `BrokenPipeError`."""
+    """The error for a broken pipe, in place of `BrokenPipeError`, for which click would exit with 1."""
 
 
 @contextmanager

@@ -81,9 +81,9 @@ class BaseClient:
 
 
 class SharedRuntimes:
-    """A table with one open runtime for each place. Thread-safe.
+    """A table with one open runtime for each key. Thread-safe.
 
-    A place is a key of the table, such as an address with an API key.
+    A key is, for example, a pair of address and API key.
 
     Args:
         runtimes: the mapping that holds the runtimes; a dictionary keeps them, and a weak mapping drops those
@@ -96,7 +96,7 @@ class SharedRuntimes:
         )
 
     def get(self, place: Hashable, make: Callable[[], ClientRuntime]) -> ClientRuntime:
-        """Return the open runtime of a place. Call `make`, which sends no request, if no runtime is open."""
+        """Return the open runtime of a key. Call `make`, which sends no request, if none is open."""
         return self._shared.get((place, _fork.generation()), make)
 
 

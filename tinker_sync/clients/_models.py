@@ -43,10 +43,9 @@ T = TypeVar("T")
 
 @frozen
 class NewModel:
-    """An order for a new model.
+    """A checked request for a new model.
 
-    The request has the number of the model in the session, by which the hosted service recognizes a
-    repetition.
+    It has the number of the model in the session, by which the hosted service recognizes a retry.
 
     Attributes:
         request: the request, complete except for the session.
@@ -66,7 +65,7 @@ class NewModel:
         optimizer: OptimizerConfig | None,
         deadline_at: float,
     ) -> NewModel:
-        """Check the arguments, take the next model number of the session, and return the order.
+        """Check the arguments, take the next model number of the session, and return the request.
 
         Raises:
             InvalidInputError: the request cannot be sent.
@@ -102,7 +101,7 @@ class NewModel:
 
 @frozen
 class LoadedModel:
-    """An order for a model with the weights of a checkpoint.
+    """A checked request for a model with the weights of a checkpoint.
 
     Attributes:
         request: the request, complete except for the session and the number of the model.
@@ -116,7 +115,7 @@ class LoadedModel:
 
     @classmethod
     def of(cls, runtime: ClientRuntime, request: LoadWeightsRequest, deadline_at: float) -> LoadedModel:
-        """Check the arguments, take the next model number of the session, and return the order.
+        """Check the arguments, take the next model number of the session, and return the request.
 
         Args:
             runtime: the runtime of the client.

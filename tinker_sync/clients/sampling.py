@@ -286,11 +286,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             num_samples: the number of continuations.
             sampling_params: length, temperature, stops and so on.
             include_prompt_logprobs: also score the prompt's tokens.
-            topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
-            topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
+            topk_prompt_logprobs: also return this many of the likeliest tokens at each prompt position.
+            topk_sample_logprobs: also return this many of the likeliest tokens at each sampled position.
             target_prompt_logprobs: token ids to score, a row for each prompt token after the first.
-            prompt_alt_tokens_k: draw so many alternatives to each prompt token after the first.
-            prompt_logprobs_last_n: score only the last so many prompt tokens.
+            prompt_alt_tokens_k: draw this many alternatives to each prompt token after the first.
+            prompt_logprobs_last_n: score only this many prompt tokens, the last ones.
             deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
@@ -387,8 +387,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             tokenizer: encodes texts and chats, and decodes the `texts` of items; None: the tokenizer of the
                 model, which the first text or chat loads. Before that, items have no `texts`.
             include_prompt_logprobs: also score the tokens of the prompts.
-            topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
-            topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
+            topk_prompt_logprobs: also return this many of the likeliest tokens at each prompt position.
+            topk_sample_logprobs: also return this many of the likeliest tokens at each sampled position.
             deadline: seconds until one sample gives up; None: the default of the client.
 
         Raises:
@@ -427,7 +427,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Args:
             prompt: the tokens to score.
-            prompt_logprobs_last_n: score only the last so many tokens.
+            prompt_logprobs_last_n: score only this many tokens, the last ones.
             deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:

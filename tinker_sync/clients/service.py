@@ -690,7 +690,8 @@ class ServiceClient(BaseClient):
 
         Raises:
             OSError: the file of `trace` cannot be written; the client closes all the same. The end of a
-                ``with`` block raises it when the client is closed, and logs it behind an error of the block.
+                ``with`` block raises it when the client is closed, or logs it if the block has raised an
+                error.
 
         >>> import tinker_sync
         >>> service = tinker_sync.ServiceClient(base_url="local")

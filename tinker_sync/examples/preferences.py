@@ -25,7 +25,7 @@ def make_pairs(prompt: tinker.ModelInput, stories: Sequence[tinker.SampledSequen
 def tell(
     sampling: tinker.SamplingClient, prompt: tinker.ModelInput, count: int
 ) -> list[tinker.SampledSequence]:
-    """Return stories with their ends."""
+    """Return sampled stories, which may go on to their end token."""
     params = tinker.SamplingParams(max_tokens=96, stop=["<|im_end|>"], seed=1)
     return sampling.sample(prompt, count, params).result().sequences
 

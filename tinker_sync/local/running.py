@@ -409,7 +409,7 @@ KEY_VARIABLE: Final = "TINKER_LOCAL_KEY"
 
 
 class Option(NamedTuple):
-    """An option of the command line, of `python -m tinker_sync.local` as of `tinker-sync serve`.
+    """An option of the commands `python -m tinker_sync.local` and `tinker-sync serve`.
 
     Attributes:
         kind: the type of the value; bool stands for a flag, and a tuple for a choice of its members.

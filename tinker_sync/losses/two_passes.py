@@ -107,7 +107,7 @@ class TwoPassFuture(ComposedFuture[ForwardBackwardOutput, ForwardBackwardOutput]
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingRequest]) -> None:
-    """Raise TinkerError if a loss calls its own training client, because the call would wait for the loss."""
+    """Raise TinkerError if a loss calls its own training client, because both would wait for each other."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
             "a custom loss must not use its own training client: its calls are sent after the backward pass, "

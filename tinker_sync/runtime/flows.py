@@ -112,7 +112,7 @@ class Flows:
         self._asked = -1  # the value of `_begun` when a thread was last asked to begin
 
     def start(self, flow: Flow[T], future: APIFuture[T] | None = None) -> Task:
-        """Start a flow. Its first step runs soon, and never on this thread in this call.
+        """Start a flow. Its first step runs soon, but never within this call.
 
         Args:
             flow: the flow.
@@ -225,7 +225,7 @@ class Flows:
 
 
 class Task:
-    """A flow under way. Another flow may wait for it, which is for the thread that resumes the flows."""
+    """A flow under way, for which another flow may wait, on the thread that resumes the flows."""
 
     __slots__ = ("_failure", "_flow", "_flows", "_future", "_parent", "_value", "_wait")
 
@@ -244,13 +244,13 @@ class Task:
         return self._flow is None
 
     def resume(self, value: Any = None) -> None:
-        """Go on with the flow, whose wait has ended with this value. For threads of the reactor."""
+        """Resume the flow with the value of its wait. For threads of the reactor."""
         flows = self._flows
         flows._ready.append((self._advance, value))
         flows.run()
 
     def throw(self, failure: BaseException) -> None:
-        """Go on with the flow, whose wait has ended with a failure. For threads of the reactor."""
+        """Resume the flow, and raise the failure of its wait in it. For threads of the reactor."""
         self._flows.act(self._raise, failure)
 
     def __call__(self, _: object) -> None:
@@ -355,7 +355,7 @@ class Task:
 
 
 class Moment:
-    """Something that happens once, for which one flow may wait. For the thread that resumes the flows.
+    """A one-shot event for which one flow may wait. For the thread that resumes the flows.
 
     Code on other threads passes `tell` to `Flows.soon`.
 
@@ -421,7 +421,7 @@ class Moment:
 
 
 class Quota:
-    """A limit on what the flows of a client hold at once, such as bytes; first come, first served.
+    """A FIFO semaphore that counts what the flows of a client hold, such as bytes.
 
     For the thread that resumes the flows. The rule is that of the reference client: a flow may take any
     amount while the balance is not negative. So a request larger than the whole quota may enter too, and then

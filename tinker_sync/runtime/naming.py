@@ -236,7 +236,7 @@ def attach_unread(future: APIFuture[Any]) -> None:
 def overlook(future: APIFuture[Any], text: str) -> None:
     """Log `text` when a failed future is collected or the process ends, unless the user looks at it first.
 
-    The user may wait for the future, or begin to look at it meanwhile.
+    The user may be waiting for the future already.
     """
     future._overlooked = unread = Unread(text)
     if future._looked_at:

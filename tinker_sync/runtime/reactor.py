@@ -101,7 +101,7 @@ class OpenRequest(Protocol):
 
 
 class Opener(Protocol):
-    """A sender of requests that does not wait for the answers."""
+    """An object that sends requests without waiting for the answers, such as `Http`."""
 
     def open(self, call: Call) -> OpenRequest: ...
     def has_idle_connection(self) -> bool: ...

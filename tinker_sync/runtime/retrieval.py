@@ -77,7 +77,7 @@ class Ask(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The action to do nothing for a time, and then to poll again."""
+    """The action to back off for a time, and then to poll again."""
 
     delay_s: float
     why: str

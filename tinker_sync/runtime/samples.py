@@ -306,7 +306,7 @@ class SampleJob:
     # -------------------------------------------------------------------------------------- held
 
     def hold(self) -> APIFuture[SampleResponse]:
-        """Return the future of a sample that is held until its client is ready, at most to its deadline."""
+        """Return the future of a sample that is held until its client is ready, or until its deadline."""
         lifecycle = self.line.runtime.lifecycle
         self._held, future = True, self.make_future()
         lifecycle.end_in_turn(future, self.deadline_at, "the sample", self._late_while_held)

@@ -189,14 +189,14 @@ class SendQueue(Generic[RequestT]):
     # ---------------------------------------------------- on any thread
 
     def put(self, *entries: Entry[RequestT]) -> None:
-        """Fix the turn of entries, in one step that Ctrl-C cannot split, and send them when it comes.
+        """Append entries to the queue, atomically even under Ctrl-C, and send them in their turn.
 
         Once the queue is broken, the futures of the entries fail, and this raises nothing. So a script that
         makes several calls and then asks for their results gets the first failure first.
 
         Args:
-            entries: one entry; or two, of which the second gets its requests by `fill`. Both in one step,
-                because the first may end before the next step of this thread.
+            entries: one entry; or two, of which the second gets its requests by `fill`. Both at once, because
+                the first may end before this thread could append the second.
 
         Raises:
             RuntimeError: the client is closed, or there is no thread. The entries are to be failed; a later

@@ -243,7 +243,7 @@ def reset(*, after_work: bool = False) -> Fault:
 
 
 def hang_up(*, after_work: bool = False) -> Fault:
-    """Return a fault that closes the connection in order, without a reply.
+    """Return a fault that closes the connection in the regular way, with a FIN, without a reply.
 
     Args:
         after_work: let the server do the work first, so that only the reply is lost.

@@ -256,7 +256,7 @@ class Http:
         return connection
 
     def silences_s(self, call: Call) -> tuple[float, float]:
-        """Return the limits until the first byte of the answer, and between two pieces of it.
+        """Return the read timeouts: until the first byte of the answer, and between two pieces of it.
 
         The first one also limits each piece of the request.
         """

@@ -175,7 +175,7 @@ class Connection:
 
 
 def has_arrived(sock: socket.socket, wait_s: float = 0.0) -> bool:
-    """Return True if a read would not wait; False if this has not changed within `wait_s`."""
+    """Wait at most `wait_s` seconds for bytes. Return True if a read would not block."""
     descriptor = sock.fileno()
     if descriptor < 0:  # closed by another thread, so that a read fails at once
         return True

@@ -4,7 +4,7 @@ Guarantees:
 
 - One renewal runs at a time, for any number of threads.
 - The other threads do not wait for it while the current token is good.
-- No caller gets the error of a failed renewal before the current token ends or is rejected.
+- No caller gets the error of a failed renewal before the current token expires or is rejected.
 - Renewals ahead of time have pauses between them, even if tokens have short lives.
 
 `fetch` must not use the cache, nor wait for a thread that does.
@@ -102,12 +102,12 @@ def claims_of(token: Secret) -> dict[str, Any]:
 
 
 def lifetime_s(grant: Grant, time_s: float) -> float:
-    """Return the seconds from the receipt of a token to its end.
+    """Return the lifetime of a token from its receipt to its expiry, in seconds.
 
-    The end is the token's `exp`, compared with the server's time if the answer has a date, otherwise with the
-    local clock. If the token also has `iat`, its whole life lasts from `iat` to `exp`. If no time is left, or
-    more than the whole life, a clock is wrong, and the result is the whole life. A token without `exp` counts
-    as good for a minute. The result is at least one second.
+    The expiry is the token's `exp`, compared with the server's time if the answer has a date, otherwise with
+    the local clock. If the token also has `iat`, its full lifetime is from `iat` to `exp`. If no time is
+    left, or more than the full lifetime, a clock is wrong, and the result is the full lifetime. A token
+    without `exp` counts as valid for a minute. The result is at least one second.
 
     Args:
         grant: the token, just received.
@@ -168,8 +168,8 @@ class _Flight:
 class TokenCache:
     """A cache of the current token. Thread-safe.
 
-    The cache has no thread of its own. `get` renews the token if little of its life is left. A thread that
-    calls `step` after every `next_step_in_s` renews it ahead of time.
+    The cache has no thread of its own. `get` renews a token that expires soon. A thread that calls `step`
+    after every `next_step_in_s` renews it ahead of time.
 
     Args:
         fetch: gets a new token; it blocks, and limits its own time.
@@ -202,9 +202,9 @@ class TokenCache:
         return tuple(token for token in tokens if token)
 
     def get(self) -> Secret:
-        """Return the current token; fetch a new one first if little of its life is left.
+        """Return the current token; fetch a new one first if it expires soon.
 
-        While another thread fetches, or if the fetch fails, return the old token until it ends.
+        While another thread fetches, or if the fetch fails, return the old token until it expires.
 
         Raises:
             CredentialError: The old token has ended and its renewal failed, or `fetch` has called `get`.

@@ -15,7 +15,7 @@ class LoraConfig(Model):
 
     Attributes:
         rank: the rank of the low-rank matrices.
-        seed: the seed of the start values of the matrices; None lets the server draw one.
+        seed: the seed of the initial values of the matrices; None lets the server draw one.
         train_unembed: adapt the unembedding layer.
         train_mlp: adapt the feed-forward layers, experts included.
         train_attn: adapt the attention layers.

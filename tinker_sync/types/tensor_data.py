@@ -372,7 +372,7 @@ def _rebuild(
 
 
 def not_tensors(inputs: Mapping[str, object]) -> list[str]:
-    """Return a problem for each input of a loss that is no `TensorData`, such as a list put in later."""
+    """Return a problem for each input of a loss that is no `TensorData`, such as a list assigned later."""
     return [
         f".loss_fn_inputs[{name!r}]: expected TensorData, got {type(value).__name__}; "
         "make a new Datum with it, which converts it"

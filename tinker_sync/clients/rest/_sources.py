@@ -171,7 +171,7 @@ class Archive(DownloadSource):
 
 
 def find_archive(runtime: ClientRuntime, run: str, checkpoint: str) -> tuple[str, datetime]:
-    """Return the address of a checkpoint's archive and the end of its validity.
+    """Return the address of a checkpoint's archive and its expiry.
 
     If the server does not know a sampler checkpoint as `sampler_weights/NAME`, ask for `NAME`, for which some
     open servers give the archive of the sampler checkpoint.
@@ -208,9 +208,9 @@ def find_archive(runtime: ClientRuntime, run: str, checkpoint: str) -> tuple[str
 
 
 def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:
-    """Return the address of an archive and the end of its validity, from the redirect to the archive.
+    """Return the address of an archive and its expiry, from the redirect to the archive.
 
-    If the redirect does not state the end, assume 15 minutes from `now_s`.
+    If the redirect does not state the expiry, assume 15 minutes from `now_s`.
 
     Raises:
         APIResponseValidationError: the answer is no redirect.

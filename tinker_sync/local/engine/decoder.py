@@ -230,8 +230,8 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
         values: The same shape as `keys`.
 
     Returns:
-        The mixed values `[n, rows, kv_heads, group, dim]`, where `group` is `heads / kv_heads`, and for each
-        row of scores the logarithm of the sum of its exponentials.
+        The attention output `[n, rows, kv_heads, group, dim]`, where `group` is `heads / kv_heads`, and the
+        log-sum-exp of each row of scores.
     """
     rows = q.shape[1]
     scores = _scores(_stack_heads(q, keys.shape[1]), keys, rows)
@@ -266,7 +266,7 @@ def attend(q: Array, k: Array, v: Array, spans: list[PackedSpan]) -> tuple[Array
         spans: The positions of the sequences.
 
     Returns:
-        The mixed values `[rows, heads, dim]`, and the logarithms from `attend_block`, for `attend_backward`.
+        The attention output `[rows, heads, dim]`, and the log-sum-exps of the scores, for `attend_backward`.
     """
     out = np.zeros(q.shape, dtype=q.dtype)
     kept = []

@@ -578,7 +578,7 @@ class Host:
     def close(self) -> None:
         """End both threads after their present job or step. Unfinished work fails with `HostClosed`.
 
-        Wait for each thread at most `JOIN_S` (`workers`). Idempotent.
+        Wait for each thread at most `JOIN_S`. Idempotent.
         """
         self._trainer.close()
         self._sampler.close()

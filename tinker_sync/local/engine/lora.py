@@ -1,11 +1,11 @@
-"""Low-rank adapters: the adapted matrices, their start values, and the products with them.
+"""Low-rank adapters: the adapted matrices, their initial values, and the products with them.
 
 An adapted product is `x W' + scale * (x A') B'`. One flat array holds all numbers of an adapter, so an
 optimizer step, a norm or a checkpoint is one operation. `LoraParams` gives views of such an array; the same
 class serves for gradients. For matrices with the same input, one product covers all their A's.
 
-`scale` is `ALPHA / rank` with `ALPHA = 32`, so that the best learning rate hardly depends on the rank. The
-numbers of A start uniform in ±1/sqrt(inputs) and those of B at zero, so a new adapter changes nothing.
+`scale` is `ALPHA / rank` with `ALPHA = 32`, so that the best learning rate hardly depends on the rank. A is
+initialized uniformly in ±1/sqrt(inputs) and B with zeros, so a new adapter changes nothing.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class AdapterRoute(NamedTuple):
 
 
 def apply_adapter(x: Array, weight: Array, routes: Sequence[AdapterRoute], key: str) -> Array:
-    """Return `x @ weight.T`, plus the product of each row with its adapter of the matrix `key`."""
+    """Return `x @ weight.T`, plus for each row the low-rank product of its adapter for the matrix `key`."""
     y: Array = x @ weight.T
     for route in routes:
         pair = route.params.pairs.get(key) if route.params is not None else None

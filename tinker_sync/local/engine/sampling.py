@@ -14,9 +14,8 @@ sequence. A sequence that is too long for its arena moves to a longer one, and t
 arena fills the free slot. So a step takes a few dense operations, and a short sequence is not computed at the
 length of a long one.
 
-The beginning of a prompt may be known from the cache, which holds prompts without the tokens sampled after
-them. Prompts that have equally many known positions, and after padding equally many unknown ones, share
-attention calls.
+The prefix of a prompt may be in the cache, which holds prompts without the tokens sampled after them. Prompts
+that have equally many known positions, and after padding equally many unknown ones, share attention calls.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class SamplingSettings(NamedTuple):
 class Chosen(NamedTuple):
     """The result of `choose`: for each row a token and its log-probability at temperature 1.
 
-    A logit that `choose` has shifted, minus its row's value in `totals`, is a log-probability.
+    The shifted logits of a row, minus its value in `totals`, are log-probabilities.
     """
 
     tokens: Array
@@ -537,7 +536,7 @@ class Continuation:
 
 
 class Past(NamedTuple):
-    """The keys and values `[layers, kv_heads, positions, head_dim]` of a prompt's beginning."""
+    """The keys and values `[layers, kv_heads, positions, head_dim]` of the prefix of a prompt."""
 
     keys: Array
     values: Array
@@ -576,7 +575,7 @@ class PrefixStore:
         return length <= self._limit
 
     def find(self, params: LoraParams | None, tokens: Array, most: int) -> Past | None:
-        """Return the keys and values of the longest cached beginning of `tokens[:most]`, if there is one."""
+        """Return the keys and values of the longest cached prefix of `tokens[:most]`, if there is one."""
         best, length = None, 0
         for name, entry in self._entries.items():
             common = _common(entry.tokens, tokens[:most]) if entry.params is params else 0
@@ -591,7 +590,8 @@ class PrefixStore:
     def remember(self, params: LoraParams | None, tokens: Array, past: Past) -> None:
         """Cache a prompt that fits and is not cached yet.
 
-        Drop the cached prompts with which the new one begins, and the least recently used ones to make room.
+        Drop the cached prompts that are prefixes of the new one, and the least recently used ones to make
+        room.
         """
         length = len(tokens)
         if not self.keeps(length):
@@ -637,7 +637,7 @@ _ALTERNATIVES = -1
 
 
 class Prompt(NamedTuple):
-    """A prompt to compute, and its cached beginning."""
+    """A prompt to compute, and its cached prefix."""
 
     spec: SampleSpec
     past: Past | None

@@ -164,7 +164,7 @@ class Ask:
 
     @property
     def wants_protobuf(self) -> bool:
-        """True if the answer may be protobuf."""
+        """True if the client accepts protobuf as the answer."""
         return PROTOBUF in self.headers.get("accept", "").lower()
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:

@@ -119,10 +119,10 @@ class Lane:
         return request_id
 
     def add(self, number: int | None, digest: bytes, step: Step) -> None:
-        """Add a new request, which waits for its turn if its number is not the next.
+        """Add a new request, which waits if its number is not the next.
 
-        If the request has no number, or the lane has passed its number, its turn has come: it is carried out
-        after the others whose turn has come. A passed number is that of a refused request.
+        A request without a number is ready at once, behind those that are ready. So is one with a number that
+        the lane has passed, which is that of a refused request.
         """
         if not number:
             self._ready.append(step)

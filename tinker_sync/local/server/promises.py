@@ -127,7 +127,7 @@ class Promises:
         return self._promises.get(request_id)
 
     def is_gone(self, request_id: str) -> bool:
-        """Return True if the promise of an id that `get` does not find existed once and was dropped.
+        """Return True if an id that `get` does not find had a promise, which was dropped.
 
         This server has made the id, or the form of the id shows that an earlier start has.
         """

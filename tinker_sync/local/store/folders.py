@@ -96,7 +96,7 @@ def _holder(file: BinaryIO) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to the disk. Do nothing on Windows, which cannot flush a folder."""
+    """Flush the entries of a folder to the disk by fsync. Do nothing on Windows, which has no such call."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -152,7 +152,7 @@ Stretch = tuple[int, int]
 
 
 class Coverage:
-    """The set of the bytes of a file that have arrived, as disjoint stretches. Not thread-safe.
+    """The bytes of a file that have arrived, as disjoint ranges. Not thread-safe.
 
     >>> have = Coverage([(0, 10), (20, 30)])
     >>> have.add(10, 15)
@@ -168,7 +168,7 @@ class Coverage:
             self.add(begin, end)
 
     def add(self, begin: int, end: int) -> None:
-        """Add a stretch, which may overlap with others."""
+        """Add a range, which may overlap with others."""
         if end <= begin:
             return
         first = bisect_left(self._ends, begin)  # the first stretch that touches the new one
@@ -181,7 +181,7 @@ class Coverage:
         self._ends[first:last] = [end]
 
     def gaps(self, size: int) -> Iterator[Stretch]:
-        """Yield the stretches that are missing from the first `size` bytes."""
+        """Yield the missing ranges of the first `size` bytes."""
         at = 0
         for begin, end in self:
             if at < min(begin, size):

@@ -314,7 +314,7 @@ BYTES = Scalar("bytes", LENGTH, read_length, _refuse_non_bytes, b"")
 
 
 class FieldRule(enum.Enum):
-    """The number of occurrences of a field, and the meaning of its absence."""
+    """The cardinality of a field, and whether its presence is tracked."""
 
     PLAIN = "plain"
     """Once; absence equals the default value."""
