@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import Run, runner
-from support.open_servers import TxLike
+from support.open_servers import ALL, TxLike
 from support.tinker_stub import StubServer
 
 import tinker_sync
@@ -96,7 +96,7 @@ FAULTS: list[tuple[str, Fault, int | None, str, str, str]] = [
     ("asample", faults.status(401), None, "sample", "failure", "401 Unauthorized"),
     ("load_weights", faults.status(404, detail="gone"), None, "resume", "failure", "404.*gone"),
     ("get_server_capabilities", faults.status(500), None, "access", "failure", "500"),
-    ("delete_checkpoint", faults.hang_up(), range(1, 3), "delete", "warning", "no answer .* at check"),
+    ("delete_checkpoint", faults.hang_up(), range(2, 4), "delete", "warning", "no answer .* at check"),
     ("unload_model", faults.status(409), None, "end", "warning", "409"),
     ("get_external_weights_urls", faults.status(500), 99, "download", "ok", "adapter_config.json"),
 ]  # fmt: skip
@@ -147,12 +147,24 @@ def test_a_lost_session_is_named_and_the_paths_that_stay_are_too(monkeypatch: py
         assert "tinker://" in found["left behind"].seen
 
 
-def test_an_open_server_is_checked_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with StubServer(TxLike()) as stub:
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
+def test_an_open_server_is_checked_as_far_as_it_goes(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StubServer(kind()) as stub:
         monkeypatch.setenv("TINKER_API_KEY", "tml-open")
         found = rows(check(stub.url))  # type: ignore[attr-defined]
-    assert found["pass"].state == "ok"
-    assert found["budget"].seen == "this server does not bill"
+        assert found["budget"].seen == "this server does not bill"
+        assert {found[name].state for name in ("session", "model", "pass")} <= {"ok", "warning"}
+        assert found["left behind"].state == "ok"
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_server_that_cannot_delete_keeps_nothing(monkeypatch: pytest.MonkeyPatch, leave: bool) -> None:
+    with StubServer(TxLike()) as stub:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-open")
+        found = rows(check(stub.url, leave=leave))  # type: ignore[attr-defined]
+        saved = found["save"].state != "skipped"
+        assert isinstance(stub, TxLike)
+        assert (saved, bool(stub.checkpoints)) == (leave, leave)
 
 
 # ------------------------------------------------------------------------------------- a server that bills

@@ -40,7 +40,6 @@ from tinker_sync.types import AdamParams, Datum, ForwardBackwardOutput, ModelInp
 
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
-    from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
@@ -60,6 +59,8 @@ _SAME: Final = 1e-2
 """The relative difference of two computations of one loss, such as in bfloat16 on other machines."""
 _WIDE_KL: Final = 0.05
 _STEP_S: Final = 120.0
+_NOWHERE: Final = "check-for-deletion"
+"""The name of a checkpoint that does not exist."""
 _SIZE: Final = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", re.IGNORECASE)
 
 
@@ -111,6 +112,7 @@ def check(
     model: str | None = None,
     deadline: float = _STEP_S,
     to: str | Path | None = None,
+    leave: bool = False,
 ) -> CheckReport | None:
     """Try everything once at a server, within a budget, and clean up. Blocks; takes about a minute.
 
@@ -122,6 +124,8 @@ def check(
         model: the base model; None: the cheapest one by the user's prices, else the smallest by its name.
         deadline: the most seconds for each call.
         to: the file for all requests and answers, in which keys are masked; None: none.
+        leave: save also at a server that cannot delete checkpoints. Otherwise the check saves nothing there,
+            and samples from the base model.
 
     Returns:
         The report, or None if `ask` returned False.
@@ -146,7 +150,7 @@ def check(
             raise ConfigurationError("check: the hosted service bills what is used; give ask=")
         found = examine(base_url)
         rows = [CheckRow(each.name, "", each.what, each.state, each.advice) for each in found]
-        visit = _Visit(proxy, rows, place, spend=spend, ask=ask, model=model, deadline=deadline)
+        visit = _Visit(proxy, rows, place, spend=spend, ask=ask, model=model, deadline=deadline, leave=leave)
         if not any(row.state == "failure" for row in rows):
             with proxy:
                 visit.run()
@@ -209,9 +213,10 @@ class _Visit:
         ask: Callable[[str], bool] | None,
         model: str | None,
         deadline: float,
+        leave: bool,
     ) -> None:
         self._proxy, self._rows, self._place = proxy, rows, place
-        self._spend, self._ask, self._deadline = spend, ask, deadline
+        self._spend, self._ask, self._deadline, self._leave = spend, ask, deadline, leave
         self.model, self.refused = model, False
         self.tokens = TokenCounts()
         self._runs: list[str] = []
@@ -219,7 +224,7 @@ class _Visit:
         self._models: list[TrainingClient] = []
         self._loss: float | None = None
         self._saved: str | None = None
-        self._sampler: SamplingClient | None = None
+        self._leave_nothing = False
 
     # ---------------------------------------------------------------------------------- the order
 
@@ -242,7 +247,8 @@ class _Visit:
         yield _Step("pass", "a finite loss, the sum of the log-probabilities", self._pass)
         yield _Step("step", "the loss of the same data falls", self._step)
         yield _Step("save", "a path, which the list has too", lambda: self._save(rest))
-        yield _Step("sample", f"1 to {_SAMPLED} tokens, as likely as the trainer says", self._sample)
+        likely = f"1 to {_SAMPLED} tokens, as likely as the trainer says"
+        yield _Step("sample", likely, lambda: self._sample(service))
         yield _Step("resume", "the loss is that before the save", lambda: self._resume(service))
         yield _Step("download", "an adapter and its configuration", lambda: self._download(rest))
 
@@ -286,7 +292,9 @@ class _Visit:
         troubles = [
             (exchange.target, str(exchange.reply.status))
             for exchange in self._proxy.cassette.exchanges[mark.exchanges :]
-            if exchange.reply.status >= 400 and exchange.reply.status not in _NORMAL
+            if exchange.reply.status >= 400
+            and exchange.reply.status not in _NORMAL
+            and not exchange.target.endswith(_NOWHERE)
         ]
         troubles += [(target, f"no answer ({why})") for _, target, why in self._proxy.lost[mark.lost :]]
         found = Counter(
@@ -302,8 +310,9 @@ class _Visit:
     def _choose(self, service: ServiceClient) -> str:
         models = service.get_server_capabilities().supported_models
         offered = [each.model_name for each in models if each.model_name and each.trainable is not False]
+        if not offered and self.model is not None:
+            return f"none is listed; {self.model} is used"
         if not offered:
-            self.model = None
             raise _Differs("the server lists no model", "ask who runs it, or name one with --model")
         if self.model is None:
             self.model = min(offered, key=_rank_by_cost(PriceTable.load()))
@@ -390,7 +399,9 @@ class _Visit:
         told = passed.metrics.get("loss:sum")
         self._loss = loss
         if told is not None and not _agree(told, loss):
-            raise _Differs(f"loss:sum is {told:.6g}, but the log-probabilities add up to {loss:.6g}")
+            raise _Differs(
+                f"loss:sum is {told:.6g}, but the log-probabilities add up to {loss:.6g}", state="warning"
+            )
         return f"loss {loss:.4f}"
 
     def _step(self) -> str:
@@ -408,23 +419,51 @@ class _Visit:
             raise _Differs(seen, "the gradients may be wrong, or those of other data", state="warning")
         return seen
 
+    def _may_save(self, rest: RestClient, run: str) -> None:
+        """Raise UnsupportedByServerError if the server cannot delete what it saves.
+
+        The call to delete a checkpoint that does not exist shows whether the server has the call.
+        """
+        try:
+            rest.delete_checkpoint_from_tinker_path(f"tinker://{run}/weights/{_NOWHERE}").result()
+        except UnsupportedByServerError:
+            self._leave_nothing = not self._leave
+        except TinkerError:
+            return
+        self._refuse_to_leave()
+
+    def _refuse_to_leave(self) -> None:
+        if self._leave_nothing:
+            raise UnsupportedByServerError(
+                "this server cannot delete checkpoints, so none is saved; --leave saves all the same",
+                feature="delete_checkpoint",
+            )
+
     def _save(self, rest: RestClient) -> str:
         training = self._training()
+        self._may_save(rest, training.model_id)
         path = training.save_state("check", ttl_seconds=_TTL_S).result().path
         self._paths.append(path)
         self._saved = path
-        with suppress(UnsupportedByServerError):
+        try:
             listed = rest.list_checkpoints(training.model_id).result().checkpoints
-            found = [each for each in listed if each.tinker_path == path]
-            if not found:
-                raise _Differs(f"{path}, but the run's list has {len(listed)} others", state="warning")
-            if found[0].expires_at is None:
-                raise _Differs(f"{path}, which never expires", "ttl_seconds has no effect", state="warning")
+        except UnsupportedByServerError:
+            return path
+        except TinkerError as error:
+            raise _Differs(f"{path}, but no list: {_first_line(error)}", state="warning") from error
+        found = [each for each in listed if each.tinker_path == path]
+        if not found:
+            raise _Differs(f"{path}, but the run's list has {len(listed)} others", state="warning")
+        if found[0].expires_at is None:
+            raise _Differs(f"{path}, which never expires", "ttl_seconds has no effect", state="warning")
         return path
 
-    def _sample(self) -> str:
+    def _sample(self, service: ServiceClient) -> str:
         training = self._training()
-        sampler = training.save_weights_and_get_sampling_client()
+        if self._leave_nothing:
+            sampler = service.create_sampling_client(base_model=self.model)
+        else:
+            sampler = training.save_weights_and_get_sampling_client()
         params = SamplingParams(max_tokens=_SAMPLED, temperature=1.0, seed=7)
         prompt = ModelInput.from_ints(_PROMPT)
         sequence = sampler.sample(prompt, 1, params).result().sequences[0]
@@ -433,6 +472,8 @@ class _Visit:
             raise _Differs(f"{count} tokens")
         if sequence.logprobs is None:
             raise _Differs(f"{count} tokens without log-probabilities", state="warning")
+        if self._leave_nothing:
+            return f"{count} tokens of the base model"
         datum = from_sample(prompt, sequence, 1.0, provenance=False)
         plain = Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]})
         passed = training.forward([_weighted(plain)], "cross_entropy").result()
@@ -453,7 +494,8 @@ class _Visit:
         return f"loss {loss:.4f} in {resumed.model_id}"
 
     def _download(self, rest: RestClient) -> str:
-        path = self._training().save_weights_for_sampler("check", ttl_seconds=_TTL_S).result().path
+        self._refuse_to_leave()
+        path = self._training().save_weights_for_sampler("check-sampler", ttl_seconds=_TTL_S).result().path
         self._paths.append(path)
         got = rest.download_checkpoint(path, to=self._place / "adapter").result()
         sizes = {Path(file.name).name: file.size_bytes for file in got.files}
@@ -510,9 +552,9 @@ class _Visit:
         if not paths:
             raise _Unmet("a save")
         outcomes = rest.delete_checkpoints(paths).result()
-        failed = [each for each in outcomes if not each.ok]
+        failed = [each for each in outcomes if not each.ok and not _delete_by_name(rest, each.tinker_path)]
+        self._paths = [each.tinker_path for each in failed]
         if not failed:
-            self._paths.clear()
             return f"{len(paths)} deleted"
         if all(isinstance(each.error, UnsupportedByServerError) for each in failed):
             raise UnsupportedByServerError(_first_line(failed[0].error), feature="delete_checkpoint")
@@ -522,7 +564,7 @@ class _Visit:
     def _look_back(self, rest: RestClient) -> str:
         left = self._find_saved(rest)
         if left:
-            advice = f"tinker-sync checkpoint delete {' '.join(left)}; else they expire in an hour"
+            advice = f"tinker-sync checkpoint delete {' '.join(left)}"
             raise _Differs(", ".join(left), advice, state="warning")
         return "nothing"
 
@@ -568,6 +610,16 @@ def _rank_by_cost(prices: PriceTable) -> Callable[[str], tuple[float, float]]:
 
 # Normal answers: a long poll that ends without a result, and a call that a server does not have.
 _NORMAL: Final = frozenset({400, 404, 405, 408, 409, 422})
+
+
+def _delete_by_name(rest: RestClient, path: str) -> bool:
+    """Delete a checkpoint at a server whose checkpoints have no folder. Return False if that is refused."""
+    run, _, rest_of_path = path.removeprefix("tinker://").partition("/")
+    try:
+        rest.delete_checkpoint(run, rest_of_path.rpartition("/")[2]).result()
+    except TinkerError:
+        return False
+    return True
 
 
 def _name_call(target: str) -> str:

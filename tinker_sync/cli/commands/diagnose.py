@@ -132,8 +132,11 @@ def doctor(cli: Cli) -> None:
     metavar="SECONDS",
     help="The most time for each call.",
 )
+@click.option("--leave", is_flag=True, help="Save also at a server that cannot delete checkpoints.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before the hosted service is used.")
-def check(cli: Cli, spend: float, model: str | None, report: Path | None, deadline: float, yes: bool) -> None:
+def check(
+    cli: Cli, spend: float, model: str | None, report: Path | None, deadline: float, leave: bool, yes: bool
+) -> None:
     """Try everything once: create a small model, train, save, sample, resume, download, delete.
 
     The command begins with the checks of `doctor`, and takes about a minute. It asks before it uses the
@@ -148,7 +151,9 @@ def check(cli: Cli, spend: float, model: str | None, report: Path | None, deadli
 
     with tempfile.TemporaryDirectory(prefix="tinker-sync-") as place:
         tape = Path(place) / _CASSETTE
-        found = run_check(cli.base_url, spend=spend, ask=ask, model=model, deadline=deadline, to=tape)
+        found = run_check(
+            cli.base_url, spend=spend, ask=ask, model=model, deadline=deadline, to=tape, leave=leave
+        )
         if found is None:
             return
         written = report or (Path(_CASSETTE) if found.failed else None)
