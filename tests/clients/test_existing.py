@@ -49,3 +49,8 @@ def test_a_sampling_client_of_an_existing_session() -> None:
         for client in (first, second):
             assert len(client.sample(PROMPT, 1, PARAMS).result().sequences) == 1
         assert second.get_base_model() == "stub/model"
+        first_number, second_number = (asked.json()["seq_id"] for asked in stub.asked("/asample"))
+        assert (first_number, second_number >= 10**9) == (
+            0,
+            True,
+        )  # the server takes an equal one for a retry

@@ -1,4 +1,4 @@
-"""A limit in the table of statuses holds at every stage: one row decides how often a status is retried."""
+"""The table of statuses decides at every stage: which of them are tried again, and how often."""
 
 from __future__ import annotations
 
@@ -60,10 +60,52 @@ def test_a_request_is_sent_again_as_often_as_the_row_says(
         assert len(stub.asked(path)) - before == 3
 
 
+PASSES = (408, 409, 425, 429, 500, 502, 503, 504, 507, 599)
+FINAL = (400, 401, 403, 410, 418, 422, 501, 505)
+PASSES_IN_POLLS = (400, 404, 408, 425, 429, 500, 501, 502, 503, 504, 505, 507, 599)
+FINAL_IN_POLLS = (401, 403, 405, 409, 418)
+
+
+@for_each(
+    ("path", "call", "passes", "final"),
+    [
+        ("/sessions", ask, PASSES, FINAL),
+        ("/asample", sample, PASSES, FINAL),
+        ("/retrieve_future", sample, PASSES_IN_POLLS, FINAL_IN_POLLS),
+    ],
+)
+def test_a_request_is_sent_again_after_the_statuses_that_may_pass_and_after_no_other(
+    path: str, call: Callable[[Any], APIFuture[Any]], passes: tuple[int, ...], final: tuple[int, ...]
+) -> None:
+    with world() as (stub, service):
+        for status in (*passes, *final):
+            before = len(stub.asked(path))
+            stub.script(path, Answer(status, {"detail": "no"}))
+            failed = call(service).exception(PATIENCE_S) is not None
+            assert (status, failed, len(stub.asked(path)) - before) == (
+                status,
+                status in final,
+                1 if status in final else 2,
+            )
+
+
 def test_other_failures_do_not_count() -> None:
     with world() as (stub, service):
         stub.script("/sessions", DOWN, Answer(409, {}), DOWN, Answer(409, {}))
         ask(service).result(PATIENCE_S)
+
+
+def test_a_sample_that_is_throttled_more_often_than_it_may_be_tried_is_sent_until_it_is_accepted() -> None:
+    with world() as (stub, service):
+        sampler = service.create_sampling_client(
+            base_model="stub/model", retry_config=tinker_sync.RetryConfig(max_attempts=2)
+        )
+        down = Answer(503, {"detail": "soon"})
+        stub.script("/asample", *[Answer(429)] * 2, down, *[Answer(429)] * 2)
+        prompt, params = types.ModelInput.from_ints([1]), types.SamplingParams(max_tokens=1)
+        sampler.sample(prompt, 1, params).result(PATIENCE_S)
+        tries = [asked.headers["x-retry-count"] for asked in stub.asked("/asample")]
+        assert tries == ["0", "0", "0", "1", "1", "1"]
 
 
 def test_a_part_of_a_file_is_fetched_again_as_often_as_the_row_says(tmp_path: Path) -> None:

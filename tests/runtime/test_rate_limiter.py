@@ -364,6 +364,7 @@ class TestReopening:
         clock, limiter, gate = throttled_once()
         first, *rest = take_all(clock, gate)
         gate.throttled(first, delay_s=1)
+        clock.advance(1.5)  # the rate grows from the end of the pause on
         for permit in rest:
             gate.succeeded(permit)
         assert limiter._rate.a_second == pytest.approx(0.9 * FIRST_RATE)
