@@ -266,10 +266,10 @@ def test_a_quota_lets_in_by_arrival_while_its_balance_is_not_negative(bench: Ben
 class Silent:
     """A sender that never gets an answer."""
 
-    def open(self, call: Call) -> Any:
+    def open(self, call: Call, *, wait: bool = True) -> Any:
         raise SendFailed("no server", maybe_received=False)
 
-    def has_idle_connection(self) -> bool:
+    def opens_at_once(self) -> bool:
         return False
 
 

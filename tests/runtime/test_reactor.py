@@ -10,11 +10,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
@@ -302,10 +303,10 @@ def test_what_waits_for_its_turn_can_be_called_off() -> None:
 class Nowhere:
     """A double of the transport for tests that send nothing; a request fails the test."""
 
-    def open(self, call: Call) -> Any:
+    def open(self, call: Call, *, wait: bool = True) -> Any:
         raise AssertionError("nothing was to be sent")
 
-    def has_idle_connection(self) -> bool:
+    def opens_at_once(self) -> bool:
         return False
 
 
@@ -399,6 +400,60 @@ def test_a_dropped_reactor_is_not_kept_alive_by_its_thread(monkeypatch: pytest.M
         del held
         gc.collect()
         assert gone() is None
+
+
+def test_a_burst_opens_its_connections_within_three_round_trips(authority: Authority) -> None:
+    """The server goes on with none before all are there: for TCP, for TLS, and for the requests."""
+    count, context = 60, authority.server_context()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=count)
+    listener.settimeout(PATIENCE_S)
+    bodies: list[bytes] = []
+
+    def serve() -> None:
+        with ExitStack() as stack:
+            raw = [stack.enter_context(listener.accept()[0]) for _ in range(count)]
+            for sock in raw:
+                sock.settimeout(PATIENCE_S)
+                assert sock.recv(1, socket.MSG_PEEK)  # the greeting of TLS
+            served = [stack.enter_context(context.wrap_socket(sock, server_side=True)) for sock in raw]
+            for sock in served:
+                request = b""
+                while not request.endswith(b"."):
+                    request += sock.recv(4096)
+                bodies.append(request.rpartition(b"\r\n\r\n")[2])
+            for sock, body in zip(served, bodies, strict=True):
+                sock.sendall(answer(body))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    with listener, requests.Session() as session:
+        session.verify = authority.ca_file
+        with closing(Held(url, threads=2, session=session)) as held:
+            for number in range(count):
+                held.start(post(body=b"%d." % number))
+            replies = {held.reply().body for _ in range(count)}
+        thread.join(PATIENCE_S)
+    assert replies == {b"%d." % number for number in range(count)}
+
+
+def test_a_request_called_off_while_its_connection_opens_closes_it(authority: Authority) -> None:
+    def listen(peer: Peer) -> None:
+        greeted.set()
+        peer.wait_gone()  # never answers the greeting of TLS
+        gone.set()
+
+    greeted, gone = threading.Event(), threading.Event()
+    with ScriptedServer(listen) as server, requests.Session() as session:
+        session.verify = authority.ca_file
+        url = server.url.replace("http:", "https:")
+        with closing(Held(url, session=session)) as held:
+            ticket = held.start()
+            assert greeted.wait(PATIENCE_S)
+            until(lambda: bool(held.reactor._watched))
+            assert ticket.cancel()
+            assert gone.wait(PATIENCE_S)
+            until(lambda: held.reactor.under_way == 0)
 
 
 @pytest.fixture

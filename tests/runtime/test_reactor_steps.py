@@ -27,6 +27,7 @@ class Request:
     def __init__(self, outcome: Outcome | Exception = SILENT, expires_at_s: float = math.inf) -> None:
         self.outcome = outcome
         self.expires_at_s = expires_at_s
+        self.writing = False
         self.sock, self.peer = socket.socketpair()
 
     def fileno(self) -> int:
@@ -58,12 +59,12 @@ class Line:
         self.opened = 0
         self.on_open: Callable[[], object] = lambda: None
 
-    def open(self, call: Call) -> Request:
+    def open(self, call: Call, *, wait: bool = True) -> Request:
         self.on_open()
         self.opened += 1
         return self.requests[self.opened - 1]
 
-    def has_idle_connection(self) -> bool:
+    def opens_at_once(self) -> bool:
         return False
 
 

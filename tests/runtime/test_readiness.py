@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from support.clock import PATIENCE_S
@@ -41,6 +42,23 @@ def test_a_watch_ends_with_its_notification(readiness: Readiness, pair: Pair) ->
     other.send(b"a")
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
     assert readiness.wait(0) == []  # although the socket is still readable
+    readiness.watch(one.fileno())
+    assert readiness.wait(PATIENCE_S) == [one.fileno()]
+
+
+def test_a_watch_for_room_to_write(readiness: Readiness, pair: Pair) -> None:
+    one, other = pair
+    one.setblocking(False)
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            sent += one.send(bytes(65536))
+    other.send(b"a")
+    readiness.watch(one.fileno(), writing=True)
+    assert readiness.wait(0) == []  # although the socket can be read
+    while sent:
+        sent -= len(other.recv(65536))
+    assert readiness.wait(PATIENCE_S) == [one.fileno()]
     readiness.watch(one.fileno())
     assert readiness.wait(PATIENCE_S) == [one.fileno()]
 

@@ -218,7 +218,7 @@ def test_the_body_of_an_error_is_cut(limit: int) -> None:
             reply = http.send(post(repeatable=False))
             assert reply.status == 403
             assert len(reply.body) <= min(limit, 256 * 1024)
-            assert http.has_idle_connection() is read_to_the_end
+            assert http.pools.has_idle() is read_to_the_end
 
 
 # ----------------------------------------------------------------------------------------- failures

@@ -152,13 +152,13 @@ def test_a_socket_that_cannot_be_prepared_is_closed(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[socket.socket] = []
-    create = socket.create_connection
 
-    def note(*arguments: Any) -> socket.socket:
-        made.append(create(*arguments))
-        return made[-1]
+    class Noted(socket.socket):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
 
-    monkeypatch.setattr(socket, "create_connection", note)
+    monkeypatch.setattr(socket, "socket", Noted)
     monkeypatch.setattr("tinker_sync.transport.pools._SOCKET_OPTIONS", [(socket.IPPROTO_TCP, -1, 1)])
     with pytest.raises(ConnectFailed):
         connect(Route(Origin.of(server.url)), 5)

@@ -2,8 +2,9 @@
 
 A request waits in the reactor without a thread of its own. When its socket is readable, the reactor's thread,
 `tinker-poll`, reads the bytes that have arrived. When the answer is complete or the request has failed, the
-thread passes the outcome to `on_done`, once, and sends the small requests that follow over idle connections.
-Workers send most other requests, because connecting and writing may block.
+thread passes the outcome to `on_done`, once, and sends the small requests that follow. It opens connections
+for them too, as many at once as there are requests, and goes on with each when its socket is ready. Workers
+send large requests and look up names, because both may block.
 
 A step is a function with its arguments, such as the reading of one answer. The thread takes the steps that
 are due, one after the other. After each one it takes the short steps that follow from it, so an answer, and
@@ -82,16 +83,19 @@ The failure is passed on as a value and not raised, because the code that needs 
 
 
 class OpenRequest(Protocol):
-    """A request that has been sent, whose answer has not been read completely.
+    """A request whose connection is being opened, or whose answer has not been read completely.
 
-    `step` reads the bytes that have arrived. It returns the answer if that is complete, else None. It raises
-    `SendFailed` if the request has failed, also by silence until `expires_at_s`. After a redirect, a broken
-    connection or a rejected token, it may send the request again, which may block for a moment. `abort`
-    closes the socket.
+    `step` goes on to open the connection, and sends the request once it is open. Later, `step` reads the
+    bytes that have arrived. It returns the answer if that is complete, else None. It raises `SendFailed` if
+    the request has failed, also by silence until `expires_at_s`. After a redirect, a broken connection or a
+    rejected token, it may send the request again, which may block for a moment. `writing` is True if the
+    next step needs a socket that can be written, not one that can be read. `abort` closes the socket.
     """
 
     @property
     def expires_at_s(self) -> float: ...
+    @property
+    def writing(self) -> bool: ...
     def fileno(self) -> int: ...
     def watched_by(self, watcher: object) -> bool:
         """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
@@ -101,10 +105,14 @@ class OpenRequest(Protocol):
 
 
 class Opener(Protocol):
-    """An object that sends requests without waiting for the answers, such as `Http`."""
+    """An object that sends requests without waiting for the answers, such as `Http`.
 
-    def open(self, call: Call) -> OpenRequest: ...
-    def has_idle_connection(self) -> bool: ...
+    With `wait=False`, `open` does not wait for a new connection either. It may still block if the body is
+    large, or if `opens_at_once` returns False.
+    """
+
+    def open(self, call: Call, *, wait: bool = True) -> OpenRequest: ...
+    def opens_at_once(self) -> bool: ...
 
 
 class Runner(Protocol):
@@ -166,6 +174,11 @@ def descriptor_of(ticket: Ticket) -> int:
     return -1 if request is None else request.fileno()
 
 
+def _is_small(call: Call) -> bool:
+    """Return True if a connection takes the whole request without waiting for the server to read."""
+    return not call.body or len(call.body) <= QUICK_BYTES
+
+
 def outcome_of(error: Exception) -> SendFailed:
     """Return the outcome of a request that has ended with an error other than `SendFailed`."""
     failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
@@ -222,7 +235,7 @@ def files_to_use() -> int:
 
 
 class Readiness(Protocol):
-    """A set of sockets that are watched until they are readable.
+    """A set of sockets that are watched until they are readable, or writable.
 
     One thread waits. Other threads may begin watches if a watch `takes_effect_at_once`.
     """
@@ -232,8 +245,8 @@ class Readiness(Protocol):
     goes_on: bool
     """True if a watch goes on after its notification: later bytes are reported too."""
 
-    def watch(self, descriptor: int) -> None:
-        """Watch a socket until it is readable.
+    def watch(self, descriptor: int, *, writing: bool = False) -> None:
+        """Watch a socket until it is readable; or, if `writing`, until it is writable.
 
         Raises:
             OSError, ValueError: the socket or this set is closed.
@@ -249,7 +262,7 @@ class Readiness(Protocol):
         """
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait for a readable socket or `wake`; return the descriptors of the sockets that became readable.
+        """Wait for a socket that is ready or `wake`; return the descriptors of the sockets that are ready.
 
         After `wake`, the list also has a descriptor that belongs to no watched socket.
 
@@ -271,15 +284,17 @@ class EpollReadiness:
         self._epoll = select.epoll()
         self._never = select.EPOLLONESHOT
         self._each = select.EPOLLIN | select.EPOLLET
+        self._once_writable = select.EPOLLOUT | select.EPOLLONESHOT
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # With EPOLLET each write is news, so no read is needed.
         self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
 
-    def watch(self, descriptor: int) -> None:
+    def watch(self, descriptor: int, *, writing: bool = False) -> None:
+        events = self._once_writable if writing else self._each
         try:
-            self._epoll.modify(descriptor, self._each)  # reports bytes that have arrived before, too
+            self._epoll.modify(descriptor, events)  # reports bytes that have arrived before, too
         except FileNotFoundError:
-            self._epoll.register(descriptor, self._each)
+            self._epoll.register(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
         with suppress(OSError, ValueError):
@@ -313,12 +328,13 @@ class SelectorReadiness:
         os.set_blocking(self._bell, False)
         self._selector.register(self._ear, selectors.EVENT_READ)
 
-    def watch(self, descriptor: int) -> None:
+    def watch(self, descriptor: int, *, writing: bool = False) -> None:
+        events = selectors.EVENT_WRITE if writing else selectors.EVENT_READ
         try:
-            self._selector.register(descriptor, selectors.EVENT_READ)
+            self._selector.register(descriptor, events)
         except KeyError:
             self.forget(descriptor)
-            self._selector.register(descriptor, selectors.EVENT_READ)
+            self._selector.register(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
         with suppress(KeyError, ValueError, OSError):
@@ -365,7 +381,8 @@ class Reactor:
 
     Args:
         http: sends requests.
-        workers: run jobs that may block (connecting, sending large requests); guard and help the thread.
+        workers: run jobs that may block (looking up a name, sending large requests); guard and help the
+            thread.
         clock: measures time.
         max_open: the most requests under way; further ones wait for their turn. None stands for the result
             of `files_to_use`, about half of the files that this process may open.
@@ -567,9 +584,8 @@ class Reactor:
 
     def _schedule_send(self, ticket: Ticket) -> None:
         steps, call = self._next.steps, ticket.call
-        body, fresh = (None, False) if call is None else (call.body, call.fresh)
-        quick = (not body or len(body) <= QUICK_BYTES) and not fresh and self._http.has_idle_connection()
-        # A worker may also open a connection, for the first request that follows.
+        quick = call is None or (_is_small(call) and self._http.opens_at_once())
+        # A worker may also send a large request, or look a name up, for the first request that follows.
         if steps is not None and (quick or (not steps and steps is not self._following)):
             steps.append((self._send, ticket))
             return
@@ -584,7 +600,7 @@ class Reactor:
             self._release()
             return
         try:
-            request = self._http.open(call)
+            request = self._http.open(call, wait=not _is_small(call))
         except SendFailed as failed:
             self._conclude(ticket, failed)
         except Exception as error:  # noqa: BLE001  # a call waits for an outcome
@@ -601,7 +617,8 @@ class Reactor:
             request: the request.
             sent: nothing of its answer has been read, and before it was sent nothing was there to read.
         """
-        descriptor, expires_at_s = request.fileno(), request.expires_at_s
+        # Before the watch, because another thread may go on with the request as soon as it is watched.
+        descriptor, expires_at_s, writing = request.fileno(), request.expires_at_s, request.writing
         start = readiness = None
         wake = guard = False
         with self._lock:
@@ -622,7 +639,7 @@ class Reactor:
             return
         if readiness is not None:
             if not (request.watched_by(readiness) and sent):
-                self._begin_watch(readiness, ticket, descriptor)
+                self._begin_watch(readiness, ticket, descriptor, writing=writing)
             if not ticket.reaction:  # cancelled meanwhile
                 self._forget(ticket)
         if wake or guard or start is not None:
@@ -637,9 +654,9 @@ class Reactor:
                 self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
                 heapq.heapify(self._expiries)
 
-    def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int) -> None:
+    def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int, *, writing: bool) -> None:
         try:
-            readiness.watch(descriptor)
+            readiness.watch(descriptor, writing=writing)
         except (ValueError, OSError):  # another thread closed the socket; reading it shows why
             with self._lock:
                 watched = self._watched.get(descriptor) is ticket
@@ -877,10 +894,10 @@ class Reactor:
             if request is None or ticket.ended:  # called off since it was sent
                 self._due.append((self._read, ticket))
                 continue
-            descriptor, expires_at_s = request.fileno(), request.expires_at_s
+            descriptor, expires_at_s, writing = request.fileno(), request.expires_at_s, request.writing
             with self._lock:
                 self._keep_locked(ticket, descriptor, expires_at_s)
-            self._begin_watch(readiness, ticket, descriptor)
+            self._begin_watch(readiness, ticket, descriptor, writing=writing)
 
     def _time_to_wait(self, timeout_s: float | None) -> float | None:
         with self._lock:

@@ -4,15 +4,17 @@ The retries are in `retries.py`. `Http.open` sends a request over an idle connec
 an `Exchange`, which reads the answer. `Http.send` waits for it.
 
     exchange = http.open(call)      # connects and sends, which may block
-    exchange.fileno()               # a reactor puts it into a selector
-    reply = exchange.step()         # when it is readable, or `expires_at_s` has come: the reply, or None
+    exchange.fileno()               # a reactor puts it into a selector, to wait for a write if `writing`
+    reply = exchange.step()         # when it is ready, or `expires_at_s` has come: the reply, or None
 
-`step` takes the bytes that have arrived without waiting for more, so one thread can read the answers of many
-calls; `finish` waits. Both use the same parser, so a thread may call `finish` after `step`. An exchange
-follows redirects. If the server has closed an idle connection in the meantime, the exchange sends again over
-a new one, unless this could repeat a call that must not be repeated. If the server rejects the token of a
-request as invalid, the exchange gets a new token, if there is one, and sends the same request once more, even
-for a call that must not be repeated. In these three cases `step` connects and sends, which may block for a
+With `wait=False`, `open` only begins to connect, and `step` goes on with that. `step` takes the bytes that
+have arrived without waiting for more, so one thread can open connections and read answers for many calls;
+`finish` waits. Both use the same parser, so a thread may call `finish` after `step`.
+
+An exchange follows redirects. If the server has closed an idle connection in the meantime, the exchange sends
+again over a new one, unless this could repeat a call that must not be repeated. If the server rejects the
+token of a request as invalid, the exchange gets a new token, if there is one, and sends the same request once
+more, even for a call that must not be repeated. In these three cases `step` sends, which may block for a
 moment, and `fileno` changes, so a reactor reads it after every `step`.
 
 An exchange belongs to one thread at a time.
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final, NoReturn, Protocol
@@ -42,6 +45,7 @@ from tinker_sync.transport.pools import (
     MAX_IDLE,
     ConnectFailed,
     Connection,
+    Dial,
     Pools,
     Route,
     connect,
@@ -114,7 +118,7 @@ class Http:
             settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
         )
         self.pools = Pools(clock, max_idle=max_idle)
-        self.has_idle_connection = self.pools.has_idle
+        self._usual: Route | None = None  # the route of the last connection to the configured server
         self._direct: Route | None = None  # to the configured server if no proxy leads there; fixed
         self._kind_limits_answer = isinstance(settings.max_body_bytes, DefaultInt)
 
@@ -131,8 +135,13 @@ class Http:
         """
         return self.open(call).finish()
 
-    def open(self, call: Call) -> Exchange:
+    def open(self, call: Call, *, wait: bool = True) -> Exchange:
         """Send a call and return the exchange that reads its answer. Connecting and sending may block.
+
+        Args:
+            call: the call.
+            wait: False to return before a new connection is open. Then this blocks only if `opens_at_once`
+                returns False, or the body is large.
 
         Raises:
             SendFailed: The call could not be sent.
@@ -145,7 +154,16 @@ class Http:
         elif self._keys is not None and call.credential == "exchange":
             credential = self._keys.for_exchange()
         head = self._heads.write(call, credential) if self._rules.adds_nothing else None
-        return Exchange(self, call, head, credential, renewer)
+        return Exchange(self, call, head, credential, renewer, wait=wait)
+
+    def opens_at_once(self) -> bool:
+        """Return True if the next request probably has a connection, or begins to open one without waiting.
+
+        This method takes no lock, so the answer may lag by a moment.
+        """
+        if self.pools.has_idle():
+            return True
+        return self._usual is not None and self._embedded is None and self._usual.looked_up
 
     def start_server(self) -> None:
         """Start the embedded server if these calls go to it and it is not running.
@@ -240,20 +258,40 @@ class Http:
             SendFailed: There is no connection.
             ConfigurationError, MissingExtraError: The embedded server cannot be started.
         """
-        self.start_server()
-        left_s = min((call.timeout or self._settings.timeout).connect, give_up_s - self.clock.now())
-        if left_s <= 0:
-            raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
+        limit_s = self._connect_s(route, call, give_up_s)
         try:
-            connection = connect(route, left_s if math.isfinite(left_s) else None)
+            connection = connect(route, limit_s if math.isfinite(limit_s) else None)
         except ConnectFailed as error:
-            raise SendFailed(
-                str(error), maybe_received=False, timed_out=error.timed_out, final=error.final
-            ) from error
+            raise _not_connected(error) from error
+        return self.adopt(connection)
+
+    def dial(self, route: Route, call: Call, give_up_s: float) -> Dial:
+        """Begin to open a connection; see `connect`."""
+        limit_s = self._connect_s(route, call, give_up_s)
+        try:
+            return Dial(route, limit_s, give_up_s, self.clock.now)
+        except ConnectFailed as error:
+            raise _not_connected(error) from error
+
+    def adopt(self, connection: Connection) -> Connection:
+        """Count a new connection as in use, and return it.
+
+        Raises:
+            SendFailed: The client is closed; the connection is closed too.
+        """
         if not self.pools.adopt(connection):
             connection.close()
             raise SendFailed("the client is closed", maybe_received=False, final=True)
         return connection
+
+    def _connect_s(self, route: Route, call: Call, give_up_s: float) -> float:
+        self.start_server()
+        if route.origin == self._heads.origin:
+            self._usual = route
+        left_s = min((call.timeout or self._settings.timeout).connect, give_up_s - self.clock.now())
+        if left_s <= 0:
+            raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
+        return left_s
 
     def silences_s(self, call: Call) -> tuple[float, float]:
         """Return the read timeouts: until the first byte of the answer, and between two pieces of it.
@@ -286,6 +324,7 @@ class Exchange:
         "_began_s",
         "_connection",
         "_credential",
+        "_dial",
         "_give_up_s",
         "_head",
         "_http",
@@ -300,6 +339,8 @@ class Exchange:
         "_sent",
         "_taken",
         "_told",
+        "_unsent",
+        "_wait",
         "call",
         "expires_at_s",
     )
@@ -313,6 +354,8 @@ class Exchange:
         head: bytes | None,
         credential: str,
         renewer: Credentials | None,
+        *,
+        wait: bool = True,
     ) -> None:
         """Send a call.
 
@@ -324,6 +367,7 @@ class Exchange:
                 and is not renewed.
             renewer: renews a rejected credential; None if it must not be renewed. It may block, and its
                 errors reach the reader of the answer.
+            wait: False to return before a new connection is open.
 
         Raises:
             SendFailed: The request was not sent, or not to its end.
@@ -350,14 +394,25 @@ class Exchange:
         self._resent = False  # the server may have received an earlier send
         self._taken = False  # an earlier address has processed the request and redirected to a GET
         self._told = False  # this try is logged or observed
+        self._wait = wait
+        self._dial: Dial | None = None  # opens the connection of the request that is under way
+        self._unsent: tuple[bytes, bytes | PiecedBody | None] | None = None  # that request, until it is sent
         self._begin()
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
-        return self._connection.sock.fileno()
+        return self._sock.fileno()
+
+    @property
+    def writing(self) -> bool:
+        """True if the next step needs a socket that can be written, not one that can be read."""
+        dial = self._dial
+        return dial is not None and dial.writing
 
     def watched_by(self, watcher: object) -> bool:
         """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
+        if self._dial is not None:  # the connection is not open yet
+            return False
         before, self._connection.watcher = self._connection.watcher, watcher
         return before is watcher
 
@@ -371,6 +426,9 @@ class Exchange:
             InvalidInputError: The request had to be sent again, but an array of its body has changed.
         """
         try:
+            if self._dial is not None:
+                self._go_on_connecting(self._dial)
+                return None
             raw = self._take_arrived()
         except SendFailed as failed:
             self._replace_or_raise(failed)
@@ -397,7 +455,10 @@ class Exchange:
         """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
         if not self._over:
             self._over = True
-            self._http.pools.discard(self._connection)
+            if self._dial is None:
+                self._http.pools.discard(self._connection)
+            else:
+                self._dial.abort()
 
     # ---------------------------------------------------- requests
 
@@ -407,6 +468,11 @@ class Exchange:
         if self._made_hop is None:
             self._made_hop = self._http.compose(self.call, self._credential)
         return self._made_hop
+
+    @property
+    def _sock(self) -> socket.socket:
+        dial = self._dial  # read once: another thread may go on with the exchange
+        return self._connection.sock if dial is None else dial.sock
 
     @property
     def _repeatable(self) -> bool:
@@ -429,13 +495,35 @@ class Exchange:
         connection = None
         if not fresh:
             connection = http.pools.take(route, max_idle_s=None if self._repeatable else _FRESH_ENOUGH_S)
-        self._connection = connection or http.connect(route, call, self._give_up_s)
-        self._made_parser, self._sent, self._over = None, False, False
-        self._write(head, body)
-        journal = http.journal
-        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
-        if self._told:
-            journal.sent(call, self._hop.headers)
+        if connection is None and not self._wait:
+            self._dial, self._unsent = http.dial(route, call, self._give_up_s), (head, body)
+            self._over = False
+            self._go_on_connecting(self._dial)
+            return
+        self._write(connection or http.connect(route, call, self._give_up_s), head, body)
+
+    def _go_on_connecting(self, dial: Dial) -> None:
+        """Go on to open the connection, and send the request if it is open.
+
+        Raises:
+            SendFailed, InvalidInputError: As for `_write`; or the connection cannot be opened.
+        """
+        try:
+            opened = dial.step()
+            connection = None if opened is None else self._http.adopt(opened)
+        except ConnectFailed as error:
+            self._over = True
+            raise _not_connected(error) from error
+        except SendFailed:
+            self._over = True
+            raise
+        self.expires_at_s = dial.expires_at_s
+        if connection is None:
+            return
+        # In this order, because another thread may ask for `fileno`.
+        self._connection = connection
+        (head, body), self._dial, self._unsent = self._unsent or (b"", None), None, None
+        self._write(connection, head, body)
 
     def _replace_or_raise(self, failed: SendFailed) -> None:
         """Send the request over a new connection if the server had closed the idle one. Otherwise raise.
@@ -452,9 +540,6 @@ class Exchange:
                 self._send(fresh=True)
             except SendFailed as again:
                 failed = again
-            except InvalidInputError as changed:  # raised by a body whose arrays have changed
-                changed.ambiguous = self._resent
-                raise
             else:
                 return
         raise self._lost(failed)
@@ -538,7 +623,7 @@ class Exchange:
             self._made_parser = ReplyParser(method, max_body_bytes=self._http.most_bytes(self.call))
         return self._made_parser
 
-    def _write(self, head: bytes, body: bytes | PiecedBody | None) -> None:
+    def _write(self, connection: Connection, head: bytes, body: bytes | PiecedBody | None) -> None:
         """Send the request. Return early if the server has answered before the end of the request.
 
         Raises:
@@ -546,6 +631,7 @@ class Exchange:
                 received the whole.
             InvalidInputError: An array of the body has changed since an earlier try.
         """
+        self._connection, self._made_parser, self._sent, self._over = connection, None, False, False
         try:
             if isinstance(body, PiecedBody):
                 self._send_pieces(chain((head,), body.to_send()))
@@ -559,9 +645,17 @@ class Exchange:
         except OSError as error:
             if not self._answered_early():
                 self._fail(error)
+        except InvalidInputError as changed:  # raised by a body whose arrays have changed
+            changed.ambiguous = self._resent
+            self.abort()
+            raise
         except BaseException:
             self.abort()
             raise
+        journal = self._http.journal
+        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
+        if self._told:
+            journal.sent(self.call, self._hop.headers)
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
         """Send a piece.
@@ -606,8 +700,9 @@ class Exchange:
 
     def _await_bytes(self) -> None:
         """Wait until `step` makes progress, or until `expires_at_s`."""
-        left_s = 0.0 if self._parser.done else self.expires_at_s - self._http.clock.now()
-        while left_s > 0 and not has_arrived(self._connection.sock, slice_of(left_s)):
+        done = self._dial is None and self._parser.done
+        left_s = 0.0 if done else self.expires_at_s - self._http.clock.now()
+        while left_s > 0 and not has_arrived(self._sock, slice_of(left_s), writing=self.writing):
             left_s -= slice_of(left_s)
 
     def _take_arrived(self) -> ReplyParser | None:
@@ -623,7 +718,7 @@ class Exchange:
             self._fail(error)
         if not self._over:
             self._over = True
-            connection.requests += 1
+            connection.count_answer()
             # After a 5xx, servers often close the connection without announcing it in the answer. The next
             # call on it may be one that must not be repeated.
             if parser.keep_alive and parser.status < 500:
@@ -698,6 +793,10 @@ class Exchange:
         if not (started or connection.requests) and connection.route.origin.scheme == "http":
             text += "; if the server speaks TLS, its address begins with https://"
         return text
+
+
+def _not_connected(error: ConnectFailed) -> SendFailed:
+    return SendFailed(str(error), maybe_received=False, timed_out=error.timed_out, final=error.final)
 
 
 def _location(raw: ReplyParser) -> str | None:

@@ -1,9 +1,8 @@
 """Connections to servers, kept open between requests.
 
-A `Route` describes the way to an origin: direct or through an HTTP proxy, and the TLS settings. `connect`
-opens a connection: a socket, with TLS of the standard library for an https origin. urllib3 opens the tunnels
-through proxies, and is imported for them alone. `Pools` keeps the idle connections of each route.
-`http.py` writes and reads on their sockets.
+A `Route` describes the way to an origin: direct or through an HTTP proxy, and the TLS settings. A `Dial`
+opens a connection step by step without waiting, so that one thread opens hundreds at once; `connect` does the
+same and waits. `Pools` keeps the idle connections of each route. `http.py` writes and reads on their sockets.
 
 Any thread may take a connection and give it back. Only one thread at a time uses a connection.
 """
@@ -12,21 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import select
 import socket
 import threading
-import traceback
+import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
 
-from tinker_sync._base.clock import Clock
+from tinker_sync._base.clock import Clock, slice_of
 from tinker_sync._base.secret import HeaderMap, mask_url
+from tinker_sync.wire.http1.client import request_head
 
 if TYPE_CHECKING:
     import ssl
@@ -40,7 +42,16 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # The names in various versions of OpenSSL for an answer that is not TLS.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 _idle_since_s: Final = attrgetter("idle_since_s")
-_TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.\d (\d{3})\b")
+_NO_ANSWER: Final = "the proxy did not answer the request for a tunnel"
+_TUNNEL_HEAD_BYTES: Final = 64 * 1024
+# One lookup of a name serves all connections of a burst, and not those of the next minute.
+_LOOKUP_S: Final = 10.0
+# An address that is silent for so long gives way to the next one, and gets its full time after the others.
+_NEXT_ADDRESS_S: Final = 0.3
+
+Address = tuple[int, Any]
+"""A family of addresses, and an address as sockets take it."""
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
@@ -95,6 +106,23 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{self.netloc}"
 
 
+class Known:
+    """What connections have learnt about a route, for those that are opened later.
+
+    Any thread may read and replace the attributes.
+    """
+
+    __slots__ = ("addresses", "session", "until_s")
+
+    def __init__(self) -> None:
+        self.addresses: tuple[Address, ...] = ()
+        """Those of the peer. The one that was reached last is the first."""
+        self.until_s = -math.inf
+        """The time of the system's clock until which the addresses count."""
+        self.session: ssl.SSLSession | None = None
+        """That of the newest connection. To resume it costs fewer bytes and less CPU than a new handshake."""
+
+
 @frozen(eq=False)
 class Route:
     """The way to an origin: direct or through a proxy, with TLS settings.
@@ -112,6 +140,17 @@ class Route:
     """`proxies`, `verify` and `cert`, for transfers of files, which use the session's own adapter."""
     netrc: str | None = None
     """The `Authorization` from the user's netrc file; its repr is masked."""
+    known: Known = field(factory=Known, repr=False)
+
+    @property
+    def peer(self) -> Origin:
+        """The server that the socket is connected to."""
+        return self.proxy or self.origin
+
+    @property
+    def looked_up(self) -> bool:
+        """True if a new connection needs no lookup of the peer's name."""
+        return self.known.until_s > time.monotonic()
 
     @property
     def forwarded(self) -> bool:
@@ -149,6 +188,13 @@ class Connection:
 
             self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
+    def count_answer(self) -> None:
+        """Count an answer that was read to its end."""
+        self.requests += 1
+        if self.requests == 1 and self.route.tls is not None:
+            # A server of TLS 1.3 sends its tickets after the handshake, so they come with the first answer.
+            self.route.known.session = getattr(self.sock, "session", None)
+
     def close(self) -> None:
         """Close the connection. The other side sees this, unless another process has a copy of the socket."""
         # A TLS socket that the peer has reset may raise here, but is closed.
@@ -174,15 +220,16 @@ class Connection:
         return False
 
 
-def has_arrived(sock: socket.socket, wait_s: float = 0.0) -> bool:
-    """Wait at most `wait_s` seconds for bytes. Return True if a read would not block."""
+def has_arrived(sock: socket.socket, wait_s: float = 0.0, *, writing: bool = False) -> bool:
+    """Wait at most `wait_s` seconds for bytes, or to write. Return True if a call would not block."""
     descriptor = sock.fileno()
     if descriptor < 0:  # closed by another thread, so that a read fails at once
         return True
     if not hasattr(select, "poll"):
-        return bool(select.select([sock], [], [], wait_s)[0])
+        reads, writes = ([], [sock]) if writing else ([sock], [])
+        return any(select.select(reads, writes, [], wait_s))
     poll = select.poll()  # unlike select, it takes descriptors above 1024
-    poll.register(descriptor, select.POLLIN)
+    poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
     return bool(poll.poll(math.ceil(wait_s * 1000)))
 
 
@@ -203,81 +250,257 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
     Raises:
         ConnectFailed: No connection was opened. The text names the cause and holds no credentials.
     """
+    dial = Dial(route, math.inf if timeout_s is None else timeout_s)
     try:
-        dialled = route.proxy is None or route.forwarded
-        sock = _dial(route, timeout_s) if dialled else _tunnel(route, timeout_s)
-    except (OSError, ValueError) as error:
-        failed = _explain(error, route)
-        if not _TUNNEL_REFUSED.search(str(error)):
-            raise failed from error
-    else:
-        return Connection(route, sock)
-    raise failed  # without the cause, because the status line of a proxy may repeat the password
+        while (connection := dial.step()) is None:
+            left_s = dial.expires_at_s - time.monotonic()
+            while left_s > 0 and not has_arrived(dial.sock, slice_of(left_s), writing=dial.writing):
+                left_s -= slice_of(left_s)
+    except BaseException:  # Ctrl-C too
+        dial.abort()
+        raise
+    return connection
 
 
-def _dial(route: Route, timeout_s: float | None) -> socket.socket:
-    """Open a socket to the origin, or to a proxy that forwards to it."""
-    peer = route.proxy or route.origin
+class Dial:
+    """The opening of one connection, which waits for nothing but the lookup of a name.
+
+    For one thread at a time.
+
+        dial = Dial(route, 10.0)                    # looks the name up
+        while (connection := dial.step()) is None:
+            ...                                     # wait until `sock` can be read, or written if `writing`
+
+    The addresses of a name are tried one after the other.
+
+    Args:
+        route: the way to the server.
+        timeout_s: the limit for each step: TCP to one address, the tunnel of a proxy, TLS.
+        give_up_s: the time of the clock at which all of it must be over.
+        now: returns the time of the clock.
+
+    Raises:
+        ConnectFailed: as for `connect`.
+    """
+
+    __slots__ = (
+        "_address",
+        "_addresses",
+        "_give_up_s",
+        "_heard",
+        "_now",
+        "_route",
+        "_stage",
+        "_timeout_s",
+        "expires_at_s",
+        "sock",
+        "writing",
+    )
+
+    sock: socket.socket
+
+    def __init__(
+        self,
+        route: Route,
+        timeout_s: float,
+        give_up_s: float = math.inf,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._route = route
+        self._timeout_s = timeout_s
+        self._give_up_s = give_up_s
+        self._now = now
+        self._heard = b""
+        self._stage: Callable[[Dial], bool] = Dial._connect
+        self.writing = True
+        """True if the next step needs a socket that can be written."""
+        self.expires_at_s = math.inf
+        """The time of the clock at which to call `step` even if the socket is not ready."""
+        try:
+            *others, last = _look_up(route)
+            # An address that is slow comes again, with its full time, after the others.
+            self._addresses = deque((address, min(timeout_s, _NEXT_ADDRESS_S)) for address in others)
+            self._addresses.append((last, timeout_s))
+            self._call()
+        except (OSError, ValueError) as error:
+            raise _explain(error, route) from error
+
+    def step(self) -> Connection | None:
+        """Go on as far as possible. Return the connection if it is open, otherwise None.
+
+        Raises:
+            ConnectFailed: as for `connect`.
+        """
+        try:
+            while not self._stage(self):
+                if self._now() < self.expires_at_s:
+                    return None
+                self._be_late()
+        except (OSError, ValueError) as error:
+            self.abort()
+            raise _explain(error, self._route) from error
+        except BaseException:
+            self.abort()
+            raise
+        return Connection(self._route, self.sock)
+
+    def abort(self) -> None:
+        """Close the socket."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+    # ---------------------------------------------------- TCP
+
+    def _call(self) -> None:
+        """Begin to connect to the next address.
+
+        Raises:
+            OSError: no address is left; the reason is that of the last one.
+        """
+        while True:
+            self._address = (family, address), limit_s = self._addresses.popleft()
+            self._limit(limit_s)
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                self.sock.setblocking(False)
+                for option in _SOCKET_OPTIONS:
+                    self.sock.setsockopt(*option)
+                self.sock.connect(address)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._give_way(error)
+            except BaseException:
+                self.abort()
+                raise
+            else:
+                return
+
+    def _give_way(self, error: OSError) -> None:
+        """Close the socket, and raise the error if no other address is left."""
+        self.abort()
+        if not self._addresses:
+            self._route.known.until_s = -math.inf  # look the name up again
+            raise error
+
+    def _be_late(self) -> None:
+        address, limit_s = self._address
+        if self._stage is not Dial._connect or self._now() >= self._give_up_s:
+            raise TimeoutError("timed out")
+        if limit_s < self._timeout_s:
+            self._addresses.append((address, self._timeout_s))
+        self._give_way(TimeoutError("timed out"))
+        self._call()
+
+    def _limit(self, limit_s: float) -> None:
+        self.expires_at_s = min(self._now() + limit_s, self._give_up_s)
+
+    # ---------------------------------------------------- the stages; True at the end of the last one
+
+    def _connect(self) -> bool:
+        number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._give_way(OSError(number, os.strerror(number)))
+            self._call()
+            return False
+        try:
+            self.sock.getpeername()
+        except OSError:  # not yet
+            return False
+        route, (address, _) = self._route, self._address
+        if route.known.addresses[0] != address:
+            others = (each for each in route.known.addresses if each != address)
+            route.known.addresses = (address, *others)
+        if route.proxy is not None and not route.forwarded:
+            return self._ask_for_tunnel()
+        return self._begin_tls()
+
+    def _ask_for_tunnel(self) -> bool:
+        host, port = self._route.origin.host, self._route.origin.port
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        headers = {"Host": target, **self._route.proxy_headers}
+        self.sock.send(request_head("CONNECT", target, headers.items()))
+        self._stage, self.writing = Dial._hear_of_tunnel, False
+        self._limit(self._timeout_s)
+        return self._stage(self)
+
+    def _hear_of_tunnel(self) -> bool:
+        while b"\r\n\r\n" not in self._heard:
+            try:
+                octets = self.sock.recv(4096)
+            except BlockingIOError:
+                return False
+            self._heard += octets
+            if not octets or len(self._heard) > _TUNNEL_HEAD_BYTES:
+                raise OSError(_NO_ANSWER)
+        found = _STATUS_LINE.match(self._heard)
+        if found is None:
+            raise OSError(_NO_ANSWER)
+        status = int(found[1])
+        if not 200 <= status < 300:
+            hint = ": it asks for a user name and password" if status == 407 else ""
+            # Without the text of the status line, because it may repeat the password.
+            raise ConnectFailed(
+                f"the proxy {self._route.proxy} refused the tunnel with status {status}{hint}",
+                final=400 <= status < 500,
+            )
+        return self._begin_tls()
+
+    def _begin_tls(self) -> bool:
+        route = self._route
+        self.writing = False
+        if route.tls is None or route.forwarded:
+            return True
+        self.sock = route.tls.wrap_socket(
+            self.sock,
+            server_hostname=route.origin.host.rstrip("."),
+            do_handshake_on_connect=False,
+            session=route.known.session,
+        )
+        self._stage = Dial._shake_hands
+        self._limit(self._timeout_s)
+        return self._stage(self)
+
+    def _shake_hands(self) -> bool:
+        import ssl
+
+        sock = self.sock
+        assert isinstance(sock, ssl.SSLSocket)  # noqa: S101  # made by `_begin_tls`
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self.writing = False
+            return False
+        except ssl.SSLWantWriteError:
+            self.writing = True
+            return False
+        return True
+
+
+def _look_up(route: Route) -> tuple[Address, ...]:
+    """Return the addresses of a route's peer, at least one.
+
+    Raises:
+        OSError, ValueError: there are none.
+    """
+    known, peer = route.known, route.peer
+    if route.looked_up:
+        return known.addresses
     host: str | bytes = peer.host
     if all(0 < len(label) < 64 for label in peer.host.split(".")):
         host = peer.host.encode("ascii")  # a str would load the codec for international names
-    sock = socket.create_connection((host, peer.port), timeout_s)  # type: ignore[arg-type]  # takes both
-    try:
-        for option in _SOCKET_OPTIONS:
-            sock.setsockopt(*option)
-        if route.tls is None or route.proxy is not None:
-            return sock
-        return route.tls.wrap_socket(sock, server_hostname=peer.host.rstrip("."))
-    except BaseException:  # Ctrl-C too
-        sock.close()
-        raise
-
-
-def _tunnel(route: Route, timeout_s: float | None) -> socket.socket:
-    """Open a socket to the origin through a proxy."""
-    from http.client import HTTPException
-
-    from urllib3.connection import HTTPSConnection
-    from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
-
-    assert route.proxy is not None  # noqa: S101  # the caller checks this
-    http = HTTPSConnection(
-        route.proxy.host,
-        route.proxy.port,
-        ssl_context=route.tls,
-        timeout=timeout_s,
-        socket_options=[*_SOCKET_OPTIONS],
-    )
-    http.set_tunnel(route.origin.host, route.origin.port, headers=dict(route.proxy_headers))
-    try:
-        http.connect()
-        # Thousands of connections may be open, so each keeps its socket and drops the rest.
-        sock, http.sock = http.sock, None
-    except Exception as error:
-        # The frames hold the answer of a proxy that refused, and with it the socket.
-        traceback.clear_frames(error.__traceback__)
-        # NewConnectionError is a subclass of the timeout in urllib3.
-        if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
-            raise TimeoutError(_reason(error)) from error
-        if isinstance(error, HTTPError):
-            raise OSError(_reason(error)) from error
-        if isinstance(error, HTTPException):
-            raise OSError(str(error)) from error
-        raise
-    finally:
-        http.close()
-    return sock
+    found = socket.getaddrinfo(host, peer.port, type=socket.SOCK_STREAM)
+    addresses = [(family, address) for family, _, _, _, address in found]
+    if not addresses:
+        raise OSError("the name has no address")
+    addresses.sort(key=known.addresses[:1].__contains__, reverse=True)
+    known.addresses = tuple(addresses)
+    is_number = addresses[0][1][0] == peer.host
+    known.until_s = math.inf if is_number else time.monotonic() + _LOOKUP_S
+    return known.addresses
 
 
 def _explain(error: Exception, route: Route) -> ConnectFailed:
-    refused = _TUNNEL_REFUSED.search(str(error))
-    if refused:
-        status = int(refused[1])
-        hint = ": it asks for a user name and password" if status == 407 else ""
-        return ConnectFailed(
-            f"the proxy {route.proxy} refused the tunnel with status {status}{hint}",
-            final=400 <= status < 500,
-        )
     if route.tls is not None:
         import ssl
 
@@ -298,11 +521,6 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
         timed_out=isinstance(error, TimeoutError),
         final=isinstance(error, ValueError),  # a host that no resolver accepts
     )
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of a urllib3 error without the address of a Python object at its beginning."""
-    return str(error).rpartition(": ")[2] or type(error).__name__
 
 
 class Pools:
