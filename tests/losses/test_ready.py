@@ -10,7 +10,15 @@ from support.custom_losses import log_sigmoid
 
 from tinker_sync import losses
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses import DPO, CrossEntropy, EntropyBonus, KLToReference, LabelSmoothing, WeightedSum
+from tinker_sync.losses import (
+    DPO,
+    CrossEntropy,
+    Distance,
+    EntropyBonus,
+    KLToReference,
+    LabelSmoothing,
+    WeightedSum,
+)
 from tinker_sync.types import Datum, ForwardBackwardOutput, ModelInput, TensorData
 
 PROMPT = ModelInput.from_ints([1, 2, 3, 4])
@@ -57,6 +65,10 @@ TOKENS = [
     losses.PPO(clip_low=0.5, clip_high=1.5),
     KLToReference(),
     KLToReference("k2"),
+    Distance("l1"),
+    Distance("l2"),
+    Distance("elastic", share=0.3),
+    Distance("l1", reference=None),
     EntropyBonus(),
     DPO(),
     DPO(beta=2.0, label_smoothing=0.2),
@@ -66,6 +78,7 @@ TOKENS = [
 CANDIDATES = [
     CrossEntropy(),
     KLToReference("listed"),
+    Distance(),
     EntropyBonus("listed"),
     LabelSmoothing(0.3),
     DPO(),
@@ -192,10 +205,90 @@ def test_weighted_sum_has_every_metric() -> None:
     np.testing.assert_allclose(gradients[0], 2 * nll[2][0] - 0.5 * kl[2][0])
     assert metrics == {
         "nll:sum": pytest.approx(nll[0]),
+        "nll:gradient_norm": pytest.approx(2 * np.linalg.norm(nll[2][0])),
+        "near:gradient_norm": pytest.approx(0.5 * np.linalg.norm(kl[2][0])),
         "nll/cross_entropy:mean": nll[1]["cross_entropy:mean"],
         "near:sum": pytest.approx(kl[0]),
         "near/kl:mean": kl[1]["kl:mean"],
     }
+
+
+def test_the_gradient_norm_of_a_term_is_over_all_data() -> None:
+    data, logprobs = batch("tokens")
+    _, metrics, _ = WeightedSum({"far": (-3.0, Distance()), "off": (0.0, CrossEntropy())})(data, logprobs)
+    slopes = np.concatenate(Distance()(data, logprobs)[2])
+    assert metrics["far:gradient_norm"] == pytest.approx(3 * np.linalg.norm(slopes))
+    assert metrics["off:gradient_norm"] == 0
+
+
+def test_distances() -> None:
+    datum = one(reference_logprobs=Q, weights=W)
+    apart = P - Q
+    expected = {"l1": (W * abs(apart)).sum(), "l2": (W * apart**2).sum()}
+    for norm, value in expected.items():
+        made = Distance(norm)([datum], [P])  # type: ignore[arg-type]  # a name of the table above
+        assert made[:2] == (pytest.approx(value), {"distance:mean": pytest.approx(value / 3)})
+        assert Distance(norm)([datum], [Q])[2][0].tolist() == [0.0] * 4  # type: ignore[arg-type]
+    both = 0.25 * expected["l1"] + 0.75 * expected["l2"]
+    assert Distance("elastic", share=0.25)([datum], [P])[0] == pytest.approx(both)
+    assert Distance()([datum], [P])[0] == pytest.approx(2 * KLToReference("k2")([datum], [P])[0])
+    bare = one(weights=W)
+    assert Distance("l1", reference=None)([bare], [P])[0] == CrossEntropy()([bare], [P])[0]
+
+
+def test_consistency_compares_the_answers_of_two_prompts() -> None:
+    first, second = one(weights=[0.0, 0.0, 1.0, 2.0]), one(weights=[1.0, 1.0, 0.0, 0.0])
+    p, q = P, Q
+    loss, metrics, gradients = losses.Consistency()([first, second], [p, q])
+    apart = p[2:] - q[:2]
+    assert loss == pytest.approx((np.array([1.0, 2.0]) * apart**2).sum())
+    assert metrics == {"consistency:mean": pytest.approx(loss / 2)}
+    np.testing.assert_allclose(gradients[0], [0, 0, 2 * apart[0], 4 * apart[1]])
+    np.testing.assert_allclose(gradients[1], [-2 * apart[0], -4 * apart[1], 0, 0])
+    taught = losses.Consistency(teacher=True)([first, second], [p, q])
+    assert taught[0] == loss
+    assert taught[2][0].tolist() == [0.0] * 4
+    np.testing.assert_array_equal(taught[2][1], gradients[1])
+    assert losses.Consistency()([], [])[0] == 0
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "elastic"])
+def test_distances_and_consistency_are_differentiated_as_by_torch(norm: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    data, logprobs = batch("tokens")
+    for index in range(0, len(data), 2):  # answers of three tokens, at different places of the two data
+        for datum, at in ((data[index], 0), (data[index + 1], 1)):
+            weights = np.zeros(4)
+            weights[at : at + 3] = rng.random(3) + 0.1
+            datum.loss_fn_inputs["weights"] = TensorData(weights, "float32", [4])
+    leaves = [torch.tensor(p, requires_grad=True) for p in logprobs]
+
+    def read(datum: Datum, name: str) -> Any:
+        return torch.tensor(datum.loss_fn_inputs[name].to_numpy().astype(float))
+
+    def measure(apart: Any) -> Any:
+        of_l1 = {"l1": 1.0, "l2": 0.0, "elastic": 0.3}[norm]
+        return of_l1 * apart.abs() + (1 - of_l1) * apart.square()
+
+    total = torch.zeros((), dtype=torch.float64)
+    for datum, leaf in zip(data, leaves, strict=True):
+        weights = read(datum, "weights")
+        total = total + 0.7 * (weights * measure(leaf - read(datum, "reference_logprobs"))).sum()
+    for index in range(0, len(data), 2):
+        weights = read(data[index], "weights")[:3]
+        total = total + 0.4 * (weights * measure(leaves[index][:3] - leaves[index + 1][1:])).sum()
+    total.backward()
+    both = WeightedSum(
+        {
+            "distance": (0.7, Distance(norm, share=0.3)),
+            "same": (0.4, losses.Consistency(norm, share=0.3)),
+        }
+    )
+    loss, _, gradients = both(data, logprobs)
+    assert loss == pytest.approx(float(total.detach()), rel=1e-9)
+    for gradient, leaf in zip(gradients, leaves, strict=True):
+        np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-9)
 
 
 LOGITS = np.array([0.3, -1.0, 0.8, 0.1, -0.4])
@@ -299,6 +392,8 @@ def test_listed_estimators_are_exact_for_the_vocabulary() -> None:
             r"KLToReference\('listed'\) is for several targets a token, of shape \[T, K\]",
         ),
         (EntropyBonus("listed"), {}, r"EntropyBonus\('listed'\) is for several"),
+        (Distance(), {}, r"\['reference_logprobs'\]: is missing; tinker_sync.losses.with_reference adds"),
+        (losses.Consistency(), {}, "Consistency: expected pairs, got 1 data"),
         (DPO(), {"reference_logprobs": P}, "DPO: expected pairs, got 1 data; put each rejected answer after"),
     ],
     ids=str,
@@ -320,6 +415,10 @@ def test_unsuitable_data_are_refused(loss: Any, inputs: dict[str, Any], complain
             "DPO.label_smoothing: expected 0 or more and less than 0.5",
         ),
         (lambda: DPO(label_smoothing=-0.1), "DPO.label_smoothing"),
+        (lambda: Distance("l3"), "Distance.norm: expected l1 or l2 or elastic, got 'l3'"),
+        (lambda: Distance("elastic", share=1.5), "Distance.share"),
+        (lambda: losses.Consistency("l0"), "Consistency.norm"),
+        (lambda: losses.Consistency()([one(), one(weights=W)], [P, P]), "answers of 4 and 3 tokens"),
         (lambda: WeightedSum({}), "give at least one loss"),
         (lambda: WeightedSum({"a": CrossEntropy()}), r"WeightedSum\['a'\]: expected \(weight, loss\)"),
         (lambda: WeightedSum({"a": (float("nan"), CrossEntropy())}), "expected a finite weight, got nan"),

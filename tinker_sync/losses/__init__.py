@@ -5,7 +5,8 @@ Ready-made losses work in numpy and return their gradients. Pass an instance to 
 
     CrossEntropy, ImportanceSampling, PPO      the server's losses, to be summed with other losses
     DPO                                        preferences between answers; dpo_pairs arranges the data
-    KLToReference, EntropyBonus                regularizers; with_reference adds the data of a reference model
+    KLToReference, Distance, EntropyBonus      regularizers; with_reference adds the data of a reference model
+    Consistency                                the same answer in two contexts
     LabelSmoothing                             cross-entropy over several targets for a token
     WeightedSum                                the sum of any of these and of custom losses
 
@@ -22,8 +23,8 @@ _HOMES = {
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
     "tinker_sync.losses.ratios": "Divergence RatioFigures SequenceFigures divergence",
     "tinker_sync.losses.ready": """
-        CrossEntropy DPO EntropyBonus ImportanceSampling KLToReference LabelSmoothing PPO TokenLoss
-        WeightedSum dpo_pairs
+        Consistency CrossEntropy DPO Distance EntropyBonus ImportanceSampling KLToReference LabelSmoothing
+        PPO TokenLoss WeightedSum dpo_pairs
     """,
 }
 

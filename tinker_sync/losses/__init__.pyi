@@ -10,7 +10,9 @@ from tinker_sync.losses.ratios import SequenceFigures as SequenceFigures
 from tinker_sync.losses.ratios import divergence as divergence
 from tinker_sync.losses.ready import DPO as DPO
 from tinker_sync.losses.ready import PPO as PPO
+from tinker_sync.losses.ready import Consistency as Consistency
 from tinker_sync.losses.ready import CrossEntropy as CrossEntropy
+from tinker_sync.losses.ready import Distance as Distance
 from tinker_sync.losses.ready import EntropyBonus as EntropyBonus
 from tinker_sync.losses.ready import ImportanceSampling as ImportanceSampling
 from tinker_sync.losses.ready import KLToReference as KLToReference

@@ -188,6 +188,119 @@ class KLToReference(TokenLoss):
 
 
 @frozen
+class Distance(TokenLoss):
+    """A regularizer that keeps log-probabilities close to those of a reference model, token by token.
+
+    p is the model's log-probability of a token, q that of the reference model, w the weight of the token. The
+    values of `norm` differ in how they treat tokens that are far apart:
+
+    - "l1": `sum(w * |p - q|)`. Each token pulls with the same force, so a few may stay far away. Its
+      derivative at p = q counts as 0.
+    - "l2": `sum(w * (p - q)**2)`, twice the "k2" of `KLToReference`. Far tokens pull most.
+    - "elastic": `share` times "l1", and `1 - share` times "l2".
+
+    Attributes:
+        norm: "l1", "l2" or "elastic".
+        share: the share of "l1" in "elastic".
+        reference: the input with q; None takes 0 for q, the log-probability of a certain token. "l1" is then
+            the cross-entropy.
+
+    >>> from tinker_sync.types import ModelInput
+    >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "reference_logprobs": [-1.0]})
+    >>> Distance("elastic", share=0.25)([example], [np.array([-3.0])])
+    (3.5, {'distance:mean': 3.5}, [array([-3.25])])
+    """
+
+    name: ClassVar[str] = "distance"
+
+    norm: Literal["l1", "l2", "elastic"] = field(default="l2", validator=_is_one_of("l1", "l2", "elastic"))
+    share: float = field(default=0.5, kw_only=True, validator=in_range(ge=0, le=1))
+    reference: str | None = field(default=REFERENCE, kw_only=True)
+
+    def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:
+        q = (
+            np.zeros(p.shape)
+            if self.reference is None
+            else read_input(datum, index, self.reference, p.shape, _REFERENCE_HINT)
+        )
+        return _weigh(weights, *_measure(self.norm, self.share, p - q))
+
+
+def _measure(norm: str, share: float, apart: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return a norm of differences, number by number, and its derivatives."""
+    of_l1 = {"l1": 1.0, "l2": 0.0, "elastic": share}[norm]
+    each = of_l1 * np.abs(apart) + (1 - of_l1) * apart * apart
+    return each, of_l1 * np.sign(apart) + (1 - of_l1) * 2 * apart
+
+
+@frozen
+class Consistency:
+    """A regularizer that makes a model say the same with the same likelihood in two contexts.
+
+    The data are pairs, one after the other; `dpo_pairs` arranges them. The two data of a pair have the same
+    answer after different prompts, such as a question and its paraphrase, or a prompt with and without a
+    distraction. The tokens of the answer are those whose weight is not 0; each one is compared with its
+    counterpart. With p and q for their log-probabilities and w for the weight in the first datum, the loss is
+    `sum(w * (p - q)**2)` for "l2"; "l1" and "elastic" are as in `Distance`. The metric ``consistency:mean``
+    is the loss divided by the number of compared tokens.
+
+    The loss penalizes a finite difference of the log-probabilities by the input. Their gradient by the input
+    is known only to the server.
+
+    Attributes:
+        norm: "l1", "l2" or "elastic".
+        share: the share of "l1" in "elastic".
+        teacher: the first datum of a pair is the teacher, which gets no gradient.
+
+    >>> from tinker_sync.types import ModelInput
+    >>> short = Datum(ModelInput.from_ints([1]), {"target_tokens": [9]})
+    >>> long = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 9], "weights": [0, 1]})
+    >>> Consistency()([short, long], [np.array([-1.0]), np.array([-5.0, -1.5])])
+    (0.25, {'consistency:mean': 0.25}, [array([1.]), array([ 0., -1.])])
+    """
+
+    takes_numpy: ClassVar[bool] = True
+
+    norm: Literal["l1", "l2", "elastic"] = field(default="l2", validator=_is_one_of("l1", "l2", "elastic"))
+    share: float = field(default=0.5, kw_only=True, validator=in_range(ge=0, le=1))
+    teacher: bool = field(default=False, kw_only=True)
+
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
+    ) -> tuple[float, dict[str, float], list[FloatArray]]:
+        """Return the loss, its metric, and the derivative by each log-probability.
+
+        Raises:
+            InvalidInputError: the number of data is odd, or the two answers of a pair differ in length.
+        """
+        if len(data) % 2:
+            raise InvalidInputError(
+                f"Consistency: expected pairs, got {len(data)} data; put the two data of a pair side by side"
+            )
+        weights = [
+            read_weights(datum, index, p.shape)
+            for index, (datum, p) in enumerate(zip(data, logprobs, strict=True))
+        ]
+        gradients = [np.zeros(p.shape) for p in logprobs]
+        loss, count = 0.0, 0
+        for first in range(0, len(data), 2):
+            one, other = weights[first] != 0, weights[first + 1] != 0
+            if one.sum() != other.sum():
+                raise InvalidInputError(
+                    f"Consistency: data[{first}] and data[{first + 1}] have answers of {one.sum()} and "
+                    f"{other.sum()} tokens; weights of 0 leave out the tokens of the prompts"
+                )
+            weight = weights[first][one]
+            each, slope = _measure(self.norm, self.share, logprobs[first][one] - logprobs[first + 1][other])
+            loss += float((weight * each).sum())
+            count += len(weight)
+            if not self.teacher:
+                gradients[first][one] = weight * slope
+            gradients[first + 1][other] = -weight * slope
+        return loss, {"consistency:mean": loss / max(count, 1)}, gradients
+
+
+@frozen
 class EntropyBonus(TokenLoss):
     """A loss that makes the model less certain: gradient descent on it raises the entropy.
 
@@ -389,7 +502,9 @@ def _check_terms(given: Mapping[str, Any]) -> dict[str, tuple[float, Any]]:
 class WeightedSum:
     """The sum of numpy losses, each with a weight and a name.
 
-    Metrics: ``NAME:sum`` is the unweighted value of a loss, ``NAME/METRIC`` are its own metrics.
+    Metrics: ``NAME:sum`` is the unweighted value of a loss, ``NAME/METRIC`` are its own metrics, and
+    ``NAME:gradient_norm`` is the length of its weighted gradient by all log-probabilities, which shows the
+    term that decides.
 
     Attributes:
         terms: for each name its ``(weight, loss)``.
@@ -427,5 +542,7 @@ class WeightedSum:
             total += weight * value
             metrics[f"{label}:sum"] = value
             metrics.update({f"{label}/{name}": each for name, each in own.items()})
-            gradients = [one + weight * slope for one, slope in zip(gradients, slopes, strict=True)]
+            slopes = [weight * slope for slope in slopes]
+            metrics[f"{label}:gradient_norm"] = math.sqrt(sum(float((each * each).sum()) for each in slopes))
+            gradients = [one + slope for one, slope in zip(gradients, slopes, strict=True)]
         return total, metrics, gradients
