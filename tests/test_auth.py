@@ -48,11 +48,6 @@ def test_credentials_are_found_in_the_environment_and_the_file(
     assert tinker_has_credentials() is has
 
 
-def test_the_token_is_an_ordinary_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-e")
-    assert repr(get_tinker_token()) == "'tml-e'"
-
-
 def test_a_broken_credentials_file_is_no_credential() -> None:
     path = CredentialsFile().path
     path.parent.mkdir()
@@ -166,11 +161,6 @@ def test_an_invalid_config_is_an_error(monkeypatch: pytest.MonkeyPatch, body: by
         ask(monkeypatch, CONFIG=answer(body))
 
 
-def test_an_exchange_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.APIResponseValidationError, match="holds no 'jwt'"):
-        ask(monkeypatch, CONFIG=as_json({"pjwt_auth_enabled": True}), TOKEN=as_json({"token": JWT}))
-
-
 def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -183,12 +173,6 @@ def test_without_a_key_no_request_is_sent() -> None:
     # This is the vendor's address, so a request would fail the test.
     with pytest.raises(errors.CredentialError, match="there is no API key"):
         raise_if_tinker_not_accessible()
-
-
-def test_a_failing_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo 'log in first' >&2; exit 1")
-    with pytest.raises(errors.CredentialError, match="exit status 1; it said: log in first"):
-        ask(monkeypatch)
 
 
 def test_an_unexpected_exception_is_a_tinker_error_too(monkeypatch: pytest.MonkeyPatch) -> None:

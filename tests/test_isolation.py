@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -142,22 +141,3 @@ def test_the_users_configuration_is_out_of_sight(tmp_path: Path) -> None:
     assert list(Path.home().iterdir()) == []
     assert Path("~").expanduser() == Path.home()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_test_leaves_its_home_untouched_for_the_next() -> None:
-    assert not (Path.home() / "mark").exists()
-    (Path.home() / "mark").touch()
-
-
-test_and_the_next_finds_it_clean = test_one_test_leaves_its_home_untouched_for_the_next
-
-
-def test_this_machine_is_within_reach() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for host in ("127.0.0.1", "localhost"):
-            socket.create_connection((host, server.getsockname()[1]), timeout=5).close()
-
-
-def test_a_name_that_cannot_exist_does_not_resolve() -> None:
-    with pytest.raises(socket.gaierror):
-        socket.getaddrinfo("nowhere.invalid", 443)

@@ -251,13 +251,6 @@ def test_modules_are_attributes_without_being_imported(path: str) -> None:
     assert fresh(f"import tinker_sync; print({path}.__name__)").strip() == path
 
 
-def test_a_module_imports_the_usual_way() -> None:
-    code = (
-        "from tinker_sync.types.tensor_data import TensorData as a; from tinker_sync import TensorData as b"
-    )
-    assert fresh(f"{code}; print(a is b)").strip() == "True"
-
-
 def test_first_use_from_many_threads_gives_one_class() -> None:
     code = """
 import threading, tinker_sync
@@ -288,31 +281,6 @@ def test_a_mistyped_name_is_an_attribute_error_with_the_right_one(
     with pytest.raises(AttributeError, match=f"no attribute '{wrong}', did you mean '{right}'") as caught:
         getattr(importlib.import_module(package), wrong)
     assert caught.value.name == wrong
-
-
-def test_a_traceback_suggests_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import tinker_sync; tinker_sync.Datm"],
-        env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.lower().count("did you mean") == 1
-
-
-def test_an_unknown_name_without_a_likeness_gets_no_suggestion() -> None:
-    with pytest.raises(AttributeError, match=r"has no attribute 'qqqqqqqq'$"):
-        tinker_sync.qqqqqqqq  # noqa: B018  # the access is the test
-    assert not hasattr(tinker_sync, "__wrapped__")
-    assert not hasattr(tinker_sync.types, "_HOMES_")
-
-
-def test_names_resolve_after_a_reload() -> None:
-    code = "import importlib, tinker_sync as t; t.Datum; importlib.reload(t); print(t.Datum.__name__)"
-    assert fresh(code).strip() == "Datum"
 
 
 def test_a_module_keeps_its_former_name() -> None:

@@ -160,11 +160,6 @@ def test_other_unknown_names_fail_as_usual() -> None:
     assert importlib.util.find_spec("tinker_sync.nothing") is None
 
 
-def test_they_load_nothing_before_it_is_used() -> None:
-    code = "import sys, tinker_sync.lib.public_interfaces; print({'numpy', 'requests'} & set(sys.modules))"
-    assert run(code) == "set()\n"
-
-
 def test_without_ray_its_module_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['ray'] = None\n"

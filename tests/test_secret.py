@@ -54,36 +54,11 @@ def test_a_secret_is_not_shown(show: Any) -> None:
     assert TEXT not in show(Secret(TEXT))
 
 
-@pytest.mark.parametrize("serialise", [json.dumps, vars, pickle.dumps, lambda s: pickle.dumps(s.reveal())])
-def test_a_secret_cannot_be_serialised(serialise: Any) -> None:
-    with pytest.raises((TypeError, AttributeError)) as caught:
-        serialise(Secret(TEXT))
-    assert TEXT not in str(caught.value)
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_secret_cannot_be_pickled(protocol: int) -> None:
     for value in (Secret(TEXT), Secret(TEXT).reveal(), Holder(Secret(TEXT))):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(value, protocol)
-
-
-def test_reveal_returns_the_text() -> None:
-    revealed = Secret(TEXT).reveal()
-    assert isinstance(revealed, str)
-    assert revealed == TEXT
-    assert (f"{revealed}", revealed.encode(), json.dumps({"k": revealed})) == (
-        TEXT,
-        TEXT.encode(),
-        json.dumps({"k": TEXT}),
-    )
-    assert copy.deepcopy({"k": revealed}) == {"k": TEXT}
-
-
-def test_copies_are_the_same_object() -> None:
-    secret = Secret(TEXT)
-    assert copy.copy(secret) is secret
-    assert copy.deepcopy([secret])[0] is secret
 
 
 def test_secrets_compare_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,26 +74,6 @@ def test_secrets_compare_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(compared) == 2
     assert Secret("a") != "a"
     assert len({Secret("a"), Secret("a"), Secret("b")}) == 2
-
-
-def test_a_secret_is_immutable() -> None:
-    secret = Secret(TEXT)
-    with pytest.raises(AttributeError):
-        secret._text = "x"  # type: ignore[assignment]  # what is tested
-    with pytest.raises(AttributeError):
-        del secret._text
-    assert secret.reveal() == TEXT
-
-
-@pytest.mark.parametrize("wrong", [b"bytes", None, 3, Secret("x")])
-def test_a_secret_must_be_text(wrong: Any) -> None:
-    with pytest.raises(TypeError):
-        Secret(wrong)
-
-
-def test_an_empty_secret_is_false() -> None:
-    assert Secret("x")
-    assert not Secret("")
 
 
 # ----------------------------------------------------------------------------------------------- names
@@ -345,13 +300,6 @@ def test_header_maps_ignore_case_and_keep_order() -> None:
     assert len(headers) == 3
     assert headers.get("nothing") is None
     assert HeaderMap([("A", "1"), ("a", "2")]) == {"A": "2"}
-
-
-def test_equality_of_header_maps_ignores_case() -> None:
-    assert HeaderMap({"A": "1"}) == HeaderMap({"a": "1"}) == {"A": "1"}
-    assert HeaderMap({"A": "1"}) != HeaderMap({"A": "2"})
-    assert HeaderMap() != 3
-    assert hash(HeaderMap({"A": "1", "b": "2"})) == hash(HeaderMap({"B": "2", "a": "1"}))
 
 
 def test_header_maps_do_not_show_or_pickle_secrets() -> None:

@@ -10,7 +10,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from support.crowd import until
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync.clients._base import ClientFuture
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
@@ -42,7 +41,6 @@ SAMPLER_PATH = "tinker://run-1/sampler_weights/a"
 V36 = {"custom_loss_server_side": False, "create_model_via_load_weights": False}
 V38 = {"custom_loss_server_side": False}
 
-Made = TrainingClient | SamplingClient
 Make = Callable[[ServiceClient], Any]
 
 WAYS: dict[str, tuple[str, Make]] = {
@@ -165,13 +163,6 @@ class TestAtOnce:
             assert [concurrent.futures.Future.result(one, 0) for one in clients] == clients
             until(lambda: called == [clients[0]])
 
-    def test_unknown_names_are_answered_at_once(self) -> None:
-        with world() as (stub, service), held(stub, "/create_model"):
-            client = service.create_lora_training_client("stub/model")
-            assert not hasattr(client, "nope")
-            with pytest.raises(AttributeError, match=r"no attribute 'nope'$"):
-                client.nope  # noqa: B018
-
     def test_ids_handles_and_pickles_wait_for_the_client(self) -> None:
         with world() as (stub, service), held(stub, "/create_sampling_session") as gate:
             client = service.create_sampling_client(base_model="stub/model")
@@ -204,15 +195,6 @@ class TestAtOnce:
             }
         assert numbers == {"stub/one": 0, "stub/two": 1}
         assert ids == ["session-0:sample:0", "session-0:sample:1"]
-
-    def test_base_model_and_info_are_asked_for_when_they_are_used(self) -> None:
-        with world() as (stub, service):
-            trainer = service.create_lora_training_client("stub/model").result(PATIENCE_S)
-            sampler = service.create_sampling_client(SAMPLER_PATH, base_model="both").result(PATIENCE_S)
-            assert not [path for path in stub.paths() if "info" in path or "samplers" in path]
-            assert sampler.get_base_model() == sampler.get_base_model() == "stub/model"
-            assert trainer.get_info().model_data.model_name == "stub/model"
-            assert [path for path in stub.paths() if "samplers" in path] == ["/samplers/session-0:sample:0"]
 
 
 class TestCallsBefore:
@@ -421,35 +403,6 @@ class TestFailures:
             # Clients that other tests left may be collected here too.
             (text,) = [text for text in caplog.messages if "test_client_futures.py:" in text]
             assert "no such model (client created at test_client_futures.py:" in text
-
-    @pytest.mark.parametrize("look", [TrainingClient.result, TrainingClient.exception, TrainingClient.unload])
-    def test_one_that_is_looked_at_before_its_callbacks_have_run_is_not_logged(
-        self,
-        look: Callable[[TrainingClient], object],
-        caplog: pytest.LogCaptureFixture,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        seen, over = threading.Event(), threading.Event()
-
-        def end_late(client: TrainingClient, end: Any = ClientFuture._ended) -> None:
-            assert seen.wait(PATIENCE_S)
-            end(client)
-            over.set()
-
-        monkeypatch.setattr(ClientFuture, "_ended", end_late)
-        gc.collect()
-        with world() as (stub, service), caplog.at_level(logging.WARNING, "tinker_sync.clients"):
-            stub.script("/create_model", Answer(404, {"detail": "no such model"}))
-            client = service.create_lora_training_client("stub/model")
-            until(client.done)
-            with suppress(NotFoundError):
-                look(client)
-            seen.set()
-            assert over.wait(PATIENCE_S)
-            kept = weakref.ref(client)
-            del client
-            until(lambda: gc.collect() >= 0 and kept() is None)
-            assert [text for text in caplog.messages if "test_client_futures.py:" in text] == []
 
     def test_a_client_that_is_dropped_while_it_is_made_leaves_nothing(self) -> None:
         with world() as (stub, service):

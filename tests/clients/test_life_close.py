@@ -65,16 +65,6 @@ def test_closing_from_many_threads_is_closing_once(stub: Stub) -> None:
     assert finishes(stub) == [("success", None)]
 
 
-def test_without_a_session_nothing_is_finished(stub: Stub) -> None:
-    with new_service(stub):
-        pass
-    assert stub.paths() == []
-    with new_service(stub) as service:
-        service.get_server_capabilities()
-    assert "/create_session" not in stub.paths()
-    assert finishes(stub) == []
-
-
 NEW_CALLS: dict[str, Callable[[ServiceClient, TrainingClient, SamplingClient], Any]] = {
     "capabilities": lambda service, *_: service.get_server_capabilities(),
     "create_lora": lambda service, *_: service.create_lora_training_client("m").result(),

@@ -105,14 +105,6 @@ def test_the_process_is_gone_and_the_session_finished(
     assert ended.err.count("Traceback") == bool(last_words)
 
 
-def test_a_silent_server_does_not_hold_the_process(stub: Stub) -> None:
-    stub.script(FINISH, Answer(status=0))
-    ended = end_of(stub, "")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.took_s < GONE_S
-    assert len(finishes(stub)) == 1
-
-
 MANY = """
 url, count = os.environ["URL"], int(os.environ["COUNT"])
 services = [ServiceClient(base_url=url, api_key="tml-x") for _ in range(count)]
@@ -125,15 +117,6 @@ def sessions_finished(stub: Stub) -> list[tuple[str, str]]:
     """Return the session and the status of each request that finishes one, sorted."""
     paths = [asked for asked in list(stub.log) if asked.path.endswith("/finish")]
     return sorted((asked.path.split("/")[-2], asked.json()["reason"]["type"]) for asked in paths)
-
-
-def test_every_open_session_is_finished(stub: Stub) -> None:
-    text = MANY + "services.pop(1).close('errored').result()"
-    with Script(text, URL=stub.url, COUNT="4", unhurried=True) as script:
-        assert script.wait().code == 0
-    expected = [f"session-{number}" for number in range(4)]
-    assert [session for session, _ in sessions_finished(stub)] == expected
-    assert sorted(status for _, status in sessions_finished(stub)) == ["errored", *["success"] * 3]
 
 
 def test_a_silent_server_is_waited_for_by_all_sessions_together(stub: Stub) -> None:

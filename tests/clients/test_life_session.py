@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.crowd import together, until
+from support.crowd import until
 from support.pacing import quick_service
 from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
@@ -21,7 +21,6 @@ from tinker_sync._base.events import Event, ModelNamed, SessionEnded, SessionLos
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import (
-    APIConnectionError,
     APIResponseValidationError,
     APITimeoutError,
     AuthenticationError,
@@ -109,13 +108,6 @@ def test_the_order_of_the_start(stub: Stub, service: ServiceClient) -> None:
     ]
 
 
-def test_many_who_start_at_once_start_once(stub: Stub, service: ServiceClient) -> None:
-    clients = together(*[lambda: service.create_sampling_client(base_model="stub/model").result()] * 16)
-    assert len(clients) == 16
-    for path in ("/client/config", "/client/dynamic_config", "/create_session"):
-        assert len(stub.asked(path)) == 1
-
-
 @pytest.mark.parametrize(
     "path", ["/client/config", "/client/dynamic_config", "/create_session", "/create_model"]
 )
@@ -127,12 +119,6 @@ def test_an_account_that_cannot_pay_hears_of_it_at_once(
         service.create_lora_training_client("stub/model").result()
     # The next call is sent again, and succeeds.
     assert service.create_lora_training_client("stub/model").result().model_id.startswith("session-")
-
-
-def test_a_request_for_settings_is_tried_again(stub: Stub, quick: ServiceClient) -> None:
-    stub.script("/client/dynamic_config", Answer(503), Answer(abort="before"))
-    quick.get_server_capabilities()
-    assert len(stub.asked("/client/dynamic_config")) == 3
 
 
 def calls(service: ServiceClient, deadline: float | None) -> list[Callable[[], object]]:
@@ -156,28 +142,6 @@ def test_an_unreachable_server_fails_within_the_deadline(of: str, number: int) -
             calls(service, own)[number]()
         assert time.monotonic() - began < 30  # others wait for a minute, or five
         service.close().result(120)
-
-
-def test_a_refused_connection_fails_within_the_deadline() -> None:
-    with socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{gone.getsockname()[1]}"
-    service = ServiceClient(base_url=address, api_key="tml-x", deadline=0.3)
-    began = time.monotonic()
-    with pytest.raises(APIConnectionError, match="Cannot connect"):
-        service.get_server_capabilities()
-    assert time.monotonic() - began < 30  # others wait for a minute, or five
-    service.close().result(120)
-
-
-def test_a_deadline_covers_the_whole_of_a_start(stub: Stub) -> None:
-    stub.script("/create_model", Answer(status=0))
-    service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    began = time.monotonic()
-    with pytest.raises(APITimeoutError):
-        service.create_lora_training_client("m", deadline=0.4).result()
-    assert time.monotonic() - began < 30  # others wait for a minute, or five
-    service.close().result(120)
 
 
 def test_messages_of_the_server_are_logged(

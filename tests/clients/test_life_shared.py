@@ -35,13 +35,6 @@ def test_one_core_is_made_for_each_key(stub: Stub) -> None:
     assert shared.get("b", lambda: runtime_of(stub)) is not runtimes[0]
 
 
-def test_a_closed_one_is_replaced(stub: Stub) -> None:
-    shared = SharedRuntimes({})
-    first = shared.get("a", lambda: runtime_of(stub))
-    first.close().result(120)
-    assert shared.get("a", lambda: runtime_of(stub)) is not first
-
-
 def test_a_child_is_not_stopped_by_a_lock_of_the_parents(stub: Stub) -> None:
     shared = SharedRuntimes({})
     shared._shared._lock.acquire()

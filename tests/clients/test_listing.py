@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import operator
 import os
 import random
-import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -99,38 +96,6 @@ def test_no_more_than_the_limit(limit: int, asked: list[tuple[int, int]]) -> Non
 def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(errors.InvalidInputError, match="limit"):
         Listing(_unused, _unused, str, limit=-1)
-
-
-def test_memory_stays_flat() -> None:
-    peaks = [peak_of(count) for count in (3_000, 13_000)]
-    # The second list has 10,000 more entries, and each may cost no more than a number in a set.
-    assert peaks[1] - peaks[0] < 10_000 * 200, peaks
-
-
-def peak_of(count: int) -> int:
-    """Return the peak memory, in bytes, of iterating over a list of `count` entries."""
-
-    def fetch(size: int, offset: int) -> Future[Any]:
-        names = (f"{number:0100}" for number in range(offset, min(offset + size, count)))
-        return answered([(name, bytearray(400)) for name in names])
-
-    gc.collect()
-    tracemalloc.start()
-    try:
-        entries = Listing(fetch, lambda answer: Page(answer, count), operator.itemgetter(0))
-        assert sum(1 for _ in entries) == count
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_length_hint_is_the_number_of_entries_left() -> None:
-    server = ListServer(5)
-    with client_of(server) as rest:
-        listed = rest.iter_user_checkpoints()
-        assert operator.length_hint(listed) == 0
-        next(listed)
-        assert operator.length_hint(listed) == 4
 
 
 # ------------------------------------------------------------------------------------------- lists that

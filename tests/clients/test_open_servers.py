@@ -22,8 +22,6 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config.settings import paced
 from tinker_sync.errors import (
     APIConnectionError,
-    AuthenticationError,
-    BadRequestError,
     ClientClosedError,
     ConflictError,
     InternalServerError,
@@ -357,13 +355,6 @@ def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: s
         assert sum(paused(client)) < 10
 
 
-def test_weights_are_loaded_first_or_refused() -> None:
-    with training_on(open_servers.SkyLike()) as (_, _, trainer):
-        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-        with pytest.warns(FutureWarning), pytest.raises(BadRequestError, match="first request"):
-            trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
-
-
 # ------------------------------------------------------------------------------------ missing features
 
 
@@ -410,30 +401,12 @@ def test_fields_that_would_be_dropped_are_reported_once_where_they_are_notes(
     ]
 
 
-@pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
-def test_usual_calls_do_not_fetch_the_description(kind: type[OpenServer]) -> None:
-    with training_on(kind()) as (stub, _, trainer):
-        trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
-        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-        trainer.save_state("a").result(PATIENCE_S)
-        assert "/openapi.json" not in stub.paths()
-
-
 def test_fields_are_sent_where_nothing_is_known_of_them() -> None:
     for kind in (open_servers.TuftLike, open_servers.OpenRlLike):
         with StubServer(kind()) as stub, service(stub) as client:
             trainer = client.create_lora_training_client("stub/model", train_mlp=False).result()
             trainer.optim_step(types.AdamParams(grad_clip_norm=1.0)).result(PATIENCE_S)
             assert stub.asked("/optim_step")[-1].json()["adam_params"]["grad_clip_norm"] == 1.0
-
-
-def test_models_without_names_are_not_listed(stub: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
-    named = {"model_name": "stub/model"}
-    stub.script("/get_server_capabilities", Answer(body={"supported_models": [{}, named, {}]}))
-    with service(stub) as client:
-        client.create_lora_training_client("other/model").result()
-    (said,) = [text for text in caplog.messages if "does not list the base model" in text]
-    assert said.endswith("it lists stub/model")
 
 
 def test_a_sampler_may_have_the_path_of_a_run() -> None:
@@ -581,14 +554,6 @@ def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenSer
         assert len(stub.asked("/asample")) == 1
 
 
-def test_training_polls_held_in_silence() -> None:
-    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        client.holder.server.poll_s = 0.1
-        trainer = client.create_lora_training_client("stub/model").result()
-        stub.script("/retrieve_future", Answer(0), Answer(0), Answer(408, {}))
-        assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics
-
-
 def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
     with hasty_service(stub, open_server=True, api_key="tml-open") as client:
         trainer = client.create_lora_training_client("stub/model").result()
@@ -673,18 +638,3 @@ def test_the_rest_of_the_context_is_the_default_of_max_tokens_where_it_is_known(
             with pytest.raises(InvalidInputError, match="leave no room"):
                 sampler.sample(types.ModelInput.from_ints(range(16)), 1, types.SamplingParams())
         assert len(stub.asked("/get_server_capabilities")) == 1
-
-
-def test_paths_of_one_and_two_segments() -> None:
-    with training_on(open_servers.OpenRlLike()) as (stub, client, trainer):
-        path = trainer.save_weights_for_sampler("best").result(PATIENCE_S).path
-        trainer.save_weights_and_get_sampling_client().result()
-        client.create_sampling_client(path).result()
-        sources = [asked.json()["model_path"] for asked in stub.asked("/create_sampling_session")]
-        assert sources == [f"tinker://{trainer.model_id}", f"tinker://{trainer.model_id}/best"]
-
-
-def test_a_wrong_key_is_reported(stub: OpenServer) -> None:
-    stub.behaviour.key = "tml-another"
-    with service(stub) as client, pytest.raises(AuthenticationError):
-        client.get_server_capabilities()

@@ -308,23 +308,6 @@ def decoded(handle: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(handle))
 
 
-def test_a_handle_names_the_base_model_it_was_made_with() -> None:
-    with world() as (stub, client):
-        sampler = sampler_of(client)
-        since = len(stub.log)
-        assert decoded(sampler.get_sampler_handle())["base_model"] == "stub/model"
-        assert not [path for path in stub.paths()[since:] if path.startswith("/samplers/")]
-
-
-def test_a_handle_of_weights_asks_for_the_base_model_once() -> None:
-    with world() as (stub, client):
-        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()
-        since = len(stub.log)
-        for _ in range(2):
-            assert decoded(sampler.get_sampler_handle())["base_model"] == "stub/model"
-        assert len([path for path in stub.paths()[since:] if path.startswith("/samplers/")]) <= 1
-
-
 def test_a_handle_names_the_base_model_of_the_run_where_the_server_describes_no_samplers() -> None:
     with world() as (stub, client):
         sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()

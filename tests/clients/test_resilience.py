@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.crowd import until
 from support.hasty import number_of, paused, sampler_of, trainer_of, world
-from support.tinker_stub import PROTO, Answer, Asked, Stub, _pass_output
+from support.tinker_stub import Answer, Asked
 
 from tinker_sync import types
 from tinker_sync.clients.sampling import RetryConfig
@@ -93,19 +91,6 @@ def test_what_cannot_be_built_takes_no_number() -> None:
         assert trainer.optim_step(STEP).result(PATIENCE_S).metrics == {"step:max": 1.0}
 
 
-def test_waiting_never_cancels() -> None:
-    with world() as (stub, client):
-        release = stub.hold("/optim_step")
-        future = trainer_of(client).optim_step(STEP)
-        with pytest.raises(TimeoutError):
-            future.result(0.01)
-        with pytest.raises(asyncio.TimeoutError):
-            asyncio.run(future.result_async(0.01))
-        release.set()
-        assert future.result(PATIENCE_S).metrics == {"step:max": 1.0}
-        assert future.result() is future.result()
-
-
 def test_an_ephemeral_save_repeats_the_same_request() -> None:
     with world() as (stub, client):
         trainer = trainer_of(client)
@@ -116,31 +101,6 @@ def test_an_ephemeral_save_repeats_the_same_request() -> None:
         assert len({each.body for each in asked}) == 1
         assert asked[0].json()["sampling_session_seq_id"] == 0
         assert tokens(sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)) == [6]
-
-
-class OddMetrics(Stub):
-    """A stub whose answer to each chunk of a pass has different metrics, some with unknown reductions."""
-
-    def _passed(self, given: list[Any]) -> Any:
-        number = self.count("odd")
-        rows = [[-1.0] * len(datum["loss_fn_inputs"]["target_tokens"]["data"]) for datum in given]
-        metrics = {
-            "loss": 1.0 + number,
-            "a:b:c": 2.0,
-            "x:sum": 3.0,
-            f"only_{number}:mean": 4.0,
-            "new:median": 5.0,
-        }
-        return self.promise("forward_backward", _pass_output(rows, metrics), content_type=PROTO)
-
-
-def test_no_metric_costs_a_result() -> None:
-    with world({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}, kind=OddMetrics) as (_, client):
-        output = trainer_of(client).forward_backward(data(2), "cross_entropy").result(PATIENCE_S)
-        assert len(output.loss_fn_outputs) == 2
-        assert output.metrics["x:sum"] == 6.0
-        assert (output.metrics["loss"], output.metrics["loss_1"]) == (1.0, 2.0)
-        assert {"a:b:c", "new:median", "only_0:mean", "only_1:mean"} <= set(output.metrics)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +179,6 @@ def test_servers_are_believed_when_they_ask_for_more_than_a_minute() -> None:
         assert 270 <= sum(paused(client)) <= 280
 
 
-def test_a_known_promise_is_asked_again_and_not_bought_twice() -> None:
-    with world() as (stub, client):
-        sampler = sampler_of(client)
-        stub.script("/retrieve_future", *[Answer(abort="before")] * 5)
-        assert tokens(sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)) == [6]
-        assert len(stub.asked("/asample")) == 1
-
-
 def test_samples_are_not_submitted_anew_for_ever() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
@@ -275,14 +227,6 @@ def test_a_copy_finds_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             copy.holder.close("success").result(PATIENCE_S)
         assert stub.asked("/asample")[0].headers["x-api-key"] == "tml-of-the-other-process"
-
-
-def test_ids_stay_in_their_segment_of_the_path() -> None:
-    odd = "a/../b?c#d e"
-    with world() as (stub, client):
-        stub.script("/create_sampling_session", Answer(body={"sampling_session_id": odd}))
-        assert sampler_of(client).get_base_model() == "stub/model"
-        assert stub.log[-1].path == "/api/v1/samplers/a%2F..%2Fb%3Fc%23d%20e"
 
 
 # ------------------------------------------------------------------------------------ life
@@ -347,32 +291,3 @@ def test_deprecated_methods_work_and_warn(name: str) -> None:
             pytest.raises(InvalidInputError, match=f"{name}: .*sampling only.*save_state"),
         ):
             getattr(trainer, name)("tinker://run/sampler_weights/a")
-
-
-def test_futures_of_rest_calls_are_standard_futures() -> None:
-    with world() as (_, client):
-        rest = client.create_rest_client()
-        futures = [rest.list_sessions(), rest.get_server_capabilities()]
-        done, left = concurrent.futures.wait(futures, timeout=PATIENCE_S)
-        assert (done, left) == (set(futures), set())
-        assert all(future.done() and future.exception() is None for future in futures)
-
-        async def await_one() -> object:
-            return await rest.list_sessions()
-
-        assert asyncio.run(await_one()) == futures[0].result()
-
-
-def test_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
-    """A call ends, although all workers for callbacks wait in callbacks for results that do not come."""
-    with world() as (stub, client):
-        sampler, rest = sampler_of(client), client.create_rest_client()
-        release = stub.hold("/sessions", 8)
-        waited: list[object] = []
-        for _ in range(8):
-            sample = sampler.sample(PROMPT, 1, ONE_TOKEN)
-            sample.add_done_callback(lambda _: waited.append(rest.list_sessions().result(PATIENCE_S)))
-        stub.await_asked("/sessions", 8)
-        assert tokens(sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)) == [6]
-        release.set()
-        until(lambda: len(waited) == 8)

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from support.crowd import together
 from support.hasty import FLAGS, hasty_service, trainer_of
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
@@ -135,12 +134,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     with pytest.raises(errors.InvalidInputError):
         getattr(rest, name)(*arguments)
     assert stub.log == []
-
-
-def test_a_refusal_of_the_server_is_the_futures(stub: Stub, rest: RestClient) -> None:
-    stub.script("/training_runs/run-1", Answer(404, {"detail": "no such run"}))
-    with pytest.raises(errors.NotFoundError, match="no such run"):
-        rest.get_training_run("run-1").result(120)
 
 
 def test_a_call_beside_the_end_of_the_client_is_refused_by_name(rest: RestClient) -> None:
@@ -297,25 +290,6 @@ def test_clients_of_one_server_and_key_share_their_connections(stub: Stub) -> No
     for client in (one, other):
         client.holder.close("success").result(120)
     assert RestClient(base_url=url, api_key="tml-a").holder is not one.holder
-
-
-def test_many_threads_get_one_set_of_connections(stub: Stub) -> None:
-    url = stub.url  # type: ignore[attr-defined]
-    found = together(*[lambda: RestClient(base_url=url, api_key="tml-c").holder] * 16)
-    assert len({id(holder) for holder in found}) == 1
-
-
-def test_a_holder_and_an_address_exclude_each_other(rest: RestClient) -> None:
-    with pytest.raises(errors.InvalidInputError, match="not both"):
-        RestClient(rest.holder, base_url="http://other")
-
-
-def test_no_key_in_its_repr(stub: Stub) -> None:
-    client = RestClient(base_url=stub.url, api_key="tml-marked-secret")  # type: ignore[attr-defined]
-    assert "tml-marked" not in repr(client)
-    with pytest.raises(Exception, match=r".*") as caught:
-        pickle.dumps(client)
-    assert "tml-marked" not in str(caught.value)
 
 
 def test_calls_can_be_awaited(rest: RestClient) -> None:

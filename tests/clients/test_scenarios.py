@@ -10,8 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
-from support.crowd import let_others_run, until
+from support.crowd import until
 from support.hasty import number_of, paused, sampler_of, trainer_of, world
 from support.open_files import room_for
 from support.tinker_stub import Answer, Asked, Stub, StubServer
@@ -20,12 +19,10 @@ from tinker_sync import types
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
-    BadRequestError,
     DeadlineError,
     UnprocessableEntityError,
 )
 from tinker_sync.runtime.admission import Turn
-from tinker_sync.runtime.rate_limiter import RateLimiter
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -48,18 +45,6 @@ def training_order(stub: Stub) -> list[int]:
 
 def polls(stub: Stub) -> list[Asked]:
     return stub.asked("/retrieve_future")
-
-
-def iterations(asked: list[Asked]) -> list[str]:
-    return [each.headers["x-tinker-request-iteration"] for each in asked]
-
-
-def result_of_step(client: ServiceClient, stub: Stub, *answers: Answer) -> types.OptimStepResponse:
-    """Run an optimizer step whose first polls get these answers, and return its result."""
-    trainer = trainer_of(client)
-    stub.log.clear()
-    stub.script("/retrieve_future", *answers)
-    return trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
 
 
 # ------------------------------------------------------------------------------------ training order
@@ -117,11 +102,6 @@ def test_after_a_refused_chunk_of_a_serial_pass_the_client_goes_on() -> None:
 # ------------------------------------------------------------------------------------ results
 
 
-def test_a_fourth_bad_request_is_one_too_many() -> None:
-    with world() as (stub, client), pytest.raises(BadRequestError):
-        result_of_step(client, stub, *[Answer(400, {"detail": "?"})] * 4)
-
-
 # ------------------------------------------------------------------------------------ submits
 
 
@@ -152,33 +132,6 @@ def test_an_admitted_sample_waits_if_the_server_refuses_another_one_meanwhile(
         sampler_of(client).sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         assert sum(paused(client)) == pytest.approx(3.0, abs=0.1)
         assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0]
-
-
-def test_refused_samples_are_sent_again_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit, sent, count = Turn.admit, [], 15
-    clock, release = FakeClock(automatic=False), threading.Event()
-
-    def note(turn: Turn, *given: Any) -> None:
-        sent.append(turn.arrival)
-        admit(turn, *given)
-
-    monkeypatch.setattr(Turn, "admit", note)
-    limiter = RateLimiter(clock=clock)
-    with (
-        StubServer() as stub,
-        ServiceClient(base_url=stub.url, api_key="tml-x", rate_limiter=limiter) as client,
-    ):  # type: ignore[attr-defined]
-        sampler = sampler_of(client)
-        stub.script("/asample", *[Answer(429, headers={"retry-after": "5"}, gate=release)] * count)
-        futures = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(count)]
-        stub.await_asked("/asample", count)
-        release.set()
-        until(lambda: all(future.status().state == "paused" for future in futures))
-        sent.clear()
-        while not all(future.done() for future in futures):
-            clock.advance(1.0)
-            let_others_run()
-    assert sent == list(range(count))
 
 
 def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:

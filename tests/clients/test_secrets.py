@@ -698,21 +698,6 @@ def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
 # ---- no answer at all
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_resets(when: str) -> None:
-    with world() as (stub, service):
-        trainer, sampler = trainer_of(service), sampler_of(service)
-        stub.breaks("/retrieve_future", when)
-        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
-        for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
-            stub.breaks(path, when)
-        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
-        check_future(trainer.optim_step(STEP))
-        check_future(trainer.save_state("a"))
-        check(service.get_server_capabilities)
-        check_future(copied(service))
-
-
 def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None:
     foreign = Authority(tmp_path).server_context()
     with ScriptedServer(Peer.wait_gone, tls=foreign) as untrusted, unused_port() as port:

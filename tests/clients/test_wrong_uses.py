@@ -291,7 +291,3 @@ def test_a_wrong_use_is_answered_at_the_call(world: World, code: str) -> None:
         eval(code, {}, world)  # the code is in the table above
     assert re.search(WRONG_USES[code], str(caught.value), re.DOTALL), str(caught.value)
     assert world.sent == []
-
-
-def test_the_table_has_eighty_wrong_uses() -> None:
-    assert len(WRONG_USES) >= 80

@@ -29,13 +29,6 @@ def key(text: str = KEY, **more: Any) -> StoredKey:
     return StoredKey(key=Secret(text), name="laptop", **more)
 
 
-def test_missing_file_is_empty(file: CredentialsFile) -> None:
-    assert file.keys() == {}
-    assert file.default_key() is None
-    assert file.default_id() is None
-    assert not file.path.exists()
-
-
 def test_written_form(file: CredentialsFile) -> None:
     file.add("k1", key(note="mine", organization="Acme", email="a@acme.example"), make_default=True)
     file.add("k2", key("tml-2"))
@@ -48,15 +41,6 @@ def test_written_form(file: CredentialsFile) -> None:
         },
     }
     assert file.path.read_text().startswith('{\n  "version": 1,\n')
-
-
-def test_written_keys_are_read(file: CredentialsFile) -> None:
-    first = key(note="mine", organization="Acme", email="a@acme.example")
-    file.add("k1", first)
-    file.add("k2", key("tml-2"), make_default=True)
-    assert file.keys() == {"k1": first, "k2": key("tml-2")}
-    assert file.default_id() == "k2"
-    assert file.default_key() == key("tml-2")
 
 
 def test_keys_of_the_reference_client_are_read(file: CredentialsFile) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import logging
-import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ from typing import Any
 
 import attrs
 import pytest
-import requests
 
 from tinker_sync.config import (
     DEFAULT_BASE_URL,
@@ -228,12 +225,6 @@ def test_source_of_the_key(stored: CredentialsFile) -> None:
     assert found({}, credential_cmd="true") == (None, None)
 
 
-def test_default_credentials_file() -> None:
-    CredentialsFile().add("k", StoredKey(key=Secret("tml-home"), name="n"), make_default=True)
-    assert (Path(os.environ["HOME"]) / ".tinker" / "credentials.json").is_file()
-    assert resolve().api_key == Secret("tml-home")
-
-
 def test_broken_credentials_file_matters_only_when_needed(tmp_path: Path) -> None:
     broken = CredentialsFile(tmp_path / "credentials.json")
     broken.path.write_text(f'{{"keys": "{KEY}", ')
@@ -331,11 +322,6 @@ def test_a_base_url_may_be_an_object_whose_text_is_a_url() -> None:
     assert resolve(base_url=URL()).base_url == "http://localhost:8000/pre"
 
 
-def test_dialect_objects_are_accepted() -> None:
-    marker = object()
-    assert resolve(dialect=marker).dialect is marker
-
-
 # -------------------------------------------------------------------------------- frozen, equal, moved
 def test_settings_are_frozen_values() -> None:
     settings = resolve(api_key=KEY, default_headers={"X-A": "1"})
@@ -345,76 +331,6 @@ def test_settings_are_frozen_values() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         settings.base_url = "x"  # type: ignore[misc]  # the test
     assert copy.copy(settings) is copy.deepcopy(settings) is settings
-
-
-def test_default_headers_are_copied() -> None:
-    headers = {"X-A": "1"}
-    settings = resolve(default_headers=headers)
-    headers["X-A"] = "2"
-    assert settings.default_headers["X-A"] == "1"
-
-
-def test_pickle_omits_a_header_that_quotes_a_key_of_any_form() -> None:
-    key = "a-key-of-an-open-server"
-    settings = resolve(api_key=key, default_headers={"X-A": "1", "X-Note": f"see {key}"})
-    assert pickle.loads(pickle.dumps(settings)).default_headers == {"X-A": "1"}
-
-
-def test_pickle_omits_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = resolve(
-        base_url="http://h/pre",
-        api_key=KEY,
-        credential_cmd=f"echo {KEY}",
-        cf_access_id=f"{KEY}id",
-        cf_access_secret=f"{KEY}secret",
-        project_id="p",
-        tags=["t"],
-        default_headers={"X-A": "1", "X-My-Token": KEY, "X-Note": f"see {KEY}"},
-        session=requests.Session(),
-        timeout=7,
-        max_retries=3,
-        max_body_bytes=9,
-        sdk_version="0.25.0",
-        dialect="json",
-        deadline_s=4.0,
-    )
-    data = pickle.dumps(settings)
-    assert KEY.encode() not in data
-    monkeypatch.setenv("TINKER_API_KEY", "tml-other")
-    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_ID", "other-id")
-    monkeypatch.setenv("TINKER_PROJECT_ID", "other-project")
-    monkeypatch.setenv("TINKER_TAGS", "other")
-    there = pickle.loads(data)
-    assert (there.api_key, there.api_key_source) == (Secret("tml-other"), "environment")
-    assert (there.cf_access_id, there.cf_access_secret) == (Secret("other-id"), None)
-    assert (there.credential_cmd, there.session) == (None, None)
-    assert there.default_headers == {"X-A": "1"}
-    not_moved = ("api_key", "api_key_source", "cf_access_id", "cf_access_secret", "credential_cmd", "session")
-    same = [a.name for a in attrs.fields(Settings) if a.name not in (*not_moved, "default_headers")]
-    assert {name: getattr(there, name) for name in same} == {name: getattr(settings, name) for name in same}
-
-
-def test_secrets_lists_every_value_to_mask() -> None:
-    session = requests.Session()
-    session.proxies["https"] = "http://me:pr%6Fxy-pw@proxy:1"
-    session.auth = ("me", "basic-pw")
-    session.headers["X-Gate-Token"] = "gate-pw"
-    settings = resolve(
-        api_key="tml-k",
-        credential_cmd="cmd",
-        cf_access_id="cf-id",
-        cf_access_secret="cf-secret",
-        default_headers={"X-My-Token": "header-pw", "X-A": "plain"},
-        session=session,
-    )
-    logins = ("me:basic-pw", "me:pr%6Fxy-pw", "me:proxy-pw")
-    encoded = {base64.b64encode(login.encode()).decode().rstrip("=") for login in logins}
-    assert {secret.reveal() for secret in settings.secrets} - encoded == {
-        *("tml-k", "cmd", "cf-id", "cf-secret", "header-pw", "pr%6Fxy-pw", "proxy-pw", "basic-pw", "gate-pw")
-    }
-    session.auth = requests.auth.HTTPBasicAuth("me", "object-pw")
-    assert Secret("object-pw") in resolve(session=session).secrets
-    assert resolve().secrets == ()
 
 
 # ------------------------------------------------------------------------------------------------ logs

@@ -53,23 +53,6 @@ def settings(batch: int) -> ClientDynamicConfigResponse:
     return ClientDynamicConfigResponse(refresh_interval_sec=60, sample_cancel_max_batch_size=batch)
 
 
-def test_settings_are_refreshed_after_their_interval() -> None:
-    bench = Bench()
-    bench.know(300)
-    bench.clock.advance(299)
-    assert bench.beat() == 0
-    bench.clock.advance(1)
-    assert bench.beat() == 1
-    assert bench.beat() == 0  # the worker still has the job
-    bench.answers = [settings(7)]
-    bench.jobs.pop()()
-    assert bench.refresher.settings == settings(7)
-    bench.clock.advance(59)
-    assert bench.beat() == 0
-    bench.clock.advance(1)
-    assert bench.beat() == 1
-
-
 def test_refreshes_have_a_shortest_interval() -> None:
     bench = Bench()
     bench.know(0)

@@ -8,7 +8,6 @@ import threading
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
-from support.isolation import our_threads
 from support.raising import raising
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, TinkerError
@@ -172,18 +171,6 @@ def test_a_slow_answer_is_no_lateness() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the thread
-def test_the_thread_beats_each_period_and_ends_at_once() -> None:
-    bench = Bench()
-    bench.heartbeat.start()
-    for beats in (1, 2):
-        bench.clock.await_waiters()
-        bench.clock.advance(PERIOD_S)
-        until(lambda beats=beats: bench.beats == beats)
-    bench.clock.await_waiters()
-    bench.clock.advance(PERIOD_S / 2)
-    bench.heartbeat.stop()
-    bench.heartbeat.join(120)
-    assert (bench.beats, our_threads()) == (2, set())
 
 
 def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
@@ -242,13 +229,3 @@ def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
         Bench().heartbeat.start()
-
-
-def test_it_ends_by_itself_when_no_client_is_left() -> None:
-    bench = Bench()
-    bench.heartbeat = Heartbeat(bench.beat, bench, refresh_if_due=lambda: False, clock=bench.clock)
-    bench.heartbeat.start()
-    bench.clock.await_waiters()
-    bench.clock.advance(PERIOD_S)
-    assert bench.heartbeat.ended.wait(120)
-    bench.heartbeat.join(120)

@@ -75,24 +75,3 @@ def test_a_call_that_is_added_as_the_last_one_starts_is_started_before_later_one
     calls.hold(Call(log, "first"))
     calls.release()
     assert (log, seen, calls.open, workers.jobs) == (["first", "late"], [False], True, [])
-
-
-def test_the_first_failure_fails_the_held_calls_and_all_later_ones(calls: HeldCalls, log: list[str]) -> None:
-    before, after = Call(log, "before"), Call(log, "after")
-    calls.hold(before)
-    assert calls.fail(FIRST) == 1
-    assert calls.fail(SECOND) == 0
-    calls.release()
-    assert not calls.open
-    calls.hold(after)
-    assert [str(call.failure) for call in (before, after)] == ["first", "first"]
-    assert before.failure is not after.failure
-    assert log == []
-
-
-def test_a_child_does_not_start_the_calls_of_its_parent(calls: HeldCalls, log: list[str]) -> None:
-    calls.hold(Call(log, "of the parent"))
-    calls.renew_after_fork()
-    calls.hold(Call(log, "of the child"))
-    calls.release()
-    assert log == ["of the child"]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
 
-from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
-from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import (
-    attach_unread,
     carried,
     current,
-    find_call_site,
-    log_if_unread,
     named,
     names_requests,
 )
@@ -115,55 +107,3 @@ def test_a_job_takes_the_name_to_another_thread() -> None:
 
 
 # ------------------------------------------------------------------------------------------- unread failures
-def collect(failure: BaseException, before: Callable[[APIFuture[Any]], object]) -> None:
-    """Let a future fail after `before(future)`, and drop it without another look."""
-    future: APIFuture[Any] = APIFuture()
-    log_if_unread(future, find_call_site())
-    before(future)
-    future.fail(failure)
-    del future
-    gc.collect()
-
-
-@pytest.mark.parametrize(
-    ("failure", "before", "lines"),
-    [
-        (KeyError("a"), lambda future: None, 1),
-        (KeyError("a"), lambda future: attach_again_at_the_end(future), 1),
-        (KeyError("a"), lambda future: future.add_done_callback(lambda _: None), 0),
-        (KeyError("a"), lambda future: wait_in_vain(future.result), 1),
-        (KeyError("a"), lambda future: wait_in_vain(partial(await_result, future)), 1),
-        (ClientClosedError(), lambda future: None, 0),
-        (EarlierCallFailedError("optim_step", 1, "no"), lambda future: None, 0),
-    ],
-    ids=[
-        "unread",
-        "attached twice",
-        "looked at before",
-        "waited in vain",
-        "awaited in vain",
-        "closed",
-        "follows from another",
-    ],
-)
-def test_which_failures_are_logged(
-    caplog: pytest.LogCaptureFixture,
-    failure: BaseException,
-    before: Callable[[APIFuture[Any]], object],
-    lines: int,
-) -> None:
-    collect(failure, before)
-    assert ["never looked at" in message for message in caplog.messages] == [True] * lines
-
-
-def wait_in_vain(wait: Callable[..., object]) -> None:
-    with pytest.raises(TimeoutError):
-        wait(timeout=0)
-
-
-def await_result(future: APIFuture[Any], timeout: float) -> None:
-    asyncio.run(future.result_async(timeout=timeout))
-
-
-def attach_again_at_the_end(future: APIFuture[Any]) -> None:
-    future._when_done(attach_unread)

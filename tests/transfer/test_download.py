@@ -214,18 +214,6 @@ def test_a_redirect_to_a_malformed_address_is_refused(tmp_path: Path) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_malformed_address_of_an_archive_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FileServer, "sign", lambda *_: "https://[::1/a?signature=s3cr3t")
-    with (
-        FileServer({"archive": 5}) as server,
-        pytest.raises(errors.TransferError, match="redirects to an address that is not valid") as caught,
-    ):
-        fetch(server, tmp_path / "out", SAMPLER)
-    assert "s3cr3t" not in str(caught.value)
-
-
 # ------------------------------------------------------------------------------------------- interruptions
 
 
@@ -262,25 +250,12 @@ def test_expired_addresses_are_renewed() -> None:
     assert links.get("a") == ("http://files.invalid/2", 2)
 
 
-def test_fresh_addresses_are_used_despite_a_wrong_clock(tmp_path: Path) -> None:
-    with FileServer({"a": 5, "b": 5, "c": 5}, life_s=-1000.0) as server:
-        server.is_good = lambda _: True  # type: ignore[method-assign]
-        assert fetch(server, tmp_path / "out").interruptions == 0
-    assert server.signed == 3
-
-
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_temporary_errors_are_retried(tmp_path: Path, status: int) -> None:
     with FileServer({"a": 3 * PART}, statuses=[status]) as server:
         got = fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
     assert got.interruptions == 1
-
-
-def test_constant_refusal_fails(tmp_path: Path) -> None:
-    with FileServer({"a": 5}, life_s=-5) as server, pytest.raises(errors.TransferError, match="403"):
-        fetch(server, tmp_path / "out")
-    assert len(server.asked()) == 4
 
 
 def test_redirects_are_followed_up_to_a_limit(tmp_path: Path) -> None:
@@ -395,15 +370,6 @@ def test_bytes_that_changed_on_the_disk_are_fetched_again(
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
     assert 2 * PART <= got.bytes_resumed < 6 * PART
     assert server.sent < 7 * PART
-
-
-def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
-    """Without an `ETag`, a download goes on if the file begins with the bytes that have arrived."""
-    with FileServer({"a": 6 * PART}, etag=None) as server:
-        stopped_halfway(server, tmp_path / "out")
-        fetch(server, tmp_path / "out")
-        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
-    assert server.sent < 4 * PART
 
 
 def test_comparison_starts_no_workers(tmp_path: Path) -> None:
@@ -562,19 +528,6 @@ def test_a_server_that_sends_parts_with_status_200(tmp_path: Path) -> None:
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
 
 
-def test_a_server_that_sends_parts_after_a_cut_whole(tmp_path: Path) -> None:
-    """The first part was asked for without a pause and without an end."""
-
-    def ignore_first_range(handler: Any) -> None:
-        handler.owner.ranges = len(server.asked()) > 1
-        if len(server.asked()) > 20:
-            server.statuses.append(418)  # ends the download
-
-    with FileServer({"a": 4 * PART}, before=ignore_first_range, cut=2 * PART + 5) as server:
-        fetch(server, tmp_path / "out", parts=1)
-        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
-
-
 def test_a_server_that_names_a_part_and_sends_the_whole_file(tmp_path: Path) -> None:
     """Its first bytes were taken for those of each part."""
     with FileServer({"a": 3 * PART}, ranges=False) as server:
@@ -599,23 +552,6 @@ def test_a_range_that_cannot_be_is_asked_for_again(value: str) -> None:
     answer = SimpleNamespace(status=206, headers=HeaderMap({"Content-Range": value}))
     with pytest.raises(response_head.TryAgain, match="empty or ends after the end"):
         response_head.read_head(answer, 5, 10, 0.0, encoded=False)
-
-
-DIGITS = "9" * 5000
-
-
-@pytest.mark.parametrize("value", [f"bytes 0-4/{DIGITS}", f"bytes 0-{DIGITS}/5", f"bytes {'0' * 5000}-4/5"])
-def test_a_range_of_thousands_of_digits_is_none(value: str) -> None:
-    """It ended the download with a bare ValueError about the conversion of integers."""
-    answer = SimpleNamespace(status=206, headers=HeaderMap({"Content-Range": value}))
-    with pytest.raises(response_head.TryAgain, match="another part"):
-        response_head.read_head(answer, 0, 5, 0.0, encoded=False)
-
-
-def test_a_length_of_thousands_of_digits_is_none() -> None:
-    answer = SimpleNamespace(status=200, headers=HeaderMap({"Content-Length": DIGITS}))
-    with pytest.raises(errors.TransferError, match="does not state the size"):
-        response_head.read_head(answer, 0, 5, 0.0, encoded=False)
 
 
 @pytest.mark.parametrize("text", ["a" * 60_000, "a=" * 30_000, " " * 60_000, "a " * 30_000])
