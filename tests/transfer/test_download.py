@@ -34,6 +34,7 @@ from tinker_sync.transport.files import response_head
 from tinker_sync.transport.files.download import CheckpointDownload, DownloadedFile
 from tinker_sync.transport.files.download_state import PartialDirectory
 from tinker_sync.transport.files.progress import ProgressReporter, TransferProgress
+from tinker_sync.transport.files.response_head import TryAgain, find_checksum, read_head
 from tinker_sync.transport.files.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 EXTERNAL = "tinker://run/external_weights/final"
@@ -837,3 +838,40 @@ def test_a_fresh_address_is_asked_for_at_once_after_the_first_refused_one_alone(
     after_progress.count_failure(refused, 1.0)
     after_progress.count_failure(reset, 2.0)
     assert after_progress.pause_s(reset, 1.0) > 0.0
+
+
+# --------- The heads of responses that carry a file: pauses that the server asks for, and checksums
+def test_the_pause_that_the_server_asks_for_is_kept() -> None:
+    busy: Any = SimpleNamespace(status=503, headers=HeaderMap({"Retry-After": "7"}))
+    with pytest.raises(TryAgain) as caught:
+        read_head(busy, 0, 10, 0.0, encoded=False)
+    assert (caught.value.after_s, caught.value.refused) == (7.0, False)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="},
+        {"content-digest": "sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:"},
+    ],
+)
+def test_a_checksum_of_the_body_is_not_one_of_the_file_if_the_body_is_a_part(header: dict[str, str]) -> None:
+    assert find_checksum(header, whole=True) is not None
+    assert find_checksum(header, whole=False) is None
+
+
+# ------------------------------------------- Signed addresses of files: when new ones are requested
+def test_addresses_that_were_renewed_meanwhile_are_not_renewed_again() -> None:
+    signed: list[int] = []
+
+    def sign() -> SignedUrls:
+        signed.append(len(signed))
+        return SignedUrls({"a": f"http://files/{len(signed)}"}, None)
+
+    links = SignedLinks(sign, FakeClock())
+    _, number = links.get("a")
+    links.renew(number)  # one part found them refused
+    assert links.get("a")[0] == "http://files/2"
+    links.renew(number)  # so did another part, which had used the old ones
+    assert links.get("a")[0] == "http://files/2"
+    assert len(signed) == 2

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tinker_sync import types
 from tinker_sync.config import Settings
-from tinker_sync.errors import ConfigurationError, UnsupportedByServerError
+from tinker_sync.errors import ConfigurationError, InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.calls import make_call
+from tinker_sync.wire.adapt import fit, json_body
 from tinker_sync.wire.dialect import (
     CURRENT,
     FEATURES,
@@ -20,6 +24,7 @@ from tinker_sync.wire.dialect import (
     read_probe,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint
+from tinker_sync.wire.published import PublishedApi, used_fields
 
 # The settings that servers of each kind send.
 FOUR_FLAGS = {
@@ -163,3 +168,244 @@ def test_what_was_found_can_be_forgotten() -> None:
     cache.keep("http://h", Dialect.of_vendor())
     cache.clear()
     assert cache.get("http://h") is None
+
+
+# ----- Requests are converted for older servers, and refused if the conversion would lose something
+OLD = Dialect.forced("json")
+NEW = Dialect.of_vendor()
+TUFT = decide(200, {"fwdbwd_max_chunk_len": 1024})
+assert isinstance(TUFT, Dialect)
+
+
+def sample(**fields: Any) -> types.SampleRequest:
+    fields.setdefault("sampling_params", types.SamplingParams(max_tokens=4))
+    return types.SampleRequest(prompt=types.ModelInput.from_ints([1, 2, 3]), **fields)
+
+
+def examples(*inputs: dict[str, Any], **fields: Any) -> types.ForwardBackwardInput:
+    data = [types.Datum(types.ModelInput.from_ints([1, 2, 3, 4]), each) for each in inputs]
+    return types.ForwardBackwardInput(data, "cross_entropy", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "feature"),
+    [
+        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs"),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+        ({"record_stability_info": True}, "record_stability_info"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
+        ({"target_prompt_logprobs": types.TensorData([1, 2], "int64", [2, 1])}, "target_prompt_logprobs"),
+    ],
+)
+def test_sampling_features_that_would_vanish_are_refused(fields: dict[str, Any], feature: str) -> None:
+    for dialect in (OLD, TUFT):
+        with pytest.raises(UnsupportedByServerError) as caught:
+            fit(sample(**fields), dialect)
+        assert caught.value.feature == feature
+    fit(sample(**fields), NEW)
+
+
+def test_text_in_the_loss_config_is_refused() -> None:
+    given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"reduction": "mean"})
+    with pytest.raises(UnsupportedByServerError, match="text in loss_fn_config"):
+        fit(given, TUFT)
+    fit(given, NEW)
+    fit(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
+
+
+def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
+    requests = [
+        types.OptimStepRequest(optim_params=types.DimuonParams(learning_rate=0.1), model_id="m", seq_id=1),
+        types.CreateModelRequest(
+            session_id="s", model_seq_id=0, base_model="b", optimizer_config=types.DimuonOptimizerConfig()
+        ),
+        types.LoadWeightsRequest(session_id="s", model_seq_id=0, path="p", optimizer=True),
+    ]
+    for request in requests:
+        with pytest.raises(UnsupportedByServerError):
+            fit(request, OLD)
+        fit(request, NEW)
+    fit(types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m"), OLD)
+    fit(types.LoadWeightsRequest(model_id="m", seq_id=1, path="p", optimizer=False), OLD)
+
+
+def test_a_stop_text_travels_in_a_list_to_older_servers() -> None:
+    request = sample(sampling_params=types.SamplingParams(max_tokens=4, stop="END"))
+    assert fit(request, OLD).sampling_params.stop == ["END"]
+    assert fit(request, NEW) is request
+    listed = sample(sampling_params=types.SamplingParams(max_tokens=4, stop=[5]))
+    assert fit(listed, OLD) is listed
+
+
+def test_older_servers_need_max_tokens() -> None:
+    request = sample(sampling_params=types.SamplingParams())
+    with pytest.raises(UnsupportedByServerError, match="max_tokens"):
+        fit(request, OLD)
+    assert fit(request, NEW) is request
+    assert fit(request, OLD, context_length=lambda: 4).sampling_params.max_tokens == 1
+    with pytest.raises(InvalidInputError, match="3 tokens leave no room in the context of 3"):
+        fit(request, OLD, context_length=lambda: 3)
+
+
+def test_sparse_and_shaped_tensors_become_flat() -> None:
+    dense = np.array([[0.0, 0.0, 2.0, 0.0]], dtype=np.float32)
+    sparse = types.TensorData(
+        data=[2.0], dtype="float32", shape=[1, 4], sparse_crow_indices=[0, 1], sparse_col_indices=[2]
+    )
+    given = examples(
+        {"target_tokens": types.TensorData([[1, 2, 3, 4]], "int64", [1, 4]), "weights": sparse},
+        {"target_tokens": [1, 2, 3, 4]},
+    )
+    flat = fit(given, OLD)
+    weights = flat.data[0].loss_fn_inputs["weights"]
+    assert (weights.is_sparse, weights.shape, weights.data) == (False, [4], dense.reshape(-1).tolist())
+    assert flat.data[0].loss_fn_inputs["target_tokens"].shape == [4]
+    assert flat.data[1] is given.data[1]
+    assert fit(given, NEW) is given
+
+
+def test_two_real_dimensions_are_refused_with_their_place() -> None:
+    given = examples({"target_tokens": np.ones((4, 2), dtype=np.int64)})
+    with pytest.raises(UnsupportedByServerError, match=r"data\[0\]\.loss_fn_inputs\['target_tokens'\]"):
+        fit(given, OLD)
+
+
+def save(name: str | None) -> types.SaveWeightsRequest:
+    return types.SaveWeightsRequest(model_id="m", path=name)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 256, "a\n"])
+def test_names_that_older_servers_refuse(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="this server takes 1 to 255 letters"):
+        fit(save(name), OLD)
+    assert fit(save(name), NEW).path == name
+
+
+@pytest.mark.parametrize("name", ["step-0001_final", None])
+def test_usual_names_pass(name: str | None) -> None:
+    assert fit(save(name), OLD).path == name
+
+
+def test_calls_that_the_server_lacks_are_refused() -> None:
+    request = types.SaveWeightsExternalRequest(model_id="m", path="a")
+    with pytest.raises(UnsupportedByServerError, match="does not offer save_weights_external") as caught:
+        fit(request, OLD, call="save_weights_external")
+    assert caught.value.feature == "save_weights_external"
+    assert fit(request, NEW, call="save_weights_external") is request
+
+
+def body(request: Any, dialect: Dialect) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(json_body(request, dialect))
+    return tree
+
+
+def test_json_bodies_of_older_servers() -> None:
+    given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2})
+    tree = body(types.ForwardBackwardRequest(given, "m", 7), OLD)
+    assert set(tree) == {"model_id", "seq_id", "forward_backward_input"}
+    assert set(tree["forward_backward_input"]) == {"data", "loss_fn", "loss_fn_config"}
+    assert set(tree["forward_backward_input"]["data"][0]) == {"model_input", "loss_fn_inputs"}
+    assert set(body(types.ForwardRequest(given, "m", 7), OLD)) == {"model_id", "seq_id", "forward_input"}
+
+
+def test_fields_unknown_to_older_servers_stay_at_home() -> None:
+    new = body(sample(), NEW)
+    old = body(sample(), OLD)
+    # Neither includes `record_stability_info`, which is unset here.
+    assert set(new) - set(old) == {"topk_sample_logprobs", "prompt_alt_tokens_k"}
+    create = types.CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
+    assert set(body(create, NEW)) - set(body(create, OLD)) == {"optimizer_config"}
+    retrieve = types.FutureRetrieveRequest(request_id="r", allow_metadata_only=True)
+    assert body(retrieve, OLD) == {"request_id": "r"}
+    assert body(retrieve, NEW) == {"request_id": "r", "allow_metadata_only": True}
+    step = types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m", seq_id=2)
+    assert set(body(step, OLD)) == {"model_id", "seq_id", "type", "adam_params"}
+
+
+# ---- Published descriptions of servers: their routes, the fields of bodies, and content of any other form
+STEP = ENDPOINTS["optim_step"]
+CLIP = ("adam_params", "grad_clip_norm")
+
+
+def api_with(schema: Any, **schemas: Any) -> PublishedApi:
+    body = {"content": {"application/json": {"schema": schema}}}
+    paths = {"/api/v1/optim_step": {"post": {"requestBody": body}}}
+    found = PublishedApi.read(json.dumps({"paths": paths, "components": {"schemas": schemas}}).encode())
+    assert found is not None
+    return found
+
+
+def reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+ADAM = {"properties": {"learning_rate": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "drops"),
+    [
+        ({"properties": {"adam_params": ADAM}}, True),
+        ({"properties": {"adam_params": reference("Adam")}}, True),
+        ({"properties": {"adam_params": {"anyOf": [reference("Adam"), {"type": "null"}]}}}, True),
+        ({"properties": {}}, True),
+        ({"properties": {"adam_params": {"properties": {"grad_clip_norm": {}}}}}, False),
+        ({"properties": {"adam_params": {**ADAM, "additionalProperties": False}}}, False),  # it refuses
+        ({"properties": {"adam_params": {"anyOf": [reference("Adam"), {"type": "string"}]}}}, False),
+        ({"type": "object", "additionalProperties": True}, False),
+        (reference("Itself"), False),
+        (reference("Nothing"), False),
+        (None, False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_fields_that_a_body_drops(schema: Any, drops: bool) -> None:
+    api = api_with(schema, Adam=ADAM, Itself=reference("Itself"))
+    assert api.drops(STEP, CLIP) is drops
+    assert not api.drops(ENDPOINTS["save_weights"], ("ttl_seconds",))
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "name", "offers"),
+    [
+        ("/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_path}", "delete", "delete_checkpoint", 1),
+        ("/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_path}", "get", "delete_checkpoint", 0),
+        ("/api/v1/training_runs/{id}/checkpoints/{id}/archive", "get", "get_checkpoint_archive", 1),
+        ("/api/v1/checkpoints", "get", "list_user_checkpoints", 1),
+        ("/api/v1/checkpoints", "parameters", "list_user_checkpoints", 0),
+    ],
+)
+def test_routes_are_compared_by_their_form(path: str, method: str, name: str, offers: int) -> None:
+    api = PublishedApi.read(json.dumps({"paths": {path: {method: {}}}}).encode())
+    assert api.offers(ENDPOINTS[name]) is bool(offers)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b"{}", b'{"paths": []}', b'{"paths": {"/": {}}}', b'{"paths": null}']
+)
+def test_content_of_another_form_describes_nothing(body: bytes) -> None:
+    assert PublishedApi.read(body) is None
+
+
+def test_routes_are_read_in_linear_time() -> None:
+    """A path of 100 kB stopped all threads of the process for three seconds, one of 1 MB for minutes."""
+    begin = time.process_time()
+    api = PublishedApi.read(json.dumps({"paths": {"/api/v1/" + "{" * 100_000: {}}}).encode())
+    assert api is not None
+    assert time.process_time() - begin < 1.0
+
+
+def test_only_values_with_an_effect_are_looked_up() -> None:
+    assert (
+        used_fields("optim_step", types.OptimStepRequest(model_id="m", optim_params=types.AdamParams())) == []
+    )
+    clipped = types.OptimStepRequest(
+        model_id="m", optim_params=types.AdamParams(grad_clip_norm=0.5, weight_decay=0.1)
+    )
+    assert [field.name for field in used_fields("optim_step", clipped)] == [
+        "adam_params.grad_clip_norm",
+        "adam_params.weight_decay",
+    ]
+    saved = types.SaveWeightsRequest(model_id="m", path="a", overwrite=True)
+    assert [field.name for field in used_fields("save_weights", saved)] == ["overwrite"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
+import zlib
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,13 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.each import for_each
-from support.json_cases import BACKENDS, Codec, answer_kinds, random_answer
+from support.json_cases import BACKENDS, Codec, answer_kinds, mangled, random_answer, spoiled
 
 from tinker_sync import types
-from tinker_sync.errors import WireError
+from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types import _convert
 from tinker_sync.types._model import Model
-from tinker_sync.wire.json import MAX_DEPTH, decode, encode, loads
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.json import MAX_DEPTH, STANDARD_LIBRARY, decode, encode, loads
+from tinker_sync.wire.json._exact import NotExact, model_of
 from tinker_sync.wire.json._reader import make_converter
 
 SUMMARY = {
@@ -361,3 +365,94 @@ def test_every_model_can_be_read() -> None:
             if isinstance(cls, type) and issubclass(cls, Model) and cls is not types.TopkLogprobs:
                 converter.get_structure_hook(cls)
     assert np.array_equal(types.TopkLogprobs([[1]], [[0.5]]).token_ids, [[1]])
+
+
+# -------------- Values that need no conversion skip the converters of cattrs, with the same results
+ROUNDS = 20
+
+
+def outcome(convert: Any, *arguments: Any) -> Any:
+    """Return the result of a conversion, or the class of its error."""
+    try:
+        return convert(*arguments)
+    except NotExact:
+        raise
+    except Exception as error:  # noqa: BLE001  # compared below
+        return type(error)
+
+
+def test_answers_are_read_as_the_converters_read_them() -> None:
+    rng, exact = random.Random(2), 0
+    read = make_converter(answers=True).structure
+    for cls in answer_kinds().values():
+        for _ in range(ROUNDS):
+            tree = random_answer(rng, cls)
+            for each in (tree, {**tree, "new": 1}, spoiled(rng, tree)):
+                try:
+                    short = model_of(each, cls)
+                except NotExact:
+                    continue
+                exact += 1
+                assert short == outcome(read, each, cls), (cls, each)
+    assert exact > 500
+
+
+def test_none_stands_for_absent_in_declared_fields_alone() -> None:
+    request = types.CreateSessionRequest(tags=[], user_metadata={"a": None}, sdk_version="1")
+    assert wire_json.to_plain(request)["user_metadata"] == {"a": None}
+    assert "project_id" not in wire_json.to_plain(request)
+    assert wire_json.to_plain({"a": None}) == {"a": None}
+
+
+def test_a_list_within_itself_is_refused_as_too_deep() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidInputError, match="more than 100 deep"):
+        wire_json.to_plain(endless)
+
+
+# ------------ Damaged answers of every kind: only `WireError`, and the same one from both back ends
+FUZZ_ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "50"))
+
+ANSWERS = {name: cls for name, cls in answer_kinds().items() if name != "SamplingParams"}
+
+
+def outcome_of_reading(data: bytes, cls: type[Any], backend: Any) -> str:
+    """Decode an answer, and return the result or the refusal as text, because NaN does not equal itself."""
+    refusal = None
+    try:
+        decoded = decode(data, cls, backend=backend)
+    except WireError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.path.startswith("$")
+        assert len(str(refusal)) < 10_000
+        assert refusal.__cause__ is None
+        assert refusal.__context__ is None
+        return f"refused: {refusal}"
+    try:
+        return encode(decoded, backend=STANDARD_LIBRARY).decode()
+    except InvalidInputError:  # half a surrogate pair can be decoded, but not encoded
+        return repr(decoded)
+
+
+@for_each("name", sorted(ANSWERS))
+def test_any_bytes_are_an_answer_or_a_wire_error(name: str) -> None:
+    rng, cls = random.Random(zlib.crc32(name.encode())), ANSWERS[name]
+    refused = 0
+    for _ in range(FUZZ_ROUNDS):
+        tree = random_answer(rng, cls)
+        data = json.dumps(spoiled(rng, tree), default=str).encode("utf-8", "surrogatepass")
+        if rng.random() < 0.5:
+            data = mangled(rng, data)
+        outcomes = {outcome_of_reading(data, cls, backend) for backend in BACKENDS}
+        assert len(outcomes) == 1, data
+        refused += outcomes.pop().startswith("refused")
+    assert 0 < refused < FUZZ_ROUNDS
+
+
+@pytest.mark.parametrize("bomb", [b"[" * 2_000_000, b'{"a":' * 500_000, b"[" * 900_000 + b"]" * 900_000])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_depth_bombs_are_refused(bomb: bytes, backend: Any) -> None:
+    with pytest.raises(WireError, match=f"more than {MAX_DEPTH} deep"):
+        decode(bomb, ANSWERS["AuditLogResponse"], backend=backend)
