@@ -72,7 +72,7 @@ def test_default_headers_win_and_cloudflare_goes_along() -> None:
     (seen,) = server.seen
     assert seen.header("user-agent") == "mine"
     assert seen.header("x-api-key") == "other"
-    assert seen.header("x-team") == "blue"
+    assert seen.header("x-team") == "red"  # the header of this call alone
     assert (seen.header("cf-access-client-id"), seen.header("cf-access-client-secret")) == (
         "cf-id",
         "cf-secret",

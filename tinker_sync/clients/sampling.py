@@ -23,6 +23,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import Lazy, Shared
 from tinker_sync.runtime.naming import find_call_site, log_if_unread, names_requests
+from tinker_sync.runtime.raw import Extra
 from tinker_sync.runtime.samples import SampleLine
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
 from tinker_sync.types.session import CreateSamplingSessionRequest
@@ -277,6 +278,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
         *,
+        extra_body: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
         deadline: float | None = None,
     ) -> APIFuture[SampleResponse]:
         """Sample continuations of a prompt.
@@ -291,6 +294,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             target_prompt_logprobs: token ids to score, a row for each prompt token after the first.
             prompt_alt_tokens_k: draw this many alternatives to each prompt token after the first.
             prompt_logprobs_last_n: score only this many prompt tokens, the last ones.
+            extra_body: further fields of the request's JSON, or other values of its fields.
+            extra_headers: further headers of the request.
             deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
@@ -341,7 +346,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             unchanged = request.sampling_params is sampling_params
             if unchanged and request.target_prompt_logprobs is target_prompt_logprobs:
                 self._last = asked, request
-        return self._line.submit(request, self._until(deadline), may_forbid_retries=True)
+        extra = Extra.of("sample", extra_body, extra_headers)
+        return self._line.submit(request, self._until(deadline), may_forbid_retries=True, extra=extra)
 
     def map(
         self,

@@ -18,14 +18,14 @@ from tinker_sync import types
 from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients._arguments import check_credential, check_is_path, check_service
-from tinker_sync.clients._async import async_blocking, async_result
+from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._base import CREATE_S, REST_S, BaseClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.meter import Meter
-from tinker_sync.runtime import exits
+from tinker_sync.runtime import exits, raw
 from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
@@ -428,6 +428,54 @@ class ServiceClient(BaseClient):
 
     # -------------------------------------------------------------------------------------- the service
 
+    def request(
+        self,
+        method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"],
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        promise: bool = False,
+        query: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+    ) -> APIFuture[Any]:
+        """Make a call that this client has no method for.
+
+        The request carries the key and the headers of the client. Reads are retried; other calls are retried
+        only while the server certainly has not received them, unless the call is a known one that may be
+        repeated. Calls of a model belong into its queue: see `TrainingClient.request`.
+
+        Args:
+            method: the HTTP method.
+            path: the path below the base URL.
+            body: the fields of the JSON body.
+            promise: the server answers with the id of a request, whose result is then waited for. To cancel
+                the future cancels the request at the server, if it offers that.
+            query: the query parameters.
+            extra_headers: further headers of the request.
+            deadline: seconds until the call gives up; None: the default of the client.
+
+        Returns:
+            The future of the parsed JSON of the answer, or of the result.
+
+        Raises:
+            InvalidInputError: an argument cannot be sent; nothing was sent.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     answer = service.request("GET", "/api/v1/get_server_capabilities").result()
+        ...     answer["supported_models"][0]["model_name"]
+        'tinker-sync/tiny'
+        """
+        name = raw.checked_name(method, path)
+        if body is not None:
+            raw.check_body("request: body", body, numbered=False)
+        headers = raw.checked_headers("request: extra_headers", extra_headers)
+        deadline_at = self._runtime.server.give_up_at(deadline, CREATE_S if promise else REST_S)
+        return raw.request(
+            self._runtime, name, body, promise=promise, query=query, headers=headers, deadline_at=deadline_at
+        )
+
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
         """Return the models that the server offers. Blocks.
 
@@ -761,6 +809,7 @@ class ServiceClient(BaseClient):
     )
     create_sampling_client_async = async_result(create_sampling_client)
     get_tokenizer_async = async_blocking(get_tokenizer)
+    request_async = async_future(request)
     get_server_capabilities_async = async_blocking(get_server_capabilities)
 
 

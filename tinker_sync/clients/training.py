@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
@@ -14,9 +14,11 @@ from tinker_sync.clients._arguments import check_loss, check_saving, check_state
 from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._base import CREATE_S, REST_S, SAVE_S, TRAIN_S, ClientFuture, ready, start
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
+from tinker_sync.runtime import raw
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests, warn_caller
-from tinker_sync.runtime.training import OrderedCall, PassCall, TrainingLine
+from tinker_sync.runtime.raw import NO_EXTRA, Extra
+from tinker_sync.runtime.training import OrderedCall, PassCall, RawCall, TrainingLine
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -188,6 +190,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         loss_fn: LossFnType | LossHandle | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
+        extra_body: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
         deadline: float | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss and add its gradients to those accumulated since the last step.
@@ -197,6 +201,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             loss_fn: a name such as "cross_entropy" or "importance_sampling", or a handle of
                 `create_custom_loss`.
             loss_fn_config: settings of the loss.
+            extra_body: further fields of each request, for servers that take passes as JSON.
+            extra_headers: further headers of each request.
             deadline: seconds until the call gives up; None: the default of the client.
 
         Among the metrics of the result, ``loss:sum`` comes from the server; for open servers that send none,
@@ -217,7 +223,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     sorted(passed.metrics), len(passed.loss_fn_outputs[0]["logprobs"].data)
         (['loss:mean', 'loss:sum'], 2)
         """
-        return self._pass(data, loss_fn, loss_fn_config, deadline, forward_only=False)
+        extra = Extra.of("forward_backward", extra_body, extra_headers)
+        return self._pass(data, loss_fn, loss_fn_config, deadline, extra, forward_only=False)
 
     def forward(
         self,
@@ -225,6 +232,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         loss_fn: LossFnType | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
+        extra_body: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
         deadline: float | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss without gradients. Arguments and errors as in `forward_backward`.
@@ -239,7 +248,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     evaluated.metrics["loss:sum"] > 0
         True
         """
-        return self._pass(data, loss_fn, loss_fn_config, deadline, forward_only=True)
+        extra = Extra.of("forward", extra_body, extra_headers)
+        return self._pass(data, loss_fn, loss_fn_config, deadline, extra, forward_only=True)
 
     def forward_backward_custom(
         self,
@@ -335,6 +345,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         loss_fn: str | LossHandle,
         config: LossFnConfig | None,
         deadline: float | None,
+        extra: Extra,
         *,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
@@ -343,21 +354,24 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if not isinstance(loss_fn, str):
             if not isinstance(loss_fn, handle.LossHandle):
                 refuse_loss(loss_fn)
-            if forward_only or config:
+            if forward_only or config or extra is not NO_EXTRA:
                 raise TypeError(
-                    "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
+                    "a loss of create_custom_loss is for forward_backward, without loss_fn_config and extras"
                 )
             return self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at))
         check_loss(loss_fn)
         name = "forward" if forward_only else "forward_backward"
         whole = ForwardBackwardInput(listed_data(data, with_reference=loss_fn == "custom"), loss_fn, config)
-        return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
+        call = PassCall(self._line, name, whole, deadline_at, forward_only=forward_only, extra=extra)
+        return self._line.submit(call)
 
     def optim_step(
         self,
         optim_params: OptimParams | None = None,
         *,
         adam_params: AdamParams | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
         deadline: float | None = None,
     ) -> APIFuture[OptimStepResponse]:
         """Apply the accumulated gradients and clear them.
@@ -365,6 +379,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Args:
             optim_params: the settings of the optimizer for this step.
             adam_params: the older name of `optim_params`.
+            extra_body: further fields of the request's JSON, or other values of its fields.
+            extra_headers: further headers of the request.
             deadline: seconds until the call gives up; None: the default of the client.
 
         Raises:
@@ -397,7 +413,46 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if isinstance(params, AdamParams):
             check_step(params)
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
-        return self._ordered("optim_step", request, OptimStepResponse, deadline, TRAIN_S)
+        extra = Extra.of("optim_step", extra_body, extra_headers)
+        return self._ordered("optim_step", request, OptimStepResponse, deadline, TRAIN_S, extra)
+
+    def request(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+    ) -> APIFuture[Any]:
+        """Make a training call that this client has no method for, in its place among the other calls.
+
+        The call is a POST that the server answers with a promise, such as `optim_step`. It gets the next
+        number and the id of the model, and is retried like the other calls.
+
+        Args:
+            path: the path below the base URL.
+            body: the fields of the JSON body; `model_id` and `seq_id` are added.
+            extra_headers: further headers of the request.
+            deadline: seconds until the call gives up; None: the default of the client.
+
+        Returns:
+            The future of the parsed JSON of the result.
+
+        Raises:
+            InvalidInputError: the path, the body or a header cannot be sent; nothing was sent.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     body = {"adam_params": {"learning_rate": 1e-4}, "type": "optim_step"}
+        ...     training.request("/api/v1/optim_step", body).result()["metrics"]["learning_rate"]
+        0.0001
+        """
+        name = raw.checked_name("POST", path)
+        raw.check_body("request: body", body or {})
+        extra = Extra(headers=raw.checked_headers("request: extra_headers", extra_headers))
+        self._refuse()
+        return self._line.submit(RawCall(self._line, name, body or {}, self._until(deadline), extra))
 
     # -------------------------------------------------------------------------------------- saving
 
@@ -785,10 +840,17 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     # -------------------------------------------------------------------------------------- the queue
 
     def _ordered(
-        self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
+        self,
+        name: str,
+        request: Any,
+        kind: type[T],
+        deadline: float | None,
+        usual_s: float,
+        extra: Extra = NO_EXTRA,
     ) -> APIFuture[T]:
         self._refuse()
-        return self._line.submit(OrderedCall(self._line, name, request, kind, self._until(deadline, usual_s)))
+        deadline_at = self._until(deadline, usual_s)
+        return self._line.submit(OrderedCall(self._line, name, request, kind, deadline_at, extra))
 
     def _refuse(self) -> None:
         """Raise if the client takes no call now.
@@ -819,5 +881,6 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     save_weights_and_get_sampling_client_async = async_result(save_weights_and_get_sampling_client)
     create_sampling_client_async = async_result(create_sampling_client)
     unload_async = async_future(unload)
+    request_async = async_future(request)
     get_info_async = async_blocking(get_info)
     get_tokenizer_async = async_blocking(get_tokenizer)

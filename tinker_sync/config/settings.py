@@ -299,9 +299,9 @@ class Settings:
         # It may be an object of a URL class, and may hold a password by mistake.
         address = wrap_secret(str(base_url) if hasattr(base_url, "scheme") else base_url, "base_url")
         env = _Environment(environ)
-        default_headers, header_problem = _check_headers(default_headers)
-        if header_problem:
-            raise ConfigurationError(header_problem)
+        problem = header_problem(default_headers)
+        if problem:
+            raise ConfigurationError(f"default_headers{problem}")
         level = _read_log_level(log, env)
         show_logs(level)
         command = wrap_secret(credential_cmd, "credential_cmd") or env.secret("TINKER_CREDENTIAL_CMD")
@@ -324,7 +324,7 @@ class Settings:
             or _check_sendable(
                 env.secret("CLOUDFLARE_ACCESS_CLIENT_SECRET"), "CLOUDFLARE_ACCESS_CLIENT_SECRET"
             ),
-            default_headers=default_headers,
+            default_headers=HeaderMap(default_headers or {}),
             session=session,
             timeout=Timeout.of(timeout),
             max_retries=max_retries,
@@ -455,18 +455,22 @@ def _read_log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | 
     return argument or (cast("LogLevel", variable) if variable in LOG_LEVELS else None)
 
 
-def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
-    """Return a copy of the user's headers, and the problem or "". The problem quotes no header value."""
+def header_problem(headers: Mapping[Any, Any] | None) -> str:
+    """Return why headers of the user cannot be sent, or "". The text quotes no header value.
+
+    >>> header_problem({"X-Team": "blue"}), header_problem({"X-Team": 7})
+    ('', "['X-Team'] is int, not str")
+    """
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            return HeaderMap(), f"default_headers[{name!r}] is {type(value).__name__}, not str"
+            return f"[{name!r}] is {type(value).__name__}, not str"
         if not _HEADER_NAME.fullmatch(name):
-            return HeaderMap(), f"default_headers[{name!r}] cannot be sent: that is no header name"
+            return f"[{name!r}] cannot be sent: that is no header name"
         if not _HEADER_VALUE.fullmatch(value):
             # Servers disagree on the meaning of other bytes, so a key or a name would arrive as another one.
             problem = "its value has line breaks, control characters or characters outside ASCII"
-            return HeaderMap(), f"default_headers[{name!r}] cannot be sent: {problem}"
-    return HeaderMap(headers or {}), ""
+            return f"[{name!r}] cannot be sent: {problem}"
+    return ""
 
 
 def _find_session_secrets(session: requests.Session | None, base_url: str) -> Iterator[str]:

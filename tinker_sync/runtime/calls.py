@@ -82,7 +82,8 @@ def make_call(
         patient=row.patient,
         deadline_s=deadline_s,
         # The server recognises a repetition of a numbered call, if it keeps the numbers.
-        repeatable=row.repeatable or (dialect is not None and dialect.keeps_numbers),
+        repeatable=row.repeatable
+        or (row.number is not None and dialect is not None and dialect.keeps_numbers),
         needed=row.needed,
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,

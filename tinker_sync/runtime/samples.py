@@ -39,6 +39,7 @@ from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.naming import carried, current, find_call_site, named
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
+from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
 from tinker_sync.transport import retries
@@ -160,7 +161,7 @@ def submit(  # noqa: C901  # as `polls.poll`
         call = Call(
             path=PATH,
             body=body,
-            headers=_HEADERS,
+            headers=job.headers,
             sdk_method=job.sdk_method,
             idempotency_key=key,
             attempt=attempt,
@@ -211,6 +212,7 @@ class SampleJob:
         request: the sample; `put` adds the id of the sampler.
         deadline_at: the deadline, in seconds of the clock.
         may_forbid_retries: obey a server whose settings forbid to submit a forgotten sample again.
+        extra: what the user adds to the request.
 
     Raises:
         InvalidInputError: the request cannot be sent.
@@ -224,6 +226,7 @@ class SampleJob:
         "_wire_request",
         "began_at",
         "deadline_at",
+        "extra",
         "future",
         "limiters",
         "line",
@@ -242,10 +245,17 @@ class SampleJob:
     machinery: Machinery
 
     def __init__(
-        self, line: SampleLine, request: SampleRequest, deadline_at: float, *, may_forbid_retries: bool
+        self,
+        line: SampleLine,
+        request: SampleRequest,
+        deadline_at: float,
+        *,
+        may_forbid_retries: bool,
+        extra: Extra,
     ) -> None:
         request.validate()
         self.line = line
+        self.extra = extra
         self.request = request
         self.deadline_at = deadline_at
         self.max_submissions = line.max_attempts
@@ -334,11 +344,16 @@ class SampleJob:
 
     # -------------------------------------------------------------------------------------- for the flow
 
+    @property
+    def headers(self) -> HeaderMap:
+        """The headers of the request alone."""
+        return HeaderMap({**_HEADERS, **self.extra.headers}) if self.extra.headers else _HEADERS
+
     def encode(self, bodies: SampleBodies, number: int) -> bytes:
         """Return the body under a number."""
         lifecycle = self.line.runtime.lifecycle
         began_s = self.line.runtime.clock.now() if lifecycle.stopwatches else 0.0
-        body = bodies.encode(self._wire_request, number)
+        body = self.extra.applied(bodies.encode(self._wire_request, number))
         if lifecycle.stopwatches:
             lifecycle.note_encoded(self.sdk_method, began_s)
         return body
@@ -563,7 +578,12 @@ class SampleLine:
         _fork.renew_in_child(self)
 
     def submit(
-        self, request: SampleRequest, deadline_at: float, *, may_forbid_retries: bool = False
+        self,
+        request: SampleRequest,
+        deadline_at: float,
+        *,
+        may_forbid_retries: bool = False,
+        extra: Extra = NO_EXTRA,
     ) -> APIFuture[SampleResponse]:
         """Schedule a sample, or hold it until the sampler exists. Return its future at once.
 
@@ -571,13 +591,14 @@ class SampleLine:
             request: the sample; a client that is not ready adds the sampler later.
             deadline_at: the deadline, in seconds of the clock.
             may_forbid_retries: obey a server whose settings forbid to submit a forgotten sample again.
+            extra: what the user adds to the request.
 
         Raises:
             InvalidInputError: the request cannot be sent; nothing was sent.
             TinkerError: the client is closed; or, if the sampler exists, the server does not support the
                 request or a budget refuses it.
         """
-        job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries)
+        job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries, extra=extra)
         self.runtime.lifecycle.refuse_if_leaving()
         if self.held.open:
             return job.put()

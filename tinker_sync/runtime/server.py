@@ -40,7 +40,7 @@ from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
-from tinker_sync.transport.call import Call
+from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.future import QueueState
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
@@ -322,6 +322,7 @@ class Server:
         deadline_at: float = math.inf,
         usual_s: float = math.inf,
         pause_billing: bool = True,
+        read: Callable[[Reply], Any] | None = None,
     ) -> Any:
         """Make one call of the API, wait for its answer, and return the answer in the type of its row.
 
@@ -333,6 +334,7 @@ class Server:
             usual_s: the longest time for a call without a deadline, in seconds.
             pause_billing: repeat the call after a 402 (payment required), until the deadline and for as long
                 as the server allows.
+            read: reads the answer; None: as the type of its row.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
@@ -346,19 +348,22 @@ class Server:
             name, self._settings, request, path=path, query=query, headers=headers, dialect=made.facts.dialect
         )
         try:
-            send = partial(self._send, call, name, deadline_at, pause_billing=pause_billing)
+            read = read or partial(read_reply, name, secrets=self.connection.secrets)
+            send = partial(self._send, call, read, deadline_at, pause_billing=pause_billing)
             return self._pools.off_main(send)
         except TinkerError as error:
             self.lifecycle.report(error)
             raise
 
-    def _send(self, call: Call, name: str, deadline_at: float, *, pause_billing: bool) -> Any:
-        """Send a call, again after a 402 if that is allowed, and return its answer in the type of its row."""
+    def _send(
+        self, call: Call, read: Callable[[Reply], Any], deadline_at: float, *, pause_billing: bool
+    ) -> Any:
+        """Send a call, again after a 402 if that is allowed, and return its answer as `read` reads it."""
         connection = self.connection
         while True:
             call = call.but(deadline_s=self._left_s(deadline_at))
             try:
-                return connection.caller.read(call, lambda reply: read_reply(name, reply, connection.secrets))
+                return connection.caller.read(call, read)
             except BillingError:
                 if not pause_billing or not self.may_wait_out_billing(deadline_at):
                     raise

@@ -61,6 +61,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
 from tinker_sync.runtime.polls import Decode, Promise
+from tinker_sync.runtime.raw import NO_EXTRA, Extra, plain_result
 from tinker_sync.runtime.reactor import QUICK_BYTES, own_failure
 from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
 from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
@@ -83,7 +84,7 @@ from tinker_sync.wire.adapt import (
     fit,
     json_body,
 )
-from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF, row_of
 from tinker_sync.wire.proto.codec import Buffers, varint
 
 if TYPE_CHECKING:
@@ -358,17 +359,25 @@ class OrderedCall(TrainingCall):
         endpoint: the name of the endpoint.
         request: the request without its number, and without the model's id if that is not known yet.
         kind: the type of the result.
+        extra: what the user adds to the request.
     """
 
     numbered = True
     """False for the last call of a model, whose body takes no number."""
 
     def __init__(
-        self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
+        self,
+        line: TrainingLine,
+        endpoint: str,
+        request: Any,
+        kind: type[Any],
+        deadline_at: float,
+        extra: Extra = NO_EXTRA,
     ) -> None:
         super().__init__(line, endpoint, deadline_at)
         self._request = request
         self._kind = kind
+        self._extra = extra
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         del limiters  # it uses no tokens
@@ -385,27 +394,58 @@ class OrderedCall(TrainingCall):
         return named or self.name == "optim_step"
 
     def prepare(self) -> Entries:
-        runtime, request, kind, name = self.line.runtime, self._request, self._kind, self.name
+        runtime = self.line.runtime
         dialect = runtime.server.ready().facts.dialect
-        if request.model_id != self.line.model_id:
-            request = request.model_copy(update={"model_id": self.line.model_id})
-        request = fit(request, dialect, call=self.name)
-        runtime.server.published.check_fields(self.name, request, dialect)
-        body = json_body(request, dialect)
+        body, decode = self._encode(dialect)
         future = self._future or self._make_future()
-        read = partial(read_result, name, request.model_id, kind)
         sent = TrainingRequest(
             future,
             self.name,
-            ENDPOINTS[self.name].promises or self.name,
-            partial(number_json if self.numbered else leave_unnumbered, body),
-            partial(self.line.note_saved, read) if name == "save_weights" else read,
+            row_of(self.name).promises or self.name,
+            partial(number_json if self.numbered else leave_unnumbered, self._extra.applied(body)),
+            decode,
             size=0,
             content_type=JSON,
+            headers=self._extra.headers,
             deadline_at=self.deadline_at,
             made_at=runtime.clock.now(),
         )
         return [Entry(self.name, [sent], future, alone=dialect.one_by_one)]
+
+    def _encode(self, dialect: Dialect) -> tuple[bytes, Decode[Any]]:
+        """Return the body without its number, and the function that reads the result."""
+        request, name, model_id = self._request, self.name, self.line.model_id
+        if request.model_id != model_id:
+            request = request.model_copy(update={"model_id": model_id})
+        request = fit(request, dialect, call=name)
+        self.line.runtime.server.published.check_fields(name, request, dialect)
+        read = partial(read_result, name, model_id, self._kind)
+        decode = partial(self.line.note_saved, read) if name == "save_weights" else read
+        return json_body(request, dialect), decode
+
+
+class RawCall(OrderedCall):
+    """A call of a route that the user names. Its result is the parsed JSON.
+
+    Args:
+        line, deadline_at, extra: as in `OrderedCall`.
+        name: the name of the row, by `endpoints.raw_name`.
+        body: the fields of the body, without its number; the model's id is added.
+    """
+
+    def __init__(
+        self, line: TrainingLine, name: str, body: Mapping[str, Any], deadline_at: float, extra: Extra
+    ) -> None:
+        super().__init__(line, name, body, dict, deadline_at, extra)
+
+    @property
+    def lasting(self) -> bool:
+        return row_of(self.name).changes
+
+    def _encode(self, dialect: Dialect) -> tuple[bytes, Decode[Any]]:
+        del dialect
+        body = wire_json.encode({"model_id": self.line.model_id, **self._request})
+        return body, partial(plain_result, self.name)
 
 
 class PassCall(TrainingCall):
@@ -415,6 +455,7 @@ class PassCall(TrainingCall):
         line, name, deadline_at: as in `TrainingCall`.
         whole: the data and the loss.
         forward_only: compute no gradients.
+        extra: what the user adds to each request.
 
     Raises:
         InvalidInputError: the data cannot be sent.
@@ -428,10 +469,12 @@ class PassCall(TrainingCall):
         deadline_at: float,
         *,
         forward_only: bool = False,
+        extra: Extra = NO_EXTRA,
     ) -> None:
         super().__init__(line, name, deadline_at)
         whole.validate()
         self._whole = whole
+        self._extra = extra
         self._forward_only = forward_only
         self._trained = count_trained(whole.data)
 
@@ -510,7 +553,7 @@ class PassCall(TrainingCall):
             size=chunk.size_bytes,
             deadline_at=self.deadline_at,
             made_at=self.line.runtime.clock.now(),
-            **_encode_pass(given, model_id, dialect, forward_only=self._forward_only),
+            **_encode_pass(given, model_id, dialect, self._extra, forward_only=self._forward_only),
         )
 
 
@@ -659,7 +702,7 @@ def submit(
     promise = Promise(
         request_id,
         request.request_type,
-        wants_proto=ENDPOINTS[request.endpoint].result_as_protobuf,
+        wants_proto=row_of(request.endpoint).result_as_protobuf,
         roundtrip_s=clock.now() - request.made_at,
         sdk_method=request.sdk_method,
         result_bytes=most_pass_bytes(request.size),
@@ -671,7 +714,7 @@ def _too_late(request: TrainingRequest, clock: Clock) -> DeadlineError:
     return DeadlineError(
         f"{request.endpoint} was not sent within the deadline",
         method="POST",
-        path=ENDPOINTS[request.endpoint].path.text,
+        path=row_of(request.endpoint).path.text,
         waited_s=clock.now() - request.made_at,
         last_words="it waited for its turn",
     )
@@ -794,10 +837,20 @@ def _was_not_sent(error: TinkerError) -> bool:
 
 
 def _encode_pass(
-    given: ForwardBackwardInput, model_id: str, dialect: Dialect, *, forward_only: bool
+    given: ForwardBackwardInput, model_id: str, dialect: Dialect, extra: Extra, *, forward_only: bool
 ) -> dict[str, Any]:
-    """Return how a pass is sent: as protobuf if the server takes it for this kind of pass, else as JSON."""
+    """Return how a pass is sent: as protobuf if the server takes it for this kind of pass, else as JSON.
+
+    Raises:
+        UnsupportedByServerError: the user adds fields, but the server takes protobuf, where they would need
+            numbers.
+    """
     if dialect.protobuf and (dialect.forward_only or not forward_only):
+        if extra.body:
+            raise UnsupportedByServerError(
+                "this server takes passes as protobuf, which has no place for extra_body; use extra_headers",
+                feature="extra_body",
+            )
         buffers = requests.encode_forward_backward_request(
             ForwardBackwardRequest(given, model_id), forward_only=forward_only
         )
@@ -806,13 +859,14 @@ def _encode_pass(
             "endpoint": "forward_backward",
             "encoded": partial(number_proto, buffers, compressed),
             "content_type": PROTOBUF,
-            "headers": {"Content-Encoding": "zstd"} if compressed else {},
+            "headers": {**({"Content-Encoding": "zstd"} if compressed else {}), **extra.headers},
         }
     kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
     return {
         "endpoint": "forward" if forward_only else "forward_backward",
-        "encoded": partial(number_json, wire_json.encode(kind(given, model_id))),
+        "encoded": partial(number_json, extra.applied(wire_json.encode(kind(given, model_id)))),
         "content_type": JSON,
+        "headers": extra.headers,
     }
 
 

@@ -67,7 +67,7 @@ class Call:
     """The encoded query, without the question mark."""
     body: bytes | PiecedBody | None = None
     headers: HeaderMap = NO_HEADERS
-    """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
+    """Headers of this call alone. They replace the client's, and the user's default headers."""
     accept: str = "application/json"
     content_type: str = "application/json"
     """Sent with every method except GET and HEAD, also without a body."""

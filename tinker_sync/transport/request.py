@@ -219,8 +219,8 @@ class RequestHeads:
             headers["x-sdk-version"] = ("X-SDK-Version", self._version)
             headers["x-sdk-method"] = ("X-SDK-Method", call.sdk_method)
         headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
-        headers.update(call.headers.lines)
         headers.update(self._users)
+        headers.update(call.headers.lines)
         return Hop(call.method, url, self.origin, headers, call.body)
 
     def write(self, call: Call, credential: str) -> bytes | None:

@@ -8,6 +8,7 @@ the names of types, which are loaded from `tinker_sync.types` on first use. Immu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,6 +17,8 @@ from tinker_sync.wire.paths import PathTemplate
 API: Final = "/api/v1"
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
+
+METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 Version = tuple[int, int]
 
@@ -28,7 +31,8 @@ class Endpoint(NamedTuple):
     """
 
     name: str
-    method: Literal["GET", "POST", "PUT", "DELETE"]
+    method: str
+    """One of `METHODS`."""
     path: PathTemplate
     request: str | None = None
     """The type of the body; None without a body, or if the body has no type."""
@@ -328,12 +332,45 @@ NEWER: Final[Mapping[str, Endpoint]] = MappingProxyType({row.name: row for row i
 
 
 def row_of(name: str) -> Endpoint:
-    """Return the row of a call, which may be an experimental one. Raise a KeyError for an unknown name.
+    """Return the row of a call, which may be an experimental one, or one that a user has made (`raw_name`).
 
-    >>> row_of("search_checkpoints").method
-    'POST'
+    Raises:
+        KeyError: there is no such call.
+
+    >>> row_of("search_checkpoints").method, row_of("POST /api/v1/new_call").changes
+    ('POST', True)
     """
-    return ENDPOINTS.get(name) or NEWER[name]
+    return ENDPOINTS.get(name) or NEWER.get(name) or _raw_row(name)
+
+
+def raw_name(method: str, path: str) -> str:
+    """Return the name of the row of a call that a user makes by its method and path.
+
+    >>> raw_name("GET", "/api/v1/sessions")
+    'GET /api/v1/sessions'
+    """
+    return f"{method} {path}"
+
+
+@lru_cache(maxsize=256)
+def _raw_row(name: str) -> Endpoint:
+    method, _, path = name.partition(" ")
+    if not path:
+        raise KeyError(name)
+    found = find(method, path)
+    if found is not None:
+        return found[0]._replace(name=name, path=PathTemplate(path), reply=None)
+    reads = method == "GET"
+    called = path.rpartition("/")[2]
+    return Endpoint(
+        name=name,
+        method=method,
+        path=PathTemplate(path),
+        body="none" if reads else "json",
+        promises="".join(word.capitalize() for word in called.split("_")),
+        changes=not reads,
+        repeatable=reads,
+    )
 
 
 def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:

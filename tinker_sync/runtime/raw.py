@@ -1,0 +1,180 @@
+"""Calls that users write themselves: routes that this client does not know, and fields of their own.
+
+`Extra` holds what a user adds to a call of a public method. `request` is a call of any route: it is sent like
+the calls of the table (key, retries, errors), and its future ends with the parsed JSON of the answer, or of
+the result if the answer is a promise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tinker_sync._base.secret import HeaderMap
+from tinker_sync.config.settings import header_problem
+from tinker_sync.errors import InvalidInputError, WireError
+from tinker_sync.runtime.calls import odd_answer, read_promise
+from tinker_sync.runtime.naming import carried, find_call_site
+from tinker_sync.runtime.polls import Promise
+from tinker_sync.transport.call import NO_HEADERS
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.endpoints import METHODS, raw_name, row_of
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.transport.call import Reply
+
+_PATH: Final = re.compile(r"/[!$%&'()*+,\-./0-9:;=@A-Z_a-z~]*")
+_NUMBER: Final = "seq_id"
+
+
+class Extra(NamedTuple):
+    """What a user adds to one call: fields of the JSON body, and headers."""
+
+    body: Mapping[str, Any] = {}
+    headers: HeaderMap = NO_HEADERS
+
+    @classmethod
+    def of(cls, call: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -> Extra:
+        """Check the arguments `extra_body` and `extra_headers` of a method, and return them as one value.
+
+        Raises:
+            InvalidInputError: they cannot be sent.
+
+        >>> Extra.of("sample", {"beta": 1}, None).applied(b'{"seq_id":3,"num_samples":1}')
+        b'{"seq_id":3,"num_samples":1,"beta":1}'
+        """
+        if body is None and headers is None:
+            return NO_EXTRA
+        check_body(f"{call}: extra_body", {} if body is None else body)
+        return cls(body or {}, checked_headers(f"{call}: extra_headers", headers))
+
+    def applied(self, encoded: bytes) -> bytes:
+        """Return an encoded JSON object with these fields, which replace those of the same name."""
+        if not self.body:
+            return encoded
+        return wire_json.encode({**wire_json.loads(encoded), **self.body})
+
+
+NO_EXTRA: Final = Extra()
+
+
+def check_body(what: str, body: object, *, numbered: bool = True) -> None:
+    """Check a JSON body of the user. If the client numbers the call, the body must not do so.
+
+    Raises:
+        InvalidInputError: it is no mapping, has a number of its own, or has no JSON form.
+    """
+    if not isinstance(body, Mapping):
+        raise InvalidInputError(f"{what}: expected a dictionary of JSON fields, got {type(body).__name__}")
+    if numbered and _NUMBER in body:
+        raise InvalidInputError(f"{what}: leave out {_NUMBER!r}; the client numbers its calls")
+    try:
+        wire_json.encode(body)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{what}: {error}") from error
+
+
+def checked_headers(what: str, headers: Mapping[str, str] | None) -> HeaderMap:
+    """Return headers of the user for one call.
+
+    Raises:
+        InvalidInputError: they cannot be sent.
+    """
+    problem = header_problem(headers)
+    if problem:
+        raise InvalidInputError(f"{what}{problem}")
+    return HeaderMap(headers) if headers else NO_HEADERS
+
+
+def checked_name(method: str, path: str) -> str:
+    """Return the name of the row of a raw call.
+
+    Raises:
+        InvalidInputError: there is no such method, or the path cannot be sent.
+    """
+    if method.upper() not in METHODS:
+        raise InvalidInputError(f"request: the method is one of {', '.join(METHODS)}, not {method!r}")
+    if not _PATH.fullmatch(str(path)):
+        hint = "; parameters go into query=" if "?" in str(path) else ""
+        raise InvalidInputError(
+            f"request: expected a path below the base URL, such as '/api/v1/asample', got {path!r}{hint}"
+        )
+    return raw_name(method.upper(), path)
+
+
+def read_plain(name: str, reply: Reply) -> Any:
+    """Return the parsed JSON of an answer; None if it is empty."""
+    if not reply.body:
+        return None
+    try:
+        return wire_json.loads(reply.body)
+    except WireError as error:
+        raise odd_answer(row_of(name), reply, error, tuple) from error
+
+
+def plain_result(name: str, reply: Reply, tree: Any) -> Any:
+    """Return the result of a promise: `tree`, its JSON, or what its protobuf means as JSON."""
+    if tree is not None:
+        return tree
+    from tinker_sync.wire.proto.outputs import decode_forward_backward_output
+    from tinker_sync.wire.proto.samples import decode_sample_response
+
+    sampled = row_of(name).result == "SampleResponse"
+    decode: Any = decode_sample_response if sampled else decode_forward_backward_output
+    return wire_json.loads(wire_json.encode(decode(reply.body)))
+
+
+def request(
+    runtime: ClientRuntime,
+    name: str,
+    body: Mapping[str, Any] | None,
+    *,
+    promise: bool,
+    query: Mapping[str, Any] | None,
+    headers: HeaderMap,
+    deadline_at: float,
+) -> APIFuture[Any]:
+    """Make a raw call on a worker, and return its future.
+
+    If it is cancelled after the server has made a promise, the server is told.
+    """
+    lifecycle, server = runtime.lifecycle, runtime.server
+    lifecycle.refuse_if_leaving()
+    changes = row_of(name).changes
+    future: APIFuture[Any] = lifecycle.make_future()
+    future._only_reads, future._call_site = promise or not changes, find_call_site()
+    send: Callable[..., Any] = partial(
+        server.call, name, body, query=query, headers=headers, deadline_at=deadline_at
+    )
+
+    def run() -> None:
+        if not promise and not future._begin():
+            return
+        future._mark_sending()
+        began_at = runtime.clock.now()
+        try:
+            if not promise:
+                future.resolve(send(read=partial(read_plain, name)))
+                return
+            request_id, _ = send(read=partial(read_promise, name))
+            lifecycle.accept(future, request_id)
+            row = row_of(name)
+            promised = Promise(
+                request_id,
+                row.promises or name,
+                wants_proto=row.result_as_protobuf,
+                roundtrip_s=runtime.clock.now() - began_at,
+            )
+            future._when_done(lambda ended: server.abandon(request_id) if ended.cancelled() else None)
+            server.ready().polls.fetch(promised, future, partial(plain_result, name), deadline_at=deadline_at)
+        except Exception as error:  # noqa: BLE001  # the future raises it
+            future.fail(error)
+
+    runtime.pools.rest.run_call(carried(run))
+    if changes:
+        lifecycle.note_change(future)
+    return future
