@@ -1,4 +1,4 @@
-"""Twelve small scripts in the styles that users write for the reference client.
+"""Seven small scripts in the styles that users write for the reference client.
 
     python public_shapes.py URL KEY [NAME...]
 
@@ -56,15 +56,6 @@ def pipelined(service):
     return losses
 
 
-def waits_each_time(service):
-    """Wait for every call before the next one."""
-    client, losses = new_client(service), []
-    for _ in range(2):
-        losses.append(nll(client.forward_backward(data=BATCH, loss_fn="cross_entropy").result()))
-        client.optim_step(adam_params=STEP).result()
-    return losses
-
-
 def thread_pool(service):
     """Sample in a pool of threads, each of which waits for its result."""
     sampler = service.create_sampling_client(base_model=BASE)
@@ -106,90 +97,6 @@ def client_in_each_thread(service):
         thread.start()
     for thread in threads:
         thread.join()
-    return found
-
-
-def evaluation(service):
-    """Measure the loss on held-out data with a forward pass between steps."""
-    client, held_out = new_client(service), [example([41, 42, 43, 44])]
-    found = []
-    for _ in range(2):
-        client.forward_backward(BATCH, "cross_entropy")
-        client.optim_step(STEP)
-        output = client.forward(held_out, "cross_entropy").result()
-        found.append(nll(output) / 3)
-    return found
-
-
-def preferences(service):
-    """Train with DPO, written as a custom loss in torch."""
-    import torch
-
-    client = new_client(service)
-    pair = [example([40, 41, 42, 60], [0.0, 0.0, 1.0]), example([40, 41, 42, 70], [0.0, 0.0, 1.0])]
-    reference = client.forward(pair, "cross_entropy").result()
-    before = [record["logprobs"].to_torch() for record in reference.loss_fn_outputs]
-
-    def dpo(data, logprobs):
-        gains = [
-            ((now - then) * torch.tensor(datum.loss_fn_inputs["weights"].data)).sum()
-            for now, then, datum in zip(logprobs, before, data, strict=True)
-        ]
-        margin = gains[0] - gains[1]
-        return -torch.nn.functional.logsigmoid(0.5 * margin), {"margin": margin.item()}
-
-    margins = []
-    for _ in range(2):
-        passed = client.forward_backward_custom(pair, dpo)
-        client.optim_step(STEP).result()
-        margins.append(passed.result().metrics["margin"])
-    return margins
-
-
-def group_rewards(service):
-    """Train with GRPO: many samples at once, advantages within a group, importance sampling."""
-    client = new_client(service)
-    sampler = client.save_weights_and_get_sampling_client(name="step-0")
-    params = types.SamplingParams(max_tokens=4, seed=7, temperature=1.0)
-    prompts = [types.ModelInput.from_ints([first, 41]) for first in (40, 50)]
-    futures = [sampler.sample(prompt, num_samples=3, sampling_params=params) for prompt in prompts]
-    data, rewards = [], []
-    for prompt, future in zip(prompts, futures, strict=True):
-        group = future.result().sequences
-        scores = [float(sum(sequence.tokens) % 5) for sequence in group]
-        rewards += scores
-        mean = sum(scores) / len(scores)
-        for sequence, score in zip(group, scores, strict=True):
-            before = prompt.to_ints()
-            row = before + list(sequence.tokens)
-            free = len(before) - 1
-            data.append(
-                types.Datum(
-                    model_input=types.ModelInput.from_ints(row[:-1]),
-                    loss_fn_inputs={
-                        "target_tokens": row[1:],
-                        "logprobs": [0.0] * free + list(sequence.logprobs),
-                        "advantages": [0.0] * free + [score - mean] * len(sequence.tokens),
-                    },
-                )
-            )
-    passed = client.forward_backward(data, "importance_sampling")
-    client.optim_step(STEP).result()
-    return [rewards, passed.result().metrics["loss:sum"]]
-
-
-def resume(service):
-    """Save, make a client from the state with its optimizer, and continue the training."""
-    client = new_client(service)
-    client.forward_backward(BATCH, "cross_entropy").result()
-    client.optim_step(STEP).result()
-    path = client.save_state(name="step-1").result().path
-    assert path.startswith("tinker://")
-    found = []
-    for one in (client, service.create_training_client_from_state_with_optimizer(path)):
-        one.forward_backward(BATCH, "cross_entropy").result()
-        one.optim_step(STEP).result()
-        found.append(nll(one.forward(BATCH, "cross_entropy").result()))
     return found
 
 
@@ -243,8 +150,7 @@ def async_loop(service):
 
 
 SHAPES = (
-    pipelined, waits_each_time, thread_pool, timeouts, client_in_each_thread, evaluation,
-    preferences, group_rewards, resume, clients_as_futures, subclassed, async_loop,
+    pipelined, thread_pool, timeouts, client_in_each_thread, clients_as_futures, subclassed, async_loop,
 )  # fmt: skip
 
 if __name__ == "__main__":

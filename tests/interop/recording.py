@@ -6,7 +6,6 @@ concurrent requests, and requests in the background (heartbeats, telemetry).
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections import defaultdict
@@ -368,8 +367,3 @@ def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
     for request_id, seen in iterations.items():
         if seen != [str(number) for number in range(len(seen))]:
             yield f"{request_id}: iterations {seen}"
-
-
-def handle_content(handle: str) -> Any:
-    """Return the content of a sampler handle."""
-    return json.loads(base64.urlsafe_b64decode(handle))

@@ -22,7 +22,7 @@ from interop.programs import Programs
 from support.cli_runs import Run, runner
 from support.cli_world import KEY, World
 from support.file_server import Content, FileServer
-from support.hub import TOKEN, USER, Hub, Repository
+from support.hub import TOKEN, Hub, Repository
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
@@ -325,53 +325,6 @@ def test_the_same_arrives_at_the_hub(push: Callable[..., tuple[Pushed, Pushed]],
     assert held["ada/one"] >= {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_a_push_adds_the_owner_and_the_branch_that_the_reference_client_leaves_out(
-    push: Callable[..., tuple[Pushed, Pushed]], run_id: str
-) -> None:
-    """Without options, a push of this package succeeds where the reference client's fails.
-
-    The real hub refuses repository names without an owner, and missing branches. An `easy` hub accepts both.
-    There the reference client succeeds, and this package must choose the same names.
-    """
-    external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
-    lines = [(external,), (training,), (external,)]
-    (meant, their_easy_hub), _ = push(*lines, easy=True)
-    (reference, their_hub), (own, our_hub) = push(*lines)
-    assert [each["code"] for each in meant] == [each["code"] for each in own] == [0, 0, 0], own
-    assert [each["code"] for each in reference] == [1, 1, 1]
-    assert their_hub.commits == []
-    assert arrived(our_hub) == [{**each, "to": f"{USER}/{each['to']}"} for each in arrived(their_easy_hub)]
-    branches = ("external_weights-x", "weights-a", "external_weights-x")
-    for expected, ran, branch in zip(meant, own, branches, strict=True):
-        told = json.loads(expected["out"])
-        name = f"{USER}/{told['repo_id']}"
-        assert json.loads(ran["out"]) == {**told, "repo_id": name, "revision": branch}
-        assert set(our_hub.repositories[name].branches) == {"main", *branches}
-    [card] = {each["files"]["README.md"].decode() for each in our_hub.commits[::2]}
-    assert f'PeftModel.from_pretrained(base, "{name}", revision="external_weights-x")' in card
-
-
-def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
-    push: Callable[..., tuple[Pushed, Pushed]], run_id: str
-) -> None:
-    external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
-    (reference, _), (own, our_hub) = push(
-        (external, "-r", "two", "--revision", "dev"),
-        (training, "-r", "ada/two", "--revision", "more"),
-        (external, "-r", "ada/two", "--revision", "more"),  # the branch has another checkpoint
-        (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # not a valid name of a branch
-        (external, "--create-pr"),  # goes to main
-    )
-    assert [each["code"] for each in reference] == [1, 1, 1, 1, 1]
-    assert [each["code"] for each in own] == [0, 0, 1, 1, 0]
-    assert json.loads(own[0]["out"])["repo_id"] == "ada/two"
-    assert set(our_hub.repositories["ada/two"].branches) == {"main", "dev", "more"}
-    commits = [(each["revision"], each["pull"]) for each in our_hub.commits]
-    assert commits == [("dev", False), ("more", False), ("main", True)]
-    assert own[3]["problem"].startswith("Error: the hub refused: ")
-    assert "Invalid reference for a branch: refs/pr/7" in own[3]["problem"]
-
-
 class Given(Content):
     """The content of a file, given as bytes."""
 
@@ -435,37 +388,6 @@ def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the
         assert held == {"ada/one": one, "ada/two": two, "ada/three": three}
         config = json.loads(our_hub.commits[0]["files"]["adapter_config.json"])
         assert config == {"base_model_name_or_path": MODEL, "r": 2}
-
-
-def test_an_unknown_base_model_is_left_out_at_the_hub(
-    push: Callable[..., tuple[Pushed, Pushed]], server: LocalServer, run_id: str
-) -> None:
-    """The uploads are the same, except that the reference client names the base model "unknown"."""
-    with exported(server, ADAPTER, FaultPlan().on("get_weights_info", faults.status(404))):
-        line = (f"tinker://{run_id}/external_weights/x",)
-        (reference, their_hub), (own, our_hub) = push(line, easy=True)
-    assert own[0]["code"] == reference[0]["code"] == 0, own
-    names = [json.loads(each["out"])["repo_id"] for each in (own[0], reference[0])]
-    assert names[0] == f"{USER}/{names[1]}"
-    assert names[1].startswith("tinker-adapter-")
-    configs = [json.loads(hub.commits[0]["files"]["adapter_config.json"]) for hub in (our_hub, their_hub)]
-    assert [each.pop("base_model_name_or_path") for each in configs] == [None, "unknown"]
-    assert configs[0] == configs[1] == {"r": 2}
-    told = [cards(hub.commits[0]["files"])["README.md"] for hub in (our_hub, their_hub)]
-    assert ["base_model: unknown", *told[0]] == told[1]
-    for hub in (our_hub, their_hub):
-        for name in ("adapter_config.json", "README.md"):
-            del hub.commits[0]["files"][name]
-    assert our_hub.commits == [{**each, "to": f"{USER}/{each['to']}"} for each in their_hub.commits]
-
-
-def test_who_is_not_logged_in_at_the_hub_asks_it_for_nothing(
-    push: Callable[..., tuple[Pushed, Pushed]], run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
-    for [ended], hub in push((f"tinker://{run_id}/external_weights/x", "-r", "ada/one")):
-        assert (ended["code"], ended["out"]) == (1, "")
-        assert hub.asked == ["GET /api/whoami-v2"]
 
 
 def test_both_write_the_same_credentials_file(

@@ -1,6 +1,6 @@
-"""The engine gives the same numbers as transformers' Qwen3 and Llama classes, torch autograd and AdamW.
+"""The engine and the built-in model give the same numbers as transformers, torch autograd and AdamW.
 
-Needs torch and transformers, nothing else; the weights are random and written by transformers itself.
+Needs torch and transformers, nothing else; random weights are written by transformers itself.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS
 
+from benchmarks.tiny_model import make
+from benchmarks.tiny_model.scores import Model
 from tinker_sync.local.engine import decoder
 from tinker_sync.local.engine.decoder import PackedSpan, Tape, packed_states
 from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
@@ -22,6 +23,7 @@ from tinker_sync.local.engine.losses import Example
 from tinker_sync.local.engine.model import Weights, load_weights
 from tinker_sync.local.engine.sampling import Sampler, SampleSpec
 from tinker_sync.local.engine.training import AdamSettings, AdapterTrainer
+from tinker_sync.local.tiny import directory
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -97,16 +99,6 @@ def test_logits(pair: Pair) -> None:
         theirs = model(torch.tensor(tokens)[None]).logits[0].numpy()
     assert np.abs(theirs).max() > 1
     assert np.abs(our_logits(weights, None, tokens) - theirs).max() < 1e-4
-
-
-def test_the_rotation_is_scaled_as_theirs(pair: Pair) -> None:
-    from tinker_sync.local.engine.decoder import frequencies
-
-    model, weights = pair
-    theirs = model.model.rotary_emb.inv_freq.numpy()
-    np.testing.assert_allclose(frequencies(weights.config), theirs, rtol=1e-6)
-    plain = frequencies(attrs.evolve(weights.config, rope_scaling=None))
-    assert np.allclose(plain, theirs) == (weights.config.rope_scaling is None)
 
 
 def test_200_greedy_tokens(pair: Pair) -> None:
@@ -301,3 +293,50 @@ def test_ten_steps(pair: Pair, clip: float, eps: float) -> None:
         ours = run.params.named()
         for name, parameter in parameters.items():
             assert np.abs(ours[name] - parameter.detach().numpy()).max() < 1e-4, name
+
+
+# ------------------------------------------------------------------------------------ the built-in model
+TEXTS = [
+    "Q: 23+45=68\nQ: 71-38=33\n",
+    "reverse: 4719 -> 9174\ncopy: k d m p -> k d m p\n",
+    "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\nTom lost a red ball at the park. "
+    * 4,
+]
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(str(directory()), dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_log_probabilities_are_those_of_transformers_and_of_the_script(theirs: Any, text: str) -> None:
+    model = Model()
+    ids = model.encode(text)
+    tokens = torch.tensor([ids])
+    weights = {name: value for name, value in theirs.state_dict().items() if name != "lm_head.weight"}
+    with torch.no_grad():
+        logits = {"transformers": theirs(tokens).logits, "script": make.forward(torch, weights, tokens)}
+    [ours] = model.logprobs([text])
+    for name, found in logits.items():
+        every = torch.log_softmax(found[0, :-1], dim=-1).numpy()
+        np.testing.assert_allclose(ours, every[np.arange(len(ours)), ids[1:]], atol=1e-4, err_msg=name)
+
+
+def test_the_tokenizer_is_read_by_transformers() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory()))
+    model = Model()
+    for text in [*TEXTS, "Grüße, 日本, \U0001f600\ttabs\r\n"]:
+        assert tokenizer(text)["input_ids"] == model.encode(text)
+        assert tokenizer.decode(model.encode(text)) == text
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    chat = [
+        {"role": "system", "content": "Answer in few words."},
+        {"role": "user", "content": "What is 23+45?"},
+    ]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert text == (
+        "<|im_start|>system\nAnswer in few words.<|im_end|>\n"
+        "<|im_start|>user\nWhat is 23+45?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert model.answers([text], "<|im_end|>") == ["23+45=68"]

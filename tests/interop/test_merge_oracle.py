@@ -137,21 +137,6 @@ def test_peft_loads_an_adapter_without_the_head(tied: bool, tmp_path: Path) -> N
     np.testing.assert_allclose(logprobs(loaded), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_peft_warns_of_the_head_and_loads_it_under_its_own_name(tied: bool, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    base, adapter = copy_of_tiny(tmp_path / "base", tied=tied, own_head=not tied), tmp_path / "adapter"
-    wanted = train(base, adapter, unembed=True)
-    with pytest.warns(UserWarning, match="missing adapter keys.*lm_head"):
-        peft.PeftModel.from_pretrained(load(base), adapter)
-    file = adapter / "adapter_model.safetensors"
-    arrays = read_safetensors(file)
-    renamed = {name.replace("model.unembed_tokens", "lm_head"): array for name, array in arrays.items()}
-    file.write_bytes(b"".join(safetensors.pieces(renamed, {"format": "pt"})))
-    loaded = peft.PeftModel.from_pretrained(load(base), adapter)
-    np.testing.assert_allclose(logprobs(loaded), wanted, atol=1e-4)
-
-
 def test_the_program_of_the_guide_makes_a_model_and_an_adapter_for_peft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,20 +168,6 @@ def test_named_given_and_batched_templates_alike(chatting: Pair) -> None:
     assert ours.get_chat_template() == theirs.get_chat_template()
 
 
-def test_open_messages_alike(chatting: Pair) -> None:
-    ours, theirs = chatting
-    rng = random.Random(7)
-    for _ in range(100):
-        content = rng.choice(
-            [text(rng) + " x ", [{"type": "text", "text": "a"}, {"type": "text", "text": "b  "}]]
-        )
-        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content}]
-        options = {"continue_final_message": True, "tokenize": False}
-        assert ours.apply_chat_template(messages, **options) == theirs.apply_chat_template(
-            messages, **options
-        )
-
-
 REFUSED = [
     "{{ ''.__class__.__mro__ }}",
     "{{ messages.append(1) }}",
