@@ -17,9 +17,13 @@ from support import isolation, leaf_locks
 # This must come before the import of any module of the package, so that all its locks are watched.
 leaf_locks.install()
 
+from support import handed_records  # noqa: E402
+
 from tinker_sync.runtime.futures import APIFuture  # noqa: E402
 
 leaf_locks.watch(APIFuture, "_end")
+handed_records.install()
+caplog = handed_records.caplog
 
 # The same examples in every run unless EXAMPLES asks for others, because what chance finds elsewhere must not
 # fail a change. Without a limit of time, because the suite also runs on busy machines. Without a database,

@@ -21,7 +21,6 @@ and tries every few seconds to find or make a board, to which it then reports it
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import threading
 import time
@@ -38,6 +37,7 @@ from attrs import define, field, frozen
 
 from tinker_sync._base.events import ModelNamed
 from tinker_sync._base.left_out import words_on
+from tinker_sync._base.log import Log
 from tinker_sync.batch.item import decode_all
 from tinker_sync.batch.results import ResultsFile
 from tinker_sync.batch.samples import Order, Window, map_samples
@@ -421,7 +421,7 @@ def find_board() -> Any:
 _made: Final[list[Any]] = []
 
 
-_log = logging.getLogger("tinker_sync.ray")
+_log = Log("tinker_sync.ray")
 
 _RETRY_S: Final = 2.0
 _TRIES: Final = 5

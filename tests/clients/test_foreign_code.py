@@ -1,17 +1,19 @@
 """Code of the user on the client's threads, which blocks, fails or calls the client, holds up no other call.
 
-Such code is a done callback, or a listener for queue states.
+Such code is a done callback, a listener for queue states, or a handler of the log.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
+from support.handed_records import wait_for_handlers
 from support.hasty import sampler_of
 from support.tinker_stub import Answer, StubServer
 
@@ -23,7 +25,7 @@ PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 PAUSED = Answer(408, {"queue_state": "active", "queue_state_reason": "one moment"})
-PLACES = pytest.mark.parametrize("place", ["callback", "listener"])
+PLACES = pytest.mark.parametrize("place", ["callback", "listener", "handler"])
 
 
 def client_of(stub: Any, **options: Any) -> ServiceClient:
@@ -53,11 +55,40 @@ class Once:
             self.ended.set()
 
 
+class Handler(logging.Handler):
+    """A handler that runs code at the first record about a sample that a thread of the client makes."""
+
+    def __init__(self, once: Once) -> None:
+        super().__init__()
+        self._once = once
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.threadName == "tinker-poll" and "sample" in record.getMessage():
+            self._once(record)
+
+
+@contextmanager
+def handling(handler: logging.Handler) -> Iterator[None]:
+    """Let the log of the package have a handler, and take every record."""
+    log = logging.getLogger("tinker_sync")
+    before, raises = log.level, logging.raiseExceptions
+    log.setLevel(logging.DEBUG)
+    log.addHandler(handler)
+    logging.raiseExceptions = False  # print no tracebacks of handlers
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        logging.raiseExceptions = raises
+
+
 @contextmanager
 def client_with(place: str, once: Once) -> Iterator[tuple[SamplingClient, Any]]:
     """Yield a client and a sample of it that makes the code run in this place."""
     listener = once if place == "listener" else None
-    with StubServer() as stub, client_of(stub, on_queue_state=listener) as client:
+    handled = handling(Handler(once)) if place == "handler" else nullcontext()
+    with StubServer() as stub, handled, client_of(stub, on_queue_state=listener) as client:
         once.sampler = sampler = sampler_of(client)
         stub.script("/retrieve_future", PAUSED)
         first = sample(sampler)
@@ -139,3 +170,49 @@ def test_callbacks_that_wait_at_the_close_still_run(monkeypatch: pytest.MonkeyPa
         gate.set()
         for _ in range(100):
             assert ran.acquire(timeout=PATIENCE_S)
+
+
+class Failing(logging.Handler):
+    """A handler that raises an exception at every record."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self._failure = failure
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise self._failure
+
+
+@pytest.mark.filterwarnings("ignore::tinker_sync.ExperimentalWarning")
+@pytest.mark.parametrize("failure", [ValueError("odd"), SystemExit(3)], ids=repr)
+def test_a_handler_that_fails_at_every_record_harms_no_call(failure: BaseException) -> None:
+    """Calls of every kind end as without the handler, also those that are logged on the user's thread."""
+    with StubServer() as stub, handling(Failing(failure)), client_of(stub) as client:
+        stub.script("/asample", Answer(429, {"detail": "slowly"}), Answer(503))
+        stub.script("/forward_backward", Answer(503))
+        stub.script("/get_server_capabilities", Answer(503))
+        assert client.get_server_capabilities().supported_models
+        sampler = sampler_of(client)
+        for future in [sample(sampler) for _ in range(20)]:
+            future.result(PATIENCE_S)
+        training = client.create_lora_training_client("stub/model").result(PATIENCE_S)
+        datum = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+        training.forward_backward([datum], "cross_entropy").result(PATIENCE_S)
+        training.optim_step(types.AdamParams()).result(PATIENCE_S)
+
+
+def test_records_reach_a_handler_in_the_order_in_which_they_were_made() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    with StubServer() as stub, handling(handler), client_of(stub) as client:
+        sampler = sampler_of(client)
+        for future in [sample(sampler) for _ in range(50)]:
+            future.result(PATIENCE_S)
+        wait_for_handlers()
+    made: dict[str | None, list[float]] = {}
+    for record in records:
+        if str(record.threadName).startswith("tinker-"):
+            made.setdefault(record.threadName, []).append(record.created)
+    assert sum(map(len, made.values())) > 100
+    assert [name for name, times in made.items() if times != sorted(times)] == []

@@ -89,7 +89,7 @@ class Inline:
     def run(self, job: Callable[[], object]) -> None:
         job()
 
-    run_call = run
+    run_call = run_handlers = run
 
 
 class NoWorkers:

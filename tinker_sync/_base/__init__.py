@@ -4,6 +4,7 @@ clock           time as an object that tests can set, and locks that Ctrl-C leav
 policy          what a status means at each stage of a call, in one table
 secret          values that are never shown, and the masking of what might hold one
 events          what happens to requests and sessions, for observers
+log             loggers whose handlers cannot disturb the client
 api_errors      the base of all errors (`tinker_sync.errors` is their public place)
 files, jsonl    locks, files that are replaced in one step, files of JSON lines that may be cut short
 error_details   what an error keeps of its request and response

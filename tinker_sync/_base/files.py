@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-_log = logging.getLogger("tinker_sync.files")
+from tinker_sync._base.log import Log
+
+_log = Log("tinker_sync.files")
 
 
 def try_lock(file: IO[Any]) -> bool:

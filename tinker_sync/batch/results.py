@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import operator
 import os
 import re
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tinker_sync._base.files import try_lock
+from tinker_sync._base.log import Log
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.types import SampleRequest, SampleResponse
@@ -36,7 +36,7 @@ from tinker_sync.wire import json as wire_json
 _HEAD: Final = re.compile(rb'\{"index": ?(\d{1,18}), ?"key": ?"([0-9a-f]{16})", ?.*\}\s*\Z', re.DOTALL)
 _BEGINNING: Final = b'{"index":'
 
-_log = logging.getLogger("tinker_sync.batch")
+_log = Log("tinker_sync.batch")
 
 
 def key_of(request: SampleRequest) -> str:

@@ -6,7 +6,6 @@ load them.
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 import weakref
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
 from tinker_sync._base.left_out import Removed, refuse_arguments
+from tinker_sync._base.log import Log
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients._arguments import check_credential, check_is_path, check_service
 from tinker_sync.clients._async import async_blocking, async_future, async_result
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     )
     from tinker_sync.wire.dialect import Dialect
 
-_log = logging.getLogger("tinker_sync.clients")
+_log = Log("tinker_sync.clients")
 
 
 @names_requests

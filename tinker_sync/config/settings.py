@@ -25,6 +25,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
 from tinker_sync import _embedded
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import (
     MASK,
     HeaderMap,
@@ -85,7 +86,7 @@ def show_logs(level: LogLevel | None) -> None:
             _LOGGER.addHandler(console)
 
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = Log(__name__)
 
 KeySource = Literal["argument", "environment", "stored", "local"]
 

@@ -8,7 +8,6 @@ credentials, proxies, locks between processes and the cache's layout. Any thread
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 from contextlib import suppress
@@ -17,9 +16,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from tinker_sync._base.log import Log
 from tinker_sync.errors import TokenizerError
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 import os
@@ -12,6 +11,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from attrs import asdict, fields_dict, frozen
 
 from tinker_sync._base.jsonl import append_line, read_lines
+from tinker_sync._base.log import Log
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.types._checks import as_whole
 
@@ -20,7 +20,7 @@ FILE_NAME: Final = "checkpoints.jsonl"
 ClientT = TypeVar("ClientT")
 """The class of the training client, which this module does not import."""
 
-_log = logging.getLogger("tinker_sync.loop")
+_log = Log("tinker_sync.loop")
 
 
 class CheckpointService(Protocol):

@@ -77,9 +77,9 @@ The other modules and their contents:
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
 and sends training calls; a worker does this while `tinker-poll` does not run. Others: `tinker-enter-N`,
 `tinker-send-N`, `tinker-rest-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`,
-`tinker-await-N`, `tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a thread that
-holds a lock takes no second lock, does no I/O and runs no callback. The tests fail if a lock is taken under
-another.
+`tinker-await-N`, `tinker-log-1`, `tinker-heartbeat`, `tinker-close`. Every lock of these modules is a leaf: a
+thread that holds a lock takes no second lock, does no I/O and runs no callback. The tests fail if a lock is
+taken under another.
 
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 

@@ -27,7 +27,6 @@ loss of the whole call.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.log import Log
 from tinker_sync._base.numpy import np
 from tinker_sync.errors import WireError
 from tinker_sync.types.datum import Datum
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 else:  # it needs numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
 
-_log = logging.getLogger("tinker_sync.clients")
+_log = Log("tinker_sync.clients")
 
 _TARGETS: Final = "target_tokens"
 _SCORES: Final = "logprobs"

@@ -6,17 +6,17 @@ user may pay, and then fail.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 
 _LOG_EVERY_S: Final = 60.0
 # After this long without a 402 the incident is over, and the next 402 begins a new one.
 _INCIDENT_ENDS_AFTER_S: Final = 300.0
 
-_log = logging.getLogger("tinker_sync.billing")
+_log = Log("tinker_sync.billing")
 
 
 class BillingPause:

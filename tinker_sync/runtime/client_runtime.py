@@ -11,12 +11,12 @@ alive. When the client is closed or garbage-collected, its threads end.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock
+from tinker_sync._base.log import Log
 from tinker_sync.config import Settings
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.connection import Connection
@@ -37,7 +37,7 @@ from tinker_sync.runtime.workers import WorkerPools
 
 CLOSE_LIMIT_S: Final = 10.0
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class ClientRuntime:

@@ -7,12 +7,12 @@ The objects start no threads, and send requests only when their methods are call
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import TinkerError
@@ -26,7 +26,7 @@ from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigRe
 
 SHORTEST_REFRESH_S: Final = 10.0
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Connection:

@@ -9,13 +9,13 @@ steps, the remaining ones are left out. Threads of this package do not delay the
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 import threading
 import time
 from typing import Final, Literal, Protocol
 
 from tinker_sync import _embedded
+from tinker_sync._base.log import Log
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
@@ -25,7 +25,7 @@ EXIT_LIMIT_S: Final = 1.0
 INTERRUPTED_LIMIT_S: Final = 0.5
 """The longest wait for calls under way after Ctrl-C: the user wants to leave, and learns what may be lost."""
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Finishable(Protocol):

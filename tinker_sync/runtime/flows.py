@@ -44,13 +44,13 @@ The rules that make this sound:
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from tinker_sync._base.log import Log
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError, no_thread
 from tinker_sync.transport.call import Call
@@ -71,7 +71,7 @@ Step = Callable[[Any], object]
 _AT_ONCE: Final = 64
 _NUMBERS: Final = (float, int)
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 _under_way: set[Task] = set()
 _inherited: list[set[Task]] = []

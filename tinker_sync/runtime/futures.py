@@ -25,7 +25,6 @@ this first look, and get the outcome by a callback.
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import threading
@@ -37,6 +36,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
+from tinker_sync._base.log import Log
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import QUEUED, ProgressFuture
@@ -49,7 +49,7 @@ Job = Callable[[], object]
 Submit = Callable[[Job], object]
 """A function that passes a job to the workers; raises RuntimeError if they take no more jobs."""
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 if sys.version_info >= (3, 11):
     WaitTimeout = TimeoutError

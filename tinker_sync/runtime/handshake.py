@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from attrs import field, frozen
 
+from tinker_sync._base.log import Log
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
@@ -32,7 +32,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 _PROBE_RETRIES: Final = 2
 # The statuses with which an existing call may answer an empty body.
 _WRONG_BODY: Final = (400, 415, 422, 500)
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 # The dialects that probes have found, for all clients of this process.
 _probed: Final = DialectCache()

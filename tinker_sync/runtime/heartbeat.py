@@ -8,13 +8,13 @@ process too, when no new thread may start.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
 from tinker_sync.runtime.workers import no_thread
@@ -32,7 +32,7 @@ _CERTAIN_AFTER_S: Final = 5.0
 # The shortest time between heartbeats, even if many failures ask for one.
 _SOONEST_S: Final = 1.0
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Listener(Protocol):

@@ -8,7 +8,6 @@ thread may call the methods, also more than once.
 from __future__ import annotations
 
 import _thread
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.events import CallFailed, Event, Observer, Stopwatch
+from tinker_sync._base.log import Log
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import _fork, exits
 from tinker_sync.runtime.failures import copy_exception
@@ -42,7 +42,7 @@ _JOIN_S: Final = 0.5
 _WATCHED_S: Final = 3600.0
 _EARLY_S: Final = 0.001
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Closable(Protocol):

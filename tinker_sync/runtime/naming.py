@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import sys
 import warnings
@@ -28,6 +27,7 @@ from contextvars import ContextVar
 from types import CodeType, FunctionType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from tinker_sync._base.log import Log
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture
@@ -171,7 +171,7 @@ CallSite = tuple[str, CodeType, int]
 # These are not logged, because they follow from a reported failure, or from an action of the user.
 _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 
-_log = logging.getLogger("tinker_sync.clients")
+_log = Log("tinker_sync.clients")
 
 
 def find_call_site() -> CallSite:

@@ -7,7 +7,6 @@ meanwhile.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tinker_sync._base.clock import Wake
+from tinker_sync._base.log import Log
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 
@@ -24,7 +24,7 @@ PENDING_LIMIT_S: Final = 60.0
 NOTICE_AFTER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class PendingChanges:

@@ -11,7 +11,6 @@ however many requests wait. Listeners get every report, in order, on workers.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from attrs import define, field
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import APIResponseValidationError, DeadlineError, InvalidInputError, WireError
 from tinker_sync.runtime.admission import ModelPause
@@ -57,7 +57,7 @@ _NO_REASON: Final = {
     QueueState.PAUSED_CAPACITY: "the service is short of capacity at the moment",
 }
 
-_log = logging.getLogger("tinker_sync.queue")
+_log = Log("tinker_sync.queue")
 
 Decode = Callable[[Reply, Any], T]
 """A function that makes the result from a reply and its parsed JSON (None for protobuf)."""

@@ -6,10 +6,10 @@ A server that is known to have the whole protocol is not asked for its descripti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from tinker_sync._base.log import Log
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError
@@ -29,7 +29,7 @@ _READ_S: Final = 10.0
 # The answer for a path without a route, of the framework that most open servers use.
 _NO_ROUTE: Final = {"detail": "Not Found"}
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Published:

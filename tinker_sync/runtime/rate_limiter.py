@@ -18,7 +18,6 @@ wait in the order of its own queue. The limiter does not see the requests themse
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import weakref
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, in_seconds
+from tinker_sync._base.log import Log
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Shared
@@ -66,7 +66,7 @@ _WORTH_A_LINE_S: Final = 10.0
 _SENT_AT_FIRST: Final = 16
 _SENT_AT_ONCE: Final = 400
 
-_log = logging.getLogger("tinker_sync.queue")
+_log = Log("tinker_sync.queue")
 
 
 def key_fingerprint(key: str) -> str:

@@ -27,7 +27,6 @@ lock is held for container work only.
 from __future__ import annotations
 
 import heapq
-import logging
 import math
 import os
 import select
@@ -41,6 +40,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log, hand_over_records
 from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
@@ -73,7 +73,7 @@ _descriptor_in: Final = itemgetter(0)  # of an event of epoll
 Step = tuple[Any, ...]
 """A function and its arguments."""
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 Outcome = Reply | SendFailed
 """An answer, or the failure to get one.
@@ -122,6 +122,9 @@ class Runner(Protocol):
     """
 
     def run(self, job: Callable[[], object]) -> None: ...
+
+    @property
+    def run_handlers(self) -> Callable[[Callable[[], object]], object]: ...
 
 
 class Ticket:
@@ -838,6 +841,7 @@ class Reactor:
 
     def _loop(self) -> None:
         self._next.steps = self._following
+        hand_over_records(self._workers.run_handlers)
         try:
             while self.step(IDLE_S):
                 pass

@@ -13,7 +13,6 @@ The JSON bodies of the samples differ in prompt and number; `SampleBodies` encod
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import uuid
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import BLOCKED_PAUSE_S, UNREADABLE, Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
@@ -86,7 +86,7 @@ _key_of: Final = attrgetter(
 Fetch = Callable[[Promise, APIFuture[Any], Decode[Any], float], Flow[Any]]
 """A flow that fetches the result of a promise: `polls.poll`, or one with the same arguments."""
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 # ------------------------------------------------------------------------------------------ the flow

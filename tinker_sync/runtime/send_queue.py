@@ -38,7 +38,6 @@ In a forked child the copy refuses work until `take_over`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,6 +47,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from attrs import define
 
+from tinker_sync._base.log import Log
 from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
@@ -61,7 +61,7 @@ _INHERITED: Final = (
 )
 _NO_MODEL: Final = (404, 410)
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = Log(__name__)
 
 
 class NotTaken(Exception):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync._base.secret import mask_text
@@ -37,7 +38,7 @@ _SUSPICIOUS: Final = (401, 404, 410)
 _FAR: Final = 10**6
 _FARTHEST: Final = 2**31
 
-_log = logging.getLogger("tinker_sync.session")
+_log = Log("tinker_sync.session")
 
 
 class Session:

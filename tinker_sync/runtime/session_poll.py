@@ -23,7 +23,6 @@ The poll is a flow, which runs while a sample waits or a result is to be acknowl
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -32,6 +31,7 @@ from typing import Any, Final, TypeVar
 from attrs import evolve
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import Ledger, Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
@@ -61,7 +61,7 @@ _LONGEST_QUICK_PAUSE_S: Final = 1.0
 _SILENT_POLLS_BEFORE_PROBE: Final = 2
 _PROBED_AFTER_GONE: Final = 2
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 class SessionPoll:

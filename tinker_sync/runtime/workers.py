@@ -21,7 +21,6 @@ thread does it. Any thread may call any method, also a thread of the pool.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import deque
@@ -33,6 +32,7 @@ from operator import methodcaller
 from typing import Any, Final, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log, hand_over_records
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture, Submit, settle
 from tinker_sync.runtime.naming import carried
@@ -44,7 +44,7 @@ Job = Callable[[], object]
 # Longer than the pause between two training steps of most scripts.
 IDLE_S: Final = 10.0
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 # These threads send samples and read results. Sixteen suffice for thousands of requests, because none of them
@@ -121,6 +121,7 @@ class Workers(ThreadPoolExecutor):
         idle_s: the time after which a thread without work ends.
         needed: returns True while the last thread must not end, although it has no work.
         clock: measures the timeout of `close`.
+        log: the pool whose thread passes the records of this pool to the handlers of the log; None: this one.
     """
 
     def __init__(
@@ -131,8 +132,10 @@ class Workers(ThreadPoolExecutor):
         idle_s: float = IDLE_S,
         needed: Callable[[], object] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
+        log: Workers | None = None,
     ) -> None:
         super().__init__(max_threads)
+        self.run_handlers: Submit = self.run if log is None else log.run
         self._name = name
         self._most = max_threads
         self._idle_s = idle_s
@@ -313,6 +316,7 @@ class Workers(ThreadPoolExecutor):
     # ---------------------------------------------------- on a thread of the pool
 
     def _work(self) -> None:
+        hand_over_records(self.run_handlers)
         while self._enter():
             while (entry := self._next_entry()) is not None:
                 entry.run()
@@ -417,14 +421,16 @@ class WorkerPools:
     """
 
     def __init__(self, needed: Callable[[], object] = lambda: False) -> None:
-        self.enter = Workers("enter", 1, needed=needed)
-        self.create = Workers("create", _CREATE_THREADS, needed=needed)
-        self.send = Workers("send", _SEND_THREADS, needed=needed)
-        self.rest = Workers("rest", _REST_THREADS, needed=needed)
-        self.fetch = Workers("fetch", _FETCH_THREADS, needed=needed)
-        self.loss = Workers("loss", _LOSS_THREADS, needed=needed)
-        self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed)
-        self.awaited = Workers("await", _AWAIT_THREADS, needed=needed)
+        # One thread, so that the records of all threads of the client keep their order.
+        self.log = log = Workers("log", 1, needed=needed)
+        self.enter = Workers("enter", 1, needed=needed, log=log)
+        self.create = Workers("create", _CREATE_THREADS, needed=needed, log=log)
+        self.send = Workers("send", _SEND_THREADS, needed=needed, log=log)
+        self.rest = Workers("rest", _REST_THREADS, needed=needed, log=log)
+        self.fetch = Workers("fetch", _FETCH_THREADS, needed=needed, log=log)
+        self.loss = Workers("loss", _LOSS_THREADS, needed=needed, log=log)
+        self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed, log=log)
+        self.awaited = Workers("await", _AWAIT_THREADS, needed=needed, log=log)
 
     def off_main(self, work: Callable[[], T]) -> T:
         """Return `work()`. On the main thread, let a worker do the work, and wait for it.
@@ -449,4 +455,5 @@ class WorkerPools:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
         return (
             self.enter, self.create, self.send, self.rest, self.fetch, self.loss, self.callback, self.awaited,
+            self.log,
         )  # fmt: skip

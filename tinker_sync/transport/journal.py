@@ -23,6 +23,7 @@ from tinker_sync._base.events import (
     RequestSent,
     RetryScheduled,
 )
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import (
     MASK,
     HeaderMap,
@@ -37,7 +38,7 @@ from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.request import Headers
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = Log(__name__)
 
 # The part of a body that a log line shows: a longer one is of no use in a log.
 _SHOWN_CHARACTERS: Final = 2048

@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, http_date, in_seconds
+from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import unique_keys
 from tinker_sync._base.policy import (
     EMPTY_400,
@@ -60,7 +61,7 @@ T = TypeVar("T")
 # A call that fails for longer than this is logged, because minutes of silence look like a hang.
 QUIET_S: Final = 2.0
 NAME_EVERY_S: Final = 60.0
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = Log(__name__)
 
 
 class Retry(NamedTuple):

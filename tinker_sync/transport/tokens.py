@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import logging
 import math
 import random
 import re
@@ -27,11 +26,12 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from tinker_sync._base.clock import Clock, http_date
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.errors import APIResponseValidationError, CredentialError, TinkerError
 from tinker_sync.transport.call import Reply
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 # The cache renews a token ahead of time at about half of its life. The exact moment is random, so that many
 # clients do not ask at once.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 from tinker_sync._base.clock import http_date
+from tinker_sync._base.log import Log
 from tinker_sync.clients._base import REST_S, SAVE_S
 from tinker_sync.clients._models import LoadedModel
 from tinker_sync.clients.rest._base import missing_route, parse_path
@@ -31,7 +31,7 @@ _ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
 _EXPORT_TTL_S: Final = 3600
 _ABSENT: Final = frozenset({404, 405, 410, 501})
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 def source_of(runtime: ClientRuntime, tinker_path: str) -> DownloadSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import uuid
@@ -16,6 +15,7 @@ from attrs import frozen
 
 from tinker_sync import types
 from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.clients._async import async_result
 from tinker_sync.clients._base import REST_S
@@ -95,7 +95,7 @@ _TRACE_POLL_S: Final = 5.0
 # Exports take minutes; the server has forgotten one that takes longer than this.
 _TRACE_LIMIT_S: Final = 3600.0
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 @frozen

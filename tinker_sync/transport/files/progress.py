@@ -6,7 +6,6 @@ each new stage and file without delay, and further bytes at most ten times a sec
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -14,11 +13,12 @@ from typing import Any, Final, Literal
 from attrs import evolve, frozen
 
 from tinker_sync._base.clock import Clock
+from tinker_sync._base.log import Log
 
 Stage = Literal["preparing", "downloading", "uploading", "verifying", "unpacking", "done"]
 
 _EVERY_S: Final = 0.1
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 @frozen(kw_only=True)
