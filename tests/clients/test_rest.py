@@ -165,6 +165,23 @@ def test_calls_do_not_wait_for_the_chunks_of_a_pass() -> None:
         passed.result(120)
 
 
+def test_nor_does_a_large_pass_wait_for_calls_that_the_server_does_not_answer() -> None:
+    prompt = types.ModelInput.from_ints(range(20_000))  # a worker makes the request of a pass of this size
+    datum = types.Datum(prompt, {"target_tokens": list(range(20_000))})
+    with StubServer(config=FLAGS) as stub, hasty_service(stub) as service:
+        trainer, rest = trainer_of(service), RestClient(service.holder)
+        release = stub.hold("/checkpoints", 8)
+        listed = [rest.list_user_checkpoints() for _ in range(8)]
+        stub.await_asked("/checkpoints", 8)
+        try:
+            trainer.forward_backward([datum], "cross_entropy").result(120)
+            assert not any(each.done() for each in listed)
+        finally:
+            release.set()
+        for each in listed:
+            each.result(120)
+
+
 def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest: RestClient) -> None:
     stub.script("/copy_weights", Answer(503, {}), Answer(abort="after"))
     copied = rest.copy_weights(PATH, "p-1", weights_access_token="tml-other").result(120)
