@@ -19,6 +19,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import AuthenticationError
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -216,6 +217,17 @@ def test_a_poll_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -
         first, second = stub.asked("/retrieve_future")[polls:]
         assert first.body == second.body
         assert stub.exchanges == 2
+
+
+@pytest.mark.parametrize("kind", [Rejecting, Stub], ids=["other tokens", "the same token again"])
+@pytest.mark.parametrize(("path", "act"), ACTS[-2:], ids=[path for path, _ in ACTS[-2:]])
+def test_a_call_whose_new_token_is_rejected_too_fails(kind: type[Stub], path: str, act: Act) -> None:
+    with world(TOKENS, kind) as (stub, client):
+        trainer, sampler = client.create_lora_training_client("stub/model").result(), sampler_of(client)
+        challenge = {"www-authenticate": 'Bearer error="invalid_token"'}
+        stub.script(path, *[Answer(401, {"detail": "no"}, headers=challenge)] * 5)
+        assert isinstance(act(client, trainer, sampler).exception(PATIENCE_S), AuthenticationError)
+        assert len(stub.asked(path)) == 2
 
 
 def test_samples_with_a_rejected_token_share_one_exchange() -> None:
