@@ -194,26 +194,6 @@ def random_sample_request(rng: random.Random) -> dict[str, Any]:
     return {**arguments, "prompt": random_prompt(rng), "sampling_params": random_sampling(rng)}
 
 
-def random_datum(rng: random.Random) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
-    names = ["target_tokens", "weights", "advantages", "logprobs", "custom_input"]
-    for name in rng.sample(names, rng.randrange(4)):
-        inputs[name] = random_tensor(rng, "int64" if name == "target_tokens" else "float32")
-        if rng.random() < 0.3 and name != "custom_input":
-            # In place of a tensor, a plain list, whose dtype the name determines.
-            inputs[name] = [rng.choice([0, 1, 2.0, 7]) for _ in range(rng.randrange(5))]
-    return {"model_input": random_prompt(rng), "loss_fn_inputs": inputs}
-
-
-def random_training_input(rng: random.Random) -> dict[str, Any]:
-    settings = [{}, {"loss_fn_config": None}, {"loss_fn_config": {"a": 1, "b": 0.5, "c": "x", "d": "1.5"}}]
-    return {
-        "data": [random_datum(rng) for _ in range(rng.randrange(3))],
-        "loss_fn": rng.choice(["cross_entropy", "ppo", "custom"]),
-        **rng.choice(settings),
-    }
-
-
 def arrays_for_lists(rng: random.Random, prompt: dict[str, Any]) -> dict[str, Any]:
     """Return the same prompt with its tokens in lists, tuples or arrays. Only this package accepts arrays."""
     containers = [list, tuple, np.array, lambda tokens: np.array(tokens, dtype=np.int32)]
@@ -232,22 +212,6 @@ def test_sample_requests_are_what_the_reference_sends() -> None:
         encoded = encode(tinker_sync.types.SampleRequest(**ours), backend=BACKENDS[number % 2])
         expected = body(tinker.types.SampleRequest(**arguments))
         assert exact(json.loads(encoded)) == exact(expected), ours
-
-
-def test_training_inputs_are_what_the_reference_would_send() -> None:
-    rng = seeded("ForwardBackwardInput")
-    for number in range(REQUESTS_OF_EACH_KIND):
-        arguments = random_training_input(rng)
-        data = [
-            tinker_sync.types.Datum(arrays_for_lists(rng, datum["model_input"]), datum["loss_fn_inputs"])
-            for datum in arguments["data"]
-        ]
-        ours = tinker_sync.types.ForwardBackwardInput(**{**arguments, "data": data})
-        request = tinker_sync.types.ForwardBackwardRequest(ours, "model-1", number)
-        encoded = json.loads(encode(request, backend=BACKENDS[number % 2]))
-        assert encoded.keys() == {"forward_backward_input", "model_id", "seq_id"}
-        expected = body(ForwardBackwardInput(**arguments))
-        assert exact(encoded["forward_backward_input"]) == exact(expected), ours
 
 
 def test_free_form_values_are_what_the_reference_sends() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.clock import FakeClock
-from support.embedded import API, BASE, PROTO, Reply, Running, pass_body, running
+from support.embedded import API, BASE, Reply, Running, running
 
 from tinker_sync.local.engine import safetensors
 
@@ -337,15 +337,6 @@ def test_a_copy_is_made_once(server: Running) -> None:
     assert server.post("/copy_weights", {**body, "weights_access_token": "tml-x"}).status == 400
 
 
-def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -> None:
-    session = server.session()
-    path = save(server, train(server, session), 3, "a")["path"]
-    unused = server.model(session, 1)
-    body = {"source_path": path, "session_id": session, "model_seq_id": 1}
-    assert server.post("/copy_weights", body).status == 409
-    assert server.passed(unused, 1).metrics
-
-
 # ------------------------------------------------------------------------------------------ downloads
 def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
     model = train(server, server.session())
@@ -501,15 +492,6 @@ def opened(server: Running, session: str, number: int, path: str) -> str:
     return sampler
 
 
-def test_a_number_that_unsaved_weights_have_makes_no_other_sampler(server: Running) -> None:
-    session = server.session()
-    unsaved = {"model_id": train(server, session), "sampling_session_seq_id": 0, "seq_id": 3}
-    sampler = server.result_of("/save_weights_for_sampler", unsaved)["sampling_session_id"]
-    wanted = scores(server, sampler)
-    assert server.sampler(session, 0).status == 409
-    assert scores(server, sampler) == wanted
-
-
 @pytest.mark.parametrize("sampled_before", [True, False])
 def test_a_replaced_sampler_checkpoint_stays_for_open_samplers(server: Running, sampled_before: bool) -> None:
     session = server.session()
@@ -531,46 +513,6 @@ def test_a_replaced_sampler_checkpoint_stays_for_open_samplers(server: Running, 
     assert len({tuple(each[1:]) for each in found}) == 3
     listed = server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
     assert [each["checkpoint_id"] for each in listed] == ["sampler_weights/latest", "sampler_weights/other"]
-
-
-def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_samplers(server: Running) -> None:
-    session = server.session()
-    model = train(server, session)
-    path = publish(server, model, 3)
-    older = opened(server, session, 0, path)
-    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/latest").status == 200
-    publish(server, model, 4)
-    failed = server.sampled(older, None)
-    assert (failed["category"], "saved anew" in failed["error"]) == ("user", True)
-    assert scores(server, opened(server, session, 1, path))
-
-
-def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(server: Running) -> None:
-    model = train(server, server.session())
-    path = publish(server, model, 3)
-    asked = {
-        "model_path": path,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7, 8]}]},
-        "sampling_params": {"max_tokens": 1},
-        "prompt_logprobs": True,
-    }
-    before = server.result_of("/asample", asked)["prompt_logprobs"]
-    learn(server, model, 4)
-    publish(server, model, 6)
-    after = server.result_of("/asample", asked)["prompt_logprobs"]
-    assert after != before
-
-
-def test_a_model_whose_weights_could_not_be_loaded_leaves_the_host(server: Running) -> None:
-    path = save(server, train(server, server.session()), 3, "here")["path"]
-    body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": False}
-    promise = server.ok("/load_weights", {**body, "weights_access_token": "tml-wrong"})
-    behind = server.pass_(promise["model_id"], 1)  # in the lane of the model, or after its end
-    assert "gives no access" in server.result(promise["request_id"])["error"]
-    if behind.status == 200:
-        assert "not in memory" in server.result(behind.json()["request_id"])["error"]
-    refused = server.post("/forward_backward", pass_body(promise["model_id"], 2), content_type=PROTO)
-    assert (refused.status, "not in memory" in refused.detail) == (404, True)
 
 
 def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from tinker_sync.local.server import http
-from tinker_sync.local.server.http import ABORT, Application, ServerThread, serve_app
-from tinker_sync.wire.http1.server import RequestParser
+from tinker_sync.local.server.http import ABORT, Application, ServerThread
 
 PATIENCE_S = 120.0
 PIECES = 512  # 32 MB: more than any system keeps for a connection
@@ -116,44 +114,11 @@ def test_a_request_in_pieces() -> None:
     assert echo.seen[0]["extensions"] == {ABORT: {}}
 
 
-def test_one_after_another_on_one_connection() -> None:
-    with serving() as (thread, echo):
-        post = b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
-        answer = talk(thread, post + b"ab" + GET + post + b"cd", until=b"<cd>")
-    assert [seen["body"] for seen in echo.seen] == [b"ab", b"", b"cd"]
-    assert answer.index(b"<ab>") < answer.index(b"<>") < answer.index(b"<cd>")
-
-
 def test_a_body_in_chunks() -> None:
     head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     with serving() as (thread, _):
         answer = talk(thread, head + b"3;x=y\r\nab", b"c\r\n2\r\nde\r\n0\r\nTrailer: t\r\n\r\n", until=b">")
     assert answer.endswith(b"<abcde>")
-
-
-@pytest.mark.parametrize(
-    ("head", "pieces"),
-    [
-        (b"Content-Length: 1000003\r\n", [b"abc", b"x" * 1_000_000]),
-        (b"Transfer-Encoding: chunked\r\n", [b"3\r\nabc\r\nf4240\r\n", b"x" * 1_000_000, b"\r\n0\r\n\r\n"]),
-    ],
-)
-def test_the_application_chooses_by_the_head_whose_body_is_dropped(head: bytes, pieces: list[bytes]) -> None:
-    parser = RequestParser(
-        max_head_bytes=1000, max_body_bytes=10_000_000, keeps_body=lambda head: head.target != b"/no"
-    )
-    for target, kept in ((b"/no", 0), (b"/yes", 1_000_003), (b"/no", 0)):
-        parser.feed(b"POST " + target + b" HTTP/1.1\r\n" + head + b"\r\n")
-        for piece in pieces[:-1]:
-            assert parser.take() is None
-            parser.feed(piece)
-            assert parser.take() is None
-            assert kept or parser.buffered == 0
-        parser.feed(pieces[-1])
-        taken = parser.take()
-        assert taken is not None
-        assert (taken[0].target, len(taken[1])) == (target, kept)
-        assert parser.buffered == 0
 
 
 def test_an_interim_answer_asks_for_the_body() -> None:
@@ -163,20 +128,6 @@ def test_an_interim_answer_asks_for_the_body() -> None:
         assert line.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         line.sendall(b"ab")
         assert line.recv(1000).endswith(b"<ab>")
-
-
-def test_an_answer_of_unknown_length() -> None:
-    with serving() as (thread, _):
-        answer = talk(thread, b"GET /stream HTTP/1.1\r\n\r\n", until=b"0\r\n\r\n")
-    assert b"transfer-encoding: chunked" in answer
-    assert answer.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
-
-
-def test_no_body_for_a_head() -> None:
-    with serving() as (thread, _):
-        answer = talk(thread, b"HEAD /echo HTTP/1.1\r\nConnection: close\r\n\r\n", until=b"never")
-    assert b"content-length: 2" in answer
-    assert answer.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -259,20 +210,3 @@ def test_the_end_does_not_wait_for_idle_connections() -> None:
         thread.stop()
         assert idle.recv(1000) == b""
     assert echo.life == ["startup", "shutdown"]
-
-
-def test_a_port_that_is_taken() -> None:
-    with serving() as (thread, _), pytest.raises(OSError, match="address"):
-        ServerThread(Echo(), port=thread.port).start()
-
-
-def test_an_application_that_cannot_start() -> None:
-    class Broken(Application):
-        async def startup(self) -> None:
-            raise RuntimeError("no disk")
-
-    async def main() -> None:
-        await serve_app(Broken(), stopped=asyncio.Event())
-
-    with pytest.raises(RuntimeError, match="no disk"):
-        asyncio.run(main())

@@ -11,7 +11,6 @@ import pytest
 from tinker_sync import (
     AdamParams,
     Datum,
-    InvalidInputError,
     ModelInput,
     PromptProvenanceSpan,
     RequestFailedError,
@@ -130,9 +129,3 @@ def test_what_does_not_fit_the_record_is_the_users_error(
     with pytest.raises(RequestFailedError, match=complaint) as failed:
         training.forward_backward([datum], STABLE).result()
     assert failed.value.category.value == "user"
-
-
-def test_data_without_provenance_are_refused_before_they_are_sent(training: TrainingClient) -> None:
-    data = make.from_samples(PROMPT, sampled(training), [1.0, 1.0], provenance=False)
-    with pytest.raises(InvalidInputError, match=r"data\[0\]\.loss_fn_input_spans: are missing"):
-        training.forward_backward(data, STABLE)

@@ -81,14 +81,6 @@ def test_results_come_in_either_form(server: Running, sampler: str) -> None:
     assert [len(row or ()) for row in proto.topk_prompt_logprobs[1:]] == [2, 2, 2]
 
 
-def test_a_prompt_seen_before_is_not_computed_again(server: Running, sampler: str) -> None:
-    prompt = list(range(60, 160))
-    first = server.sampled(sampler, 0, prompt)
-    second = server.sampled(sampler, 1, prompt)
-    assert first.get("prompt_cache_hit_tokens", 0) < 10
-    assert second["prompt_cache_hit_tokens"] >= 99
-
-
 def test_the_end_of_a_text_stops_by_default(server: Running, sampler: str) -> None:
     ends = server.app.service.host.models[BASE].end_tokens
     params = {"max_tokens": 200, "seed": 3, "temperature": 1.3}
@@ -141,24 +133,6 @@ def test_impossible_samples(server: Running, sampler: str, options: dict[str, ob
     failed = server.sampled(sampler, 0, **options)  # type: ignore[arg-type]
     assert failed["category"] == "user"
     assert says in failed["error"]
-
-
-def test_a_sample_that_no_memory_is_enough_for_has_an_outcome(server: Running, sampler: str) -> None:
-    targets = {"data": [1], "dtype": "int64", "shape": [2, 10**14]}
-    sparse = {"sparse_crow_indices": [0, 1, 1], "sparse_col_indices": [0]}
-    failed = server.sampled(sampler, 0, [1, 2, 3], target_prompt_logprobs=targets | sparse)
-    assert failed == {"error": "there is not enough memory for this request", "category": "server"}
-
-
-def test_without_a_limit_a_sample_may_fill_the_context(server: Running, sampler: str) -> None:
-    body = {
-        "sampling_session_id": sampler,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": list(range(1, 300)) * 13}]},
-        "sampling_params": {"stop": [], "seed": 1},
-    }
-    promise = server.ok("/asample", body)
-    most = server.app.service.host.models[BASE].config.max_positions
-    assert [len(each) for each in tokens(server, promise)] == [most - 299 * 13]
 
 
 def test_a_sample_of_an_unknown_sampler_is_refused(server: Running) -> None:
@@ -301,30 +275,6 @@ def test_models_do_not_move_the_samplers_of_each_other(server: Running) -> None:
     other.learn()
     assert other.scores(other.save("inflight")) != before
     assert one.scores(sampler) == before
-
-
-def test_what_a_prompt_left_behind_is_not_used_for_newer_weights(server: Running) -> None:
-    run = Run(server)
-    run.learn()
-    sampler = run.save("inflight")
-    once = server.sampled(sampler, 0, PROMPT)
-    again = server.sampled(sampler, 1, PROMPT)
-    assert (once.get("prompt_cache_hit_tokens", 0), again["prompt_cache_hit_tokens"] > 0) == (0, True)
-    run.learn()
-    run.save("inflight")
-    moved = server.sampled(sampler, 2, PROMPT)
-    assert moved.get("prompt_cache_hit_tokens", 0) == 0
-    fresh = run.save("snapshot")
-    assert run.scores(sampler, 3) == run.scores(fresh, 0)
-
-
-def test_inflight_and_a_name_exclude_each_other(server: Running) -> None:
-    run = Run(server)
-    body = {"model_id": run.model, "path": "a", "seq_id": run.seq(), "kind": "inflight"}
-    reply = server.post("/save_weights_for_sampler", body)
-    assert (reply.status, "always a snapshot" in reply.detail) == (400, True)
-    run.learn()
-    assert run.scores(run.save("inflight"))
 
 
 def test_a_repeated_inflight_save_moves_the_target_once(server: Running) -> None:

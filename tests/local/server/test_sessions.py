@@ -168,17 +168,6 @@ def test_nothing_of_ended_and_abandoned_sessions_stays_in_memory(
         assert settled(lambda: alive(*KINDS) <= before), alive(*KINDS) - before
 
 
-def test_what_waits_for_a_model_that_is_let_go_fails_and_leaves_memory_after_a_time(tmp_path: Path) -> None:
-    clock = FakeClock()
-    settings = {"abandoned_after_s": 100.0, "release_s": 0.5, "sweep_s": 0.005}
-    with running(tmp_path, clock=clock, **settings) as server:
-        model = server.model(server.session())
-        waiting = server.pass_(model, 2).json()["request_id"]
-        clock.advance(101)
-        assert "let go" in server.result(waiting)["error"]
-        assert settled(lambda: server.retrieve(waiting).status == 410)
-
-
 def test_a_trace_lists_the_work(server: Running) -> None:
     session = server.session()
     model = server.model(session)
@@ -235,25 +224,6 @@ def test_what_is_used_is_on_the_bill(server: Running) -> None:
     )
     assert [server.get(f"/billing/usage/events?{each}").status for each in wrong] == [400] * 3
     assert server.get("/billing/usage/events?starting_on=now").status == 422
-
-
-def test_the_log_of_one_day(server: Running) -> None:
-    session = server.session()
-    model = server.model(session)
-    server.result_of("/save_weights", {"model_id": model, "path": "a", "seq_id": 1})
-    server.ask("PUT", f"/sessions/{session}/project", {"project_id": "p"})
-
-    def events(query: str) -> list[str]:
-        return [each["event"] for each in server.get(f"/audit?{query}").json()["entries"]]
-
-    assert events("") == ["checkpoint_created", "session_project_assigned"]
-    assert events("event_type=checkpoints") == ["checkpoint_created"]
-    assert events("event_type=teams") == []
-    assert events("event_type=all&day=2020-01-01") == []
-    entry = server.get("/audit?event_type=checkpoints").json()["entries"][0]
-    assert (entry["model_id"], entry["tinker_path"]) == (model, f"tinker://{model}/weights/a")
-    assert server.get("/audit?event_type=gossip").status == 422
-    assert server.get("/audit?day=yesterday").status == 422
 
 
 def test_a_full_disk_is_no_fault_of_the_user(
