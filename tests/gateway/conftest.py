@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.agents import Sampled, sample_ledger
+from support.chat_templates import TAGGED
+from support.tool_user import train_tool_user
 
 from tinker_sync import SamplingClient, SamplingParams, ServiceClient
 from tinker_sync.gateway import Gateway
@@ -38,4 +40,11 @@ def sampling(service: ServiceClient) -> SamplingClient:
 @pytest.fixture
 def gateway(sampling: SamplingClient) -> Iterator[Gateway]:
     with sampling.endpoint(sampling_params=SamplingParams(max_tokens=12)) as serving:
+        yield serving
+
+
+@pytest.fixture
+def tool_user(service: ServiceClient) -> Iterator[Gateway]:
+    greedy = SamplingParams(max_tokens=90, temperature=0.0)
+    with train_tool_user(service).endpoint(sampling_params=greedy, chat_template=TAGGED) as serving:
         yield serving

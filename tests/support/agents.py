@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ class Agent:
             str(address.hostname), int(address.port or 0), timeout=WAIT_S
         )
         self._headers = {"Content-Type": "application/json"}
+        self.headers: dict[str, str] = {}
+        """The headers of the last answer."""
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
 
@@ -34,6 +37,7 @@ class Agent:
         octets = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         self._connection.request(method, self._prefix + path, octets, {**self._headers, **headers})
         answer = self._connection.getresponse()
+        self.headers = dict(answer.headers)
         read = answer.read().decode()
         return answer.status, read if "event-stream" in answer.headers["content-type"] else json.loads(read)
 
@@ -61,6 +65,12 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def events(text: str) -> list[Any]:
+    """Return the data of an event stream."""
+    found = re.findall(r"^data: (.*)$", text, re.MULTILINE)
+    return [json.loads(each) for each in found if each != "[DONE]"]
 
 
 Sampled = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]

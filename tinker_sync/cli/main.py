@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "completion": (f"{__name__}:completion", "Print the completion script of a shell."),
     "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),
     "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
+    "gateway": (f"{_HERE}gateway:gateway", "Serve chats over a model, and keep the exact tokens."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
     "plot": (f"{_HERE}run:plot", "Draw the curves of recorded runs."),
     "probe": (f"{_HERE}diagnose:probe", "Find out which calls and features a server has."),

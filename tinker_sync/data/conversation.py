@@ -234,7 +234,7 @@ class Conversation:
 
     # -------------------------------------------------------------------------------------- training
 
-    def data(self, advantages: float | Sequence[Advantages], *, provenance: bool = True) -> list[Datum]:
+    def data(self, advantages: Advantages | Sequence[Advantages], *, provenance: bool = True) -> list[Datum]:
         """Make the data for `importance_sampling`, `ppo` and related losses from all turns.
 
         Turns whose prompts extend each other are one datum. There are several if the template rewrites
@@ -257,7 +257,7 @@ class Conversation:
         """
         return make_data(self.turns, advantages, provenance=provenance)
 
-    def datum(self, advantages: float | Sequence[Advantages], *, provenance: bool = True) -> Datum:
+    def datum(self, advantages: Advantages | Sequence[Advantages], *, provenance: bool = True) -> Datum:
         """Make the one datum of a conversation whose turns extend each other; see `data`.
 
         Raises:
@@ -362,7 +362,7 @@ def _find_ends(tokenizer: Any, template: str) -> _Ends:
 
 
 def make_data(
-    turns: Sequence[Turn], advantages: float | Sequence[Advantages], *, provenance: bool = True
+    turns: Sequence[Turn], advantages: Advantages | Sequence[Advantages], *, provenance: bool = True
 ) -> list[Datum]:
     """Make the data from turns in order: one datum for each run of turns that extend each other.
 

@@ -3,6 +3,7 @@
     python -m tinker_sync.examples.demo               a training that survives a crash: `tinker-sync demo`
     python -m tinker_sync.examples.chat_tuning        chats with an evaluation, checkpoints and a resume
     python -m tinker_sync.examples.rewards            reinforcement learning from a reward
+    python -m tinker_sync.examples.agents             an agent with several turns, trained through chats
     python -m tinker_sync.examples.preferences        DPO with held-out pairs
     python -m tinker_sync.examples.distillation       a student that learns from a teacher's probabilities
     python -m tinker_sync.examples.evaluation         2,000 prompts, and a run that survives a crash

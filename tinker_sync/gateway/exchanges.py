@@ -159,7 +159,7 @@ class Trajectory:
         """
         return [exchange.turn for exchange in self.exchanges]
 
-    def data(self, advantages: float | Sequence[Advantages], *, provenance: bool = True) -> list[Datum]:
+    def data(self, advantages: Advantages | Sequence[Advantages], *, provenance: bool = True) -> list[Datum]:
         """Make the data for `importance_sampling`, `ppo` and related losses; see `Conversation.data`.
 
         Args:
@@ -175,7 +175,7 @@ class Trajectory:
         """
         return make_data(self.turns, advantages, provenance=provenance)
 
-    def datum(self, advantages: float | Sequence[Advantages], *, provenance: bool = True) -> Datum:
+    def datum(self, advantages: Advantages | Sequence[Advantages], *, provenance: bool = True) -> Datum:
         """Make the one datum of a conversation whose turns extend each other; see `Conversation.datum`.
 
         Raises:

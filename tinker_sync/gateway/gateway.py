@@ -33,6 +33,8 @@ from tinker_sync.errors import (
     ConfigurationError,
     DeadlineError,
     InvalidInputError,
+    RequestErrorCategory,
+    RequestFailedError,
     TinkerError,
 )
 from tinker_sync.gateway import anthropic, openai
@@ -498,7 +500,9 @@ def _explain(error: Exception) -> tuple[int, str]:
     """Return the status and the text for an agent whose request has failed."""
     if isinstance(error, Refusal):
         return error.status, str(error)
-    if isinstance(error, InvalidInputError):
+    if isinstance(error, InvalidInputError) or (
+        isinstance(error, RequestFailedError) and error.category is RequestErrorCategory.User
+    ):
         return HTTPStatus.BAD_REQUEST, str(error)
     if isinstance(error, DeadlineError):
         return HTTPStatus.GATEWAY_TIMEOUT, str(error)
