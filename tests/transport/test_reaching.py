@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,35 @@ def test_a_port_without_tls_is_reported_at_once(session: requests.Session) -> No
     where = f"the server at 127.0.0.1:{server.port}"
     assert str(failed) == f"{where} does not speak TLS; begin its address with http://, or name another port"
     assert (failed.final, failed.maybe_received, server.connections) == (True, False, 1)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_server_that_was_reached_may_be_hidden_for_a_while(
+    authority: Authority, session: requests.Session, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """As by the page with which a wireless network asks for a login."""
+    session.verify = authority.ca_file
+    own, other = authority.server_context(), Authority(tmp_path).server_context()
+    own.maximum_version = version
+
+    def serve(peer: Peer) -> None:
+        with own.wrap_socket(peer.sock, server_side=True) as peer.sock:
+            peer.read_request()
+            peer.send(answer(b"{}", headers={"Connection": "close"}))
+
+    def pretend(peer: Peer) -> None:
+        with contextlib.suppress(OSError), other.wrap_socket(peer.sock, server_side=True):
+            pass
+
+    with ScriptedServer(serve, puzzled, pretend, serve) as server:
+        http = http_for(server.url.replace("http://", "https://"), session=session)
+        assert http.send(post()).status == 200
+        for words in ("does not speak TLS", "is not trusted"):
+            with pytest.raises(SendFailed, match=words) as caught:
+                http.send(post(repeatable=False))
+            assert (caught.value.final, caught.value.maybe_received) == (False, False)
+        assert http.send(post()).status == 200
+        http.close()
 
 
 def alert(peer: Peer) -> None:

@@ -504,16 +504,19 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
     if route.tls is not None:
         import ssl
 
+        # Once the server has been reached, something else answers for a while, such as the login page of a
+        # wireless network.
+        final = route.known.session is None
         if isinstance(error, ssl.SSLCertVerificationError):
             return ConnectFailed(
-                f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
+                f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=final
             )
         if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
             netloc = route.origin.netloc
             return ConnectFailed(
                 f"the server at {netloc} does not speak TLS; begin its address with http://, or name another "
                 "port",
-                final=True,
+                final=final,
             )
     where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
     return ConnectFailed(
