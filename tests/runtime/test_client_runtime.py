@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +18,25 @@ from support.crowd import until
 from support.forks import in_child
 from support.isolation import our_threads
 from support.raising import raising
+from support.sends import HandWorkers
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._base.events import CallFailed
+from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
+from tinker_sync.runtime import exits
+from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
+from tinker_sync.runtime.exits import finish_all, finish_at_exit
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.naming import named
+from tinker_sync.runtime.pending import PendingChanges
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
+from tinker_sync.types.service import ClientDynamicConfigResponse
 
 FULL = {"custom_loss_server_side": False}
 
@@ -182,3 +196,277 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     in_child(work)
     release.set()
     closing.result(120)
+
+
+# --------------- Renewals begin when they are due, never overlap, and change nothing when they fail
+class Bench:
+    """A `Refresher` (the renewal of the token and the server's settings) under the control of a test.
+
+    Its clock and keys are doubles, and its answers are scripted. Its jobs wait in `jobs` until the test runs
+    them, in place of a worker.
+    """
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(automatic=False)
+        self.jobs: list[Callable[[], object]] = []
+        self.token_in_s: float | None = None
+        self.renewed = 0
+        self.answers: list[ClientDynamicConfigResponse | Exception] = []
+        self.refresher = Refresher(self, self.fetch, self.jobs.append, self.clock)
+
+    def step(self) -> None:
+        self.renewed += 1
+
+    def next_refresh_in_s(self) -> float | None:
+        return self.token_in_s
+
+    def fetch(self) -> ClientDynamicConfigResponse:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def know(self, interval_s: float) -> None:
+        self.refresher.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
+
+    def beat(self) -> int:
+        """Begin the renewals that are due, as each heartbeat does. Return the number of new jobs."""
+        before = len(self.jobs)
+        self.refresher.begin_if_due()
+        return len(self.jobs) - before
+
+
+def settings(batch: int) -> ClientDynamicConfigResponse:
+    return ClientDynamicConfigResponse(refresh_interval_sec=60, sample_cancel_max_batch_size=batch)
+
+
+def test_refreshes_have_a_shortest_interval() -> None:
+    bench = Bench()
+    bench.know(0)
+    bench.clock.advance(SHORTEST_REFRESH_S - 0.5)
+    assert bench.beat() == 0
+    bench.clock.advance(1)
+    assert bench.beat() == 1
+
+
+def test_a_bug_in_a_refresh_does_not_stop_later_ones() -> None:
+    bench = Bench()
+    bench.refresher.know(settings(7))
+    bench.clock.advance(60)
+    bench.answers = [KeyError("a"), settings(8)]
+    assert bench.beat() == 1
+    with pytest.raises(KeyError):
+        bench.jobs.pop()()
+    assert bench.beat() == 1
+    bench.jobs.pop()()
+    assert bench.refresher.settings == settings(8)
+
+
+def test_a_closed_pool_is_no_reason_to_raise() -> None:
+    bench = Bench()
+    bench.token_in_s = 0.0
+    refresher = Refresher(bench, bench.fetch, raising(RuntimeError("the workers are closed")), bench.clock)
+    refresher.begin_if_due()
+    refresher.begin_if_due()
+
+
+# ---- After a 402, a client retries for the time of the server's setting, and logs a line once a minute
+def test_it_pauses_for_as_long_as_the_server_allows(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    billing = BillingPause(20, clock=clock)
+    paused = []
+    with caplog.at_level(logging.WARNING, "tinker_sync.billing"):
+        for _ in range(6):
+            paused.append(billing.may_pause())
+            clock.advance(BLOCKED_PAUSE_S)
+    assert paused == [True, True, True, True, False, False]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "the account is blocked; waiting up to 20 s for that to change"),
+        ("ERROR", "the account is still blocked after 20 s; not waiting any longer"),
+        ("ERROR", "the account is still blocked after 25 s; not waiting any longer"),
+    ]
+
+
+def test_after_five_quiet_minutes_it_is_another_incident() -> None:
+    clock = FakeClock()
+    billing = BillingPause(10, clock=clock)
+    assert billing.may_pause()
+    clock.advance(20)
+    assert not billing.may_pause()
+    clock.advance(301)
+    assert billing.may_pause()
+
+
+# ----------- The wait for pending calls that change something, without a client and on a fake clock
+class Clock:
+    """A clock that returns the given times, one at each call, and then the last one again and again."""
+
+    def __init__(self, *moments: float) -> None:
+        self._moments = list(moments)
+
+    def __call__(self) -> float:
+        return self._moments.pop(0) if len(self._moments) > 1 else self._moments[0]
+
+
+def test_a_line_after_two_seconds_and_one_warning_at_the_limit(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = PendingChanges(Clock(0.0, 2.5, 60.0))
+    futures: list[APIFuture[Any]] = [APIFuture() for _ in range(3)]
+    with named("TrainingClient.save_state"):
+        changes.add(futures[0])
+    for future in futures[1:]:
+        changes.add(future, "optim_step")
+    futures[0]._when_done(lambda _: None)
+    waiting = threading.Thread(target=changes.wait, args=(60.0,))
+    with caplog.at_level(logging.WARNING):
+        waiting.start()
+        changes._news.set()
+        while waiting.is_alive():
+            changes._news.set()
+    assert "waiting for save_state, 2 optim_step, 60 s at most" in capsys.readouterr().err
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].endswith("may be lost: save_state, 2 optim_step")
+
+
+def test_calls_may_end_while_another_thread_looks() -> None:
+    changes = PendingChanges()
+    keep = APIFuture[Any]()
+    changes.add(keep, "save_state")
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            future = APIFuture[Any]()
+            changes.add(future, "optim_step")
+            future.resolve(None)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert all(changes.under_way() for _ in range(5000))
+    finally:
+        stop.set()
+        thread.join(120)
+    keep.resolve(None)
+    assert not changes.under_way()
+
+
+# ----------- Calls on a client that is not ready: their order, the failure of the client, and forks
+FIRST, SECOND = TinkerError("first"), TinkerError("second")
+
+
+class HeldCall:
+    """A double of a call that logs its start and keeps its failure."""
+
+    def __init__(self, log: list[str], name: str, then: Callable[[], object] = lambda: None) -> None:
+        self._log, self._name, self._then = log, name, then
+        self.failure: Exception | None = None
+
+    def start(self) -> None:
+        self._log.append(self._name)
+        self._then()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+
+
+@pytest.fixture
+def workers() -> HandWorkers:
+    return HandWorkers()
+
+
+@pytest.fixture
+def calls(workers: HandWorkers) -> HeldCalls:
+    return HeldCalls(workers)  # type: ignore[arg-type]  # a double
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+def test_a_call_that_is_made_while_others_start_waits_behind_them(
+    calls: HeldCalls, workers: HandWorkers, log: list[str]
+) -> None:
+    calls.hold(HeldCall(log, "a", then=lambda: calls.hold(HeldCall(log, "late"))))
+    calls.hold(HeldCall(log, "b"))
+    calls.release()
+    assert log == ["a", "b", "late"]
+    assert calls.open
+    calls.hold(HeldCall(log, "c"))  # as of a thread that has looked too early
+    assert not calls.open
+    workers.do_all()
+    assert (log[-1], calls.open) == ("c", True)
+
+
+def test_a_call_that_is_added_as_the_last_one_starts_is_started_before_later_ones(
+    calls: HeldCalls, workers: HandWorkers, log: list[str]
+) -> None:
+    seen: list[bool] = []
+
+    class Waiting(deque[HeldCall]):
+        def popleft(self) -> HeldCall:
+            if not self and not seen:  # the thread that releases takes them for the last time
+                calls.hold(HeldCall(log, "late"))
+                seen.append(calls.open)
+                raise IndexError
+            return super().popleft()
+
+    calls._waiting = Waiting()  # type: ignore[assignment]
+    calls.hold(HeldCall(log, "first"))
+    calls.release()
+    assert (log, seen, calls.open, workers.jobs) == (["first", "late"], [False], True, [])
+
+
+# ------------------------------- What `test_life_exit.py` cannot bring about in a process that ends
+class Member:
+    """A double of an open client, whose session the end of the process finishes.
+
+    A `silent` one never gets an answer from its server.
+    """
+
+    def __init__(self, *, silent: bool = False, failure: BaseException | None = None) -> None:
+        self.silent = silent
+        self.failure = failure
+        self.finished: list[tuple[str, str | None, float, bool]] = []
+
+    def wait_for_changes(self, limit_s: float) -> None:
+        self.waited_s = limit_s
+
+    def finish(
+        self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
+    ) -> threading.Event | None:
+        self.finished.append((status, detail, limit_s, quiet))
+        if self.failure is not None:
+            raise self.failure
+        done = threading.Event()
+        if not self.silent:
+            done.set()
+        return done
+
+
+@pytest.fixture
+def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "_open", exits._Open())
+
+
+@pytest.mark.usefixtures("nothing_else_open")
+def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 0.0, 45.0, 70.0])  # the members take 45 s and 25 s
+    monkeypatch.setattr(exits, "time", SimpleNamespace(monotonic=lambda: next(moments, 70.0)))
+    members = [Member() for _ in range(3)]
+    for member in members:
+        finish_at_exit(member)
+    finish_all()
+    assert sorted(member.waited_s for member in members) == [0.0, 15.0, 60.0]
+
+
+@pytest.mark.usefixtures("nothing_else_open")
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
+    member = Member(failure=failure)
+    finish_at_exit(member)
+    finish_all()
+    assert len(member.finished) == 1
+    assert capfd.readouterr() == ("", "")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
@@ -25,11 +27,13 @@ from support.servers import (
 from support.wires import KEY, Keys, Notebook, get, http_for, post
 
 from tinker_sync._base.secret import Secret
-from tinker_sync.config import Timeout
+from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import CredentialError, InvalidInputError
 from tinker_sync.transport.body import PiecedBody
-from tinker_sync.transport.http import Call, Http, SendFailed
+from tinker_sync.transport.http import Call, Exchange, Http, SendFailed
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.pools import Origin, Route
+from tinker_sync.transport.request import Hop, RedirectRefused, by_name, redirected
 
 
 def fails(http: Http, call: Call) -> SendFailed:
@@ -597,3 +601,297 @@ def test_tls_to_a_plain_server_was_surely_not_received() -> None:
         assert not failed.maybe_received
         assert isinstance(failed.cause.__cause__ if failed.cause else None, (ssl.SSLError, OSError))
         http.close()
+
+
+# -------- `Exchange`: many exchanges under way in one thread, each read when its socket is readable
+def test_an_expired_exchange_fails_at_the_next_step() -> None:
+    clock = FakeClock()
+    with ScriptedServer(silent) as server:
+        http = http_for(server, clock=clock, timeout=Timeout(connect=10, read=45))
+        exchange = http.open(post())
+        assert exchange.expires_at_s == clock.now() + 45
+        clock.advance(44)
+        assert exchange.step() is None
+        clock.advance(1)
+        with pytest.raises(SendFailed) as caught:
+            exchange.step()
+        assert (caught.value.timed_out, caught.value.maybe_received) == (True, True)
+        assert "0 idle, 0 busy" in repr(http)
+        http.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files by /proc")
+def test_no_file_stays_open() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with AnsweringServer() as server, http_for(server) as warm:
+        warm.send(post())
+    before = open_files()
+    with AnsweringServer() as server:
+        for _ in range(5):
+            http = http_for(server)
+            http.send(post())
+            http.open(post()).abort()
+            http.open(post()).finish()
+            http.close()
+    with ScriptedServer(resets) as server, http_for(server) as http:
+        for _ in range(5):
+            with pytest.raises(SendFailed):
+                http.send(post())
+    assert open_files() == before
+
+
+# --------------------------------------- One request on one connection, with a double of the socket
+class HandSocket:
+    """A double of a socket that records its timeouts.
+
+    Args:
+        clock: the clock, which `sendall` advances.
+        arrivals: the bytes or exceptions of the next calls of `recv`.
+        send_takes_s: the seconds that a `sendall` takes.
+        room: the number of bytes that a single `send` takes.
+    """
+
+    def __init__(
+        self, clock: FakeClock, arrivals: list[bytes | Exception], send_takes_s: float, room: int
+    ) -> None:
+        self.clock = clock
+        self.arrivals = arrivals
+        self.send_takes_s = send_takes_s
+        self.room = room
+        self.timeouts: list[float | None] = []
+        self.sent = b""
+
+    def settimeout(self, seconds: float | None) -> None:
+        self.timeouts.append(seconds)
+
+    def gettimeout(self) -> float | None:
+        return self.timeouts[-1] if self.timeouts else None
+
+    def send(self, data: Any) -> int:
+        """Take as many bytes as there is room for, without waiting. Return their number."""
+        assert self.gettimeout() == 0
+        taken = bytes(data)[: self.room]
+        self.sent += taken
+        if not taken:
+            raise BlockingIOError
+        return len(taken)
+
+    def sendall(self, data: Any) -> None:
+        self.clock.advance(self.send_takes_s)
+        self.sent += bytes(data)
+
+    def recv(self, size: int) -> bytes:
+        if not self.arrivals:
+            raise BlockingIOError
+        arrival = self.arrivals.pop(0)
+        if isinstance(arrival, Exception):
+            raise arrival
+        return arrival
+
+    def fileno(self) -> int:
+        return 99
+
+
+class HandConnection:
+    def __init__(self, sock: HandSocket, requests: int) -> None:
+        self.sock = sock
+        self.requests = requests
+        self.closed = False
+        self.route = Route(Origin("http", "127.0.0.1", 1))
+        self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+    def count_answer(self) -> None:
+        self.requests += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """One request on a double of a connection. Its answer has 10 s to begin, and 5 s between two pieces.
+
+    Args:
+        arrivals: as for `HandSocket`, like `send_takes_s` and `room`.
+        requests: the number of answers that the connection has brought before.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *arrivals: bytes | Exception,
+        requests: int = 0,
+        send_takes_s: float = 0.0,
+        room: int = 1000,
+    ) -> None:
+        self.clock = FakeClock(now_s=0.0)
+        self.sock = HandSocket(self.clock, list(arrivals), send_takes_s, room)
+        self.connection = HandConnection(self.sock, requests)
+        monkeypatch.setattr("tinker_sync.transport.http.connect", lambda *_: self.connection)
+        timeout = Timeout(connect=5, read=10, idle=5)
+        self._http = Http(Settings.resolve(base_url="http://127.0.0.1:1", timeout=timeout), clock=self.clock)
+
+    def open(self, body: bytes = b"", deadline_s: float | None = None) -> Exchange:
+        call = Call(method="POST", path="/x", body=body, deadline_s=deadline_s, repeatable=False)
+        return self._http.open(call)
+
+    def sent(self) -> tuple[bytes, bytes]:
+        """Return the head and the body that were sent."""
+        head, _, body = self.sock.sent.partition(b"\r\n\r\n")
+        return head, body
+
+
+def test_each_piece_of_an_upload_has_the_timeout_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, answer(b"ok"), send_takes_s=9.0)
+    body = bytes(3_000_000)
+    made = bench.open(body)
+    assert bench.clock.now() > 100  # in all, far more than the timeout of 10 s
+    assert bench.sent()[1] == body
+    assert set(bench.sock.timeouts) == {0, 10.0}
+    reply = made.step()
+    assert reply is not None
+    assert reply.body == b"ok"
+
+
+def test_a_small_body_shares_a_packet_with_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.open(b"{}")
+    assert bench.sent()[1] == b"{}"
+    assert bench.sock.timeouts == [0]
+
+
+@pytest.mark.parametrize("room", [0, 1, 100])
+def test_what_does_not_fit_at_once_is_waited_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, room=room, send_takes_s=1.0)
+    bench.open(b"{}")
+    assert bench.sent()[1] == b"{}"
+    assert bench.sock.timeouts == [0, 10.0]
+    assert bench.clock.now() == 1.0
+
+
+def test_a_deadline_cuts_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, send_takes_s=9.0)
+    with pytest.raises(SendFailed) as caught:
+        bench.open(bytes(3_000_000), deadline_s=30.0)
+    assert (caught.value.timed_out, caught.value.maybe_received) == (True, False)
+
+
+def test_silence_is_measured_from_the_last_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = answer(b"x" * 20)
+    bench = Bench(monkeypatch, raw[:-10], BlockingIOError())
+    made = bench.open()
+    assert made.expires_at_s == 10.0
+    bench.clock.advance(4)
+    assert made.step() is None
+    assert made.expires_at_s == 9.0  # 4 s and the idle timeout
+    bench.clock.advance(4.5)
+    assert made.step() is None
+    bench.clock.advance(1)
+    with pytest.raises(SendFailed, match="stopped coming") as caught:
+        made.step()
+    assert caught.value.timed_out
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "stale"),
+    [
+        ([ConnectionResetError()], True),
+        ([b""], True),
+        ([b"HTTP", b""], False),
+        ([TimeoutError()] * 100, False),
+    ],
+)
+def test_only_a_used_connection_without_a_word_is_stale(
+    arrivals: list[Any], stale: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for requests in (0, 1):
+        bench = Bench(monkeypatch, *arrivals, requests=requests)
+        made = bench.open()
+        with pytest.raises(SendFailed) as caught:
+            made.step()
+        assert caught.value.stale is (stale and requests > 0)
+        assert caught.value.maybe_received
+        assert bench.connection.closed
+
+
+# ------------------------------ Targets of redirects, and the headers that redirected requests keep
+HEADERS = by_name(
+    {
+        "X-API-Key": "tml-marked",
+        "Authorization": "Basic marked",
+        "CF-Access-Client-Secret": "marked",
+        "X-Tinker-Weights-Access-Token": "marked",
+        "Cookie": "marked",
+        "X-My-Gateway": "marked",
+        "X-Idempotency-Key": "k",
+        "Accept": "application/json",
+        "Content-Type": "application/json",
+        "User-Agent": "u",
+    }
+)
+
+
+def hop(method: str = "POST", url: str = "https://h/api/v1/x?a=1", body: bytes | None = b"{}") -> Hop:
+    return Hop(method, urlsplit(url), Origin.of(url), HEADERS, body)
+
+
+def test_303_asks_for_a_get() -> None:
+    after = redirected(hop(), 303, "/other")
+    assert (after.method, after.body) == ("GET", None)
+    assert not {"content-type", "x-idempotency-key"} & set(after.headers)
+    assert "x-api-key" in after.headers
+    assert redirected(hop("GET", body=None), 303, "/other").method == "GET"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("https://other/x", "https://h:444/x", "https://sub.h/x", "//other/x"),
+        *("https://h.evil/x", "https://h@other/x", "HTTPS://OTHER/x", "https://127.0.0.1/x"),
+    ],
+)
+def test_nothing_secret_goes_to_another_origin(location: str) -> None:
+    after = redirected(hop(), 307, location)
+    assert set(after.headers) == {"accept", "content-type", "user-agent"}
+    assert not after.own
+    assert "marked" not in str(after.headers)
+
+
+@pytest.mark.parametrize("location", ["https://h:443/y", "//h/y", "https://H/y", "y", "?b=2", "/y"])
+def test_the_same_origin_in_other_words(location: str) -> None:
+    after = redirected(hop(), 307, location)
+    assert after.headers == HEADERS
+    assert after.own
+
+
+def test_dropped_headers_do_not_come_back_with_a_second_redirect() -> None:
+    away = redirected(hop(), 307, "https://other/x")
+    back = redirected(away, 307, "https://h/api/v1/x")
+    assert "x-api-key" not in back.headers
+    assert not back.own
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["http://h/x", "http://other/x", "ftp://h/x", "file:///etc/passwd", "javascript:x", "https://h:99999/"],
+)
+def test_redirects_that_are_refused(location: str) -> None:
+    with pytest.raises(RedirectRefused):
+        redirected(hop(), 307, location)
+
+
+def test_a_secret_in_the_body_stays_at_home() -> None:
+    load = hop(body=b'{"path": "tinker://r/weights/a", "weights_access_token": "abcdefgh"}')
+    with pytest.raises(RedirectRefused, match="secret"):
+        redirected(load, 307, "https://other/x")
+    assert redirected(load, 307, "/x").body == load.body
+    assert redirected(load, 303, "https://other/x").body is None
+    assert redirected(hop(body=b'{"path": "p"}'), 307, "https://other/x").body == b'{"path": "p"}'
+    assert redirected(hop(body=b"\x0a\x05probe\xff"), 307, "https://other/x").body is not None
+
+
+def test_locations_are_cleaned() -> None:
+    assert redirected(hop(), 307, " /a b#frag ").address == "https://h/a%20b"
+    assert redirected(hop(), 307, "/ü".encode().decode("latin-1")).address == "https://h/%C3%BC"
+    assert redirected(hop(), 307, "https://bücher.example/").origin.host == "xn--bcher-kva.example"

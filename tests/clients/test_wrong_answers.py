@@ -1,25 +1,139 @@
-"""An answer with too few results, or with those of another call, fails the call that waits for it."""
+"""An answer that belongs to another call of the client is not taken, and the request is sent again.
+
+A connection on which an answer arrived twice is an answer behind: each request gets the answer to the one
+before it.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.hasty import FLAGS, sampler_of, trainer_of, world
+from support.hasty import FLAGS, hasty_service, sampler_of, trainer_of, world
 from support.pacing import quick_service
 from support.tinker_stub import PROTO, Answer, Asked, Promise, Stub, StubServer
 
-from tinker_sync import types
+from tinker_sync import errors, types
+from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import APIResponseValidationError, UnsupportedByServerError
 from tinker_sync.losses import numpy_loss
+from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types import SampleResponse
 from tinker_sync.wire.proto import samples as proto
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
+ONE = types.SamplingParams(max_tokens=1)
+Call = Callable[[], APIFuture[Any]]
+
+
+def steps_of(client: ServiceClient) -> Call:
+    trainer = trainer_of(client)
+    return lambda: trainer.optim_step(types.AdamParams())
+
+
+def samples_of(client: ServiceClient) -> Call:
+    sampler = sampler_of(client)
+    return lambda: sampler.sample(PROMPT, 1, ONE)
+
+
+KINDS: Any = pytest.mark.parametrize(
+    ("path", "calls_of"), [("/optim_step", steps_of), ("/asample", samples_of)], ids=["step", "sample"]
+)
+
+
+def accepted(call: Call, stub: Stub) -> APIFuture[Any]:
+    """Make a call that the server accepts, and whose result it holds back."""
+    made = call()
+    stub.await_asked("/retrieve_future", where=lambda asked: asked.json()["request_id"] == made.request_id)
+    return made
+
+
+@KINDS
+def test_the_promise_of_another_call_is_not_taken(path: str, calls_of: Callable[[Any], Call]) -> None:
+    with world() as (stub, client):
+        call = calls_of(client)
+        release = stub.hold("/retrieve_future")
+        first = accepted(call, stub)
+        stub.script(path, Answer(body={"request_id": first.request_id}))
+        second = call()
+        result = second.result(PATIENCE_S)
+        assert second.request_id != first.request_id
+        assert not first.done()
+        release.set()
+        if path == "/optim_step":
+            assert (first.result(PATIENCE_S).metrics, result.metrics) == ({"step:max": 1}, {"step:max": 2})
+        first.result(PATIENCE_S)
+        wrong, again = stub.asked(path)[1:]
+        assert (wrong.body, wrong.headers["x-idempotency-key"]) == (
+            again.body,
+            again.headers["x-idempotency-key"],
+        )
+        assert wrong.connection != again.connection
+        assert client.holder.lifecycle._promised == {}
+
+
+@KINDS
+def test_a_server_that_gives_two_calls_one_promise_is_an_error(
+    path: str, calls_of: Callable[[Any], Call]
+) -> None:
+    with world() as (stub, client):
+        call = calls_of(client)
+        release = stub.hold("/retrieve_future")
+        first = accepted(call, stub)
+        stub.script(path, *[Answer(body={"request_id": first.request_id})] * 3)
+        with pytest.raises(APIResponseValidationError, match="is the request of another call"):
+            call().result(PATIENCE_S)
+        release.set()
+        assert first.result(PATIENCE_S)
+        assert call().result(PATIENCE_S)
+
+
+@KINDS
+def test_a_repeated_request_may_get_its_promise_again(path: str, calls_of: Callable[[Any], Call]) -> None:
+    """A server that recognises the repetition of a request whose answer was lost gives the same promise."""
+    with world() as (stub, client):
+        call = calls_of(client)
+        kept: list[Answer] = []
+
+        def lost(_: Asked) -> Answer:
+            return Answer(abort="after")
+
+        def same(_: Asked) -> Answer:
+            kept.append(Answer(body={"request_id": f"req-{stub._counters['promise'] - 1}"}))
+            return kept[0]
+
+        stub.script(path, lost, lost, same)
+        assert call().result(PATIENCE_S)
+        assert len(kept) == 1
+
+
+@KINDS
+def test_a_result_of_the_wrong_form_is_asked_for_once_more(
+    path: str, calls_of: Callable[[Any], Call]
+) -> None:
+    del path
+    with world() as (stub, client):
+        call = calls_of(client)
+        wrong = Answer(body={"path": "tinker://run/weights/a", "type": "save_weights"})
+        stub.script("/retrieve_future", wrong)
+        count = len(stub.asked("/retrieve_future"))
+        assert call().result(PATIENCE_S)
+        first, second = stub.asked("/retrieve_future")[count:]
+        assert first.json()["request_id"] == second.json()["request_id"]
+        assert first.connection != second.connection
+        stub.script("/retrieve_future", wrong, wrong)
+        with pytest.raises(APIResponseValidationError, match="cannot be used"):
+            call().result(PATIENCE_S)
+        assert call().result(PATIENCE_S)
+
+
+# ---- An answer with too few results, or with those of another call, fails the call that waits for it
 PARAMS = types.SamplingParams(max_tokens=2)
 STEP = types.AdamParams()
 CHUNKS = {"fwdbwd_max_chunk_len": 4}
@@ -225,3 +339,81 @@ def test_answers_that_can_never_be_read_fail_the_call(path: str) -> None:
             use_all(stub)
         # The step behind the pass is queued already, and has the pass sent again first.
         assert len(stub.asked(path)) in ((4, 5) if path == "/forward_backward" else (3,))
+
+
+# ------ Answers that cost more than they say: small ones that unfold to much, large errors, garbage
+DATA = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
+MIB = 1024 * 1024
+
+Make = Callable[[ServiceClient], Callable[[], Any]]
+
+
+def sample(client: ServiceClient) -> Callable[[], Any]:
+    sampler = sampler_of(client)
+    return lambda: sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
+
+
+def train(client: ServiceClient) -> Callable[[], Any]:
+    trainer = trainer_of(client)
+    return lambda: trainer.forward_backward(DATA, "cross_entropy")
+
+
+LIMITED_CALLS: dict[str, tuple[str, Make]] = {
+    "the promise of a sample": ("/asample", sample),
+    "the result of a sample": ("/retrieve_future", sample),
+    "the promise of a pass": ("/forward_backward", train),
+    "the result of a pass": ("/retrieve_future", train),
+    "a list": ("/checkpoints", lambda client: RestClient(client.holder).list_user_checkpoints),
+}
+
+
+@pytest.mark.parametrize("case", LIMITED_CALLS)
+def test_a_bomb_fails_its_call_at_the_limit_for_that_kind_of_call(case: str) -> None:
+    path, make = LIMITED_CALLS[case]
+    # As much as the results of large requests may have; half a kilobyte on the wire.
+    bomb = gzip.compress(gzip.compress(b'{"request_id": "' + b"a" * 20 * MIB + b'"}', 9), 9)
+    with StubServer(config=FLAGS) as stub, hasty_service(stub) as client:
+        call = make(client)
+        stub.script(path, *[Answer(200, bomb, {"Content-Encoding": "gzip, gzip"})] * 3)
+        future = call()
+        with pytest.raises(errors.APIConnectionError, match=r"limit of \d{7} bytes \(max_body_bytes\)"):
+            future.result(PATIENCE_S)
+
+
+def test_a_result_may_be_as_large_as_the_request_asks_for() -> None:
+    """A result of 20 MiB is refused for one token, and read for a million."""
+    filler = gzip.compress(b'{"type": "try_again", "x": "' + b"a" * 20 * MIB + b'"}', 9)
+    large = Answer(200, filler, {"Content-Encoding": "gzip"})
+    with StubServer(config=FLAGS) as stub, hasty_service(stub) as client:
+        sampler = sampler_of(client)
+        for longest, fits in ((1, False), (1_000_000, True), (None, True)):
+            stub.script("/retrieve_future", large)
+            future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=longest))
+            if fits:
+                assert future.result(PATIENCE_S).sequences
+            else:
+                with pytest.raises(errors.APIConnectionError, match="max_body_bytes"):
+                    future.result(PATIENCE_S)
+
+
+def test_a_large_error_is_quoted_and_kept_in_part() -> None:
+    body = json.dumps({"detail": [{"loc": ["body"], "msg": "wrong", "input": "x" * 20 * MIB}]}).encode()
+    with StubServer(config=FLAGS) as stub, hasty_service(stub) as client:
+        stub.script("/checkpoints", Answer(422, body))
+        with pytest.raises(errors.UnprocessableEntityError, match="wrong") as caught:
+            RestClient(client.holder).list_user_checkpoints().result(PATIENCE_S)
+        assert len(pickle.dumps(caught.value)) < MIB
+        assert len(str(caught.value)) < 4000
+        assert RestClient(client.holder).list_user_checkpoints().result(PATIENCE_S).checkpoints == []
+
+
+def test_garbage_is_searched_for_secrets_around_the_quoted_part_alone() -> None:
+    """A search of many megabytes would hold up all threads."""
+    with StubServer(config=FLAGS) as stub, hasty_service(stub) as client:
+        far, near = b"x" * 100_000 + b'"password": "hunter"', b'xx "password": "hunter"'
+        for garbage, quoted in ((far, True), (near, False)):
+            stub.script("/checkpoints", *[Answer(200, garbage)] * 3)
+            with pytest.raises(errors.APIResponseValidationError) as caught:
+                RestClient(client.holder).list_user_checkpoints().result(PATIENCE_S)
+            assert ("'xxxx" in str(caught.value)) is quoted
+            assert "hunter" not in str(caught.value)
