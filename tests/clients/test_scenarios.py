@@ -1,7 +1,7 @@
 """Scenarios that a client of this protocol must handle, each run by the whole client against a stub.
 
 Pauses take no time, and the tests check their lengths; see `support/hasty.py`. The values of reduced metrics
-are in `tests/runtime/test_merge.py`.
+are in `tests/runtime/test_answers.py`.
 """
 
 from __future__ import annotations
