@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,8 +57,11 @@ def copy_of_tiny(folder: Path, *, tied: bool, own_head: bool = False) -> Path:
     return folder
 
 
-def train(base: Path, folder: Path, *, unembed: bool) -> Any:
-    """Train some steps, download the adapter to `folder`, and return the server's log-probabilities."""
+def train(base: Path, folder: Path, *, unembed: bool, export: Callable[..., None] | None = None) -> Any:
+    """Train some steps, download the adapter to `folder`, and return the server's log-probabilities.
+
+    `export` is called with the server and its clients, before the server ends.
+    """
     text = tinker.ModelInput.from_ints(TOKENS)
     example = tinker.Datum(tinker.ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})
     with LocalServer(model=base) as server, server.service() as service:
@@ -67,6 +73,8 @@ def train(base: Path, folder: Path, *, unembed: bool) -> Any:
         path = training.save_weights_for_sampler("trained").result().path
         service.create_rest_client().download_checkpoint(path, to=folder).result()
         after = service.create_sampling_client(path).compute_logprobs(text).result()
+        if export is not None:
+            export(server, service, training)
     assert np.abs(np.array(after[1:]) - np.array(before[1:])).max() > 1
     return np.array(after[1:])
 
@@ -137,15 +145,39 @@ def test_peft_loads_an_adapter_without_the_head(tied: bool, tmp_path: Path) -> N
     np.testing.assert_allclose(logprobs(loaded), wanted, atol=1e-4)
 
 
-def test_the_program_of_the_guide_makes_a_model_and_an_adapter_for_peft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guide = Path(tinker.__file__).with_name("docs").joinpath("checkpoints.md").read_text()
+def test_the_program_of_the_guide_makes_a_model_and_an_adapter_for_peft(tmp_path: Path) -> None:
+    """The three commands of the cookbook, run with this package in place of `tinker`, on a live server."""
+    pytest.importorskip("pyrage")
+    guide = Path(tinker.__file__).with_name("docs").joinpath("weights.md").read_text()
     [program] = re.findall(r"^```python cookbook\n(.*?)^```$", guide, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"weights\.(\w+)\(", program) == ["download", "build_hf_model", "build_lora_adapter"]
     base = copy_of_tiny(tmp_path / "base", tied=False, own_head=True)
-    wanted = train(base, tmp_path / "final", unembed=True)
-    monkeypatch.chdir(tmp_path)
-    exec(program.replace("Qwen/Qwen3-8B", str(base)), {})
+
+    def run(server: LocalServer, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tinker.ExperimentalWarning)
+            path = training.save_weights_external("final").result().path
+        script = tmp_path / "program.py"
+        text = program.replace("Qwen/Qwen3-8B", str(base))
+        script.write_text(text.replace("tinker://RUN/external_weights/final", path))
+        done = subprocess.run(
+            [sys.executable, "-m", "tinker_sync.as_tinker", str(script)],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(tinker.__file__).parents[1]),
+                "TINKER_BASE_URL": service.get_console_url(),
+                "TINKER_API_KEY": server.key,
+                "HF_HUB_OFFLINE": "1",
+            },
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    wanted = train(base, tmp_path / "final", unembed=True, export=run)
     np.testing.assert_allclose(logprobs(load(tmp_path / "merged")), wanted, atol=1e-4)
     peft = pytest.importorskip("peft")
     loaded = peft.PeftModel.from_pretrained(load(base), tmp_path / "for-peft")
