@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.clock import FakeClock
 
 import tinker_sync
 from tinker_sync import Datum, InvalidInputError, ModelInput
+from tinker_sync._base.clock import SYSTEM_CLOCK
+from tinker_sync.loop.checkpoints import LoopCheckpoints
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 DATA = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
@@ -111,11 +114,119 @@ def test_a_failed_delete_keeps_it_unless_it_is_gone(tmp_path: Path, caplog: pyte
         assert [each.step for each in saves.kept] == [2]
 
 
+def test_a_rule_says_which_checkpoints_are_kept(tmp_path: Path) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        saves = service.checkpoints(tmp_path, every=1, keep="best 2, last 2, every 4", best="max")
+        for number, score in enumerate([5.0, 9.0, 1.0, 0.0, 8.0, None, 2.0, 3.0, 1.0, 1.0]):
+            saves.after_step(training, number, score=score)
+        # Steps 3 and 7 are the fourth and the eighth.
+        assert [each.step for each in saves.kept] == [1, 3, 4, 7, 8, 9]
+        assert saves.best is not None
+        assert saves.best.step == 1
+        assert on_server(service) == {each.path for each in saves.kept}
+        only = service.checkpoints(tmp_path / "only", every=2, keep="every 4")
+        for number in range(6):
+            only.after_step(training, number)
+        assert [each.step for each in only.kept] == [3, 5]  # the latest is kept, too
+
+
+def test_a_resume_takes_the_latest_that_the_server_still_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        saves = service.checkpoints(tmp_path, every=1)
+        training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        for number in range(3):
+            saves.save(training, number)
+        rest = service.create_rest_client()
+        rest.delete_checkpoint_from_tinker_path(saves.kept[2].path).result()
+        again = service.checkpoints(tmp_path, every=1)
+        resumed = again.resume()
+        assert resumed is not None
+        assert resumed[1] == 2
+        assert [each.step for each in service.checkpoints(tmp_path).kept] == [0, 1]
+        assert "step-2 cannot be resumed from" in caplog.text
+        for each in again.kept:
+            rest.delete_checkpoint_from_tinker_path(each.path).result()
+        with pytest.raises(tinker_sync.NotFoundError):
+            service.checkpoints(tmp_path).resume()
+
+
+DAY_S = 86_400
+
+
+class TestExpiry:
+    def test_a_checkpoint_that_expires_soon_is_named_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+            training = service.create_lora_training_client("tinker-sync/random", rank=4)
+            clock = FakeClock(time_s=SYSTEM_CLOCK.time())
+            saves: Any = LoopCheckpoints(service, tmp_path, every=1, clock=clock)
+            first = saves.save(training, 0)
+            saves.extend(3 * DAY_S)
+            assert saves.expiring() == []
+            assert [each.tinker_path for each in saves.expiring(4 * DAY_S)] == [first.path]
+            clock.advance(2.5 * DAY_S)
+            for number in (1, 2):
+                saves.save(training, number)
+                clock.advance(3600)
+            assert [text for text in caplog.messages if "expires in" in text] == [
+                f"{first.path} expires in 12:00:00; extend() keeps it, ttl_seconds= renews what is kept"
+            ]
+            saves.extend(None)
+            assert saves.expiring(1000 * DAY_S) == []
+
+    def test_kept_ones_are_renewed_while_the_loop_runs(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+            training = service.create_lora_training_client("tinker-sync/random", rank=4)
+            clock = FakeClock(time_s=SYSTEM_CLOCK.time())
+            saves: Any = LoopCheckpoints(
+                service, tmp_path, every=1, keep="best 1, last 1", ttl_seconds=2 * DAY_S, clock=clock
+            )
+            saves.save(training, 0, score=0.0)
+
+            def renewals() -> int:
+                return len(server.calls_to("set_checkpoint_ttl"))
+
+            asked = len(server.calls_to("list_checkpoints"))
+            saves.save(training, 1, score=1.0)
+            assert (renewals(), len(server.calls_to("list_checkpoints"))) == (0, asked)  # not at each save
+            clock.advance(0.9 * DAY_S)
+            saves.save(training, 2, score=1.0)
+            assert renewals() == 0
+            clock.advance(0.2 * DAY_S)
+            saves.save(training, 3, score=1.0)
+            # The server's clock has not advanced, so each of the two that are kept has less than a day.
+            assert renewals() == 2
+            assert "expires" not in caplog.text
+
+    def test_a_server_that_lists_nothing_does_not_stop_the_loop(self, tmp_path: Path) -> None:
+        plan = (
+            FaultPlan().on("list_checkpoints", faults.status(403)).on("get_training_run", faults.status(403))
+        )
+        with LocalServer(plan, model="tinker-sync/random") as server, server.service() as service:
+            training = service.create_lora_training_client("tinker-sync/random", rank=4)
+            saves = service.checkpoints(tmp_path, every=1, ttl_seconds=DAY_S)
+            assert saves.save(training, 0).path in on_server(service)
+            assert service.checkpoints(tmp_path).resume() is not None
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"every": 0}, "every: expected 1 or more, got 0"),
         ({"keep_last": -1}, "keep_last: expected 1 or more, got -1"),
+        ({"ttl_seconds": 0}, "ttl_seconds: expected 1 or more, got 0"),
+        ({"keep": "best 3, last"}, "keep: expected parts such as 'best 3, last 2, every 100', got 'last'"),
+        ({"keep": ""}, "keep: expected parts"),
+        ({"keep": "last 1, last 2"}, "keep: expected parts such as .* got 'last 2'"),
+        ({"keep": "best 0"}, "keep: expected parts"),
+        ({"keep": "every 150"}, "'every 150' is no multiple of 100"),
+        ({"keep": "last 2", "keep_last": 2}, "give keep or keep_last"),
         ({"best": "least"}, "best: expected 'min' or 'max', got 'least'"),
     ],
 )

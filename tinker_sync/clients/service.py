@@ -654,8 +654,10 @@ class ServiceClient(BaseClient):
         directory: str | os.PathLike[str],
         *,
         every: int = 100,
-        keep_last: int = 3,
+        keep_last: int | None = None,
         best: Literal["min", "max"] = "min",
+        keep: str | None = None,
+        ttl_seconds: int | None = None,
     ) -> LoopCheckpoints[TrainingClient]:
         """Return an object that saves a training loop at intervals and resumes it from the latest save.
 
@@ -663,8 +665,11 @@ class ServiceClient(BaseClient):
             directory: the directory of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
             every: the number of steps between two saves.
             keep_last: the number of latest checkpoints to keep; older ones are deleted, except for the best.
-            best: also keep the checkpoint with the lowest ("min") or highest ("max") `score` of
-                `after_step`.
+                None: 3.
+            best: the best `score` of `after_step` is the lowest ("min") or the highest ("max").
+            keep: in place of `keep_last`, which checkpoints to keep, such as "best 3, last 2, every 100".
+            ttl_seconds: the lifetime of a save, renewed for those that are kept while the loop runs; None:
+                the server's default. A warning in the log names kept ones that expire within a day.
 
         Raises:
             InvalidInputError: an argument is out of its range.
@@ -682,7 +687,16 @@ class ServiceClient(BaseClient):
         """
         from tinker_sync.loop.checkpoints import LoopCheckpoints
 
-        return LoopCheckpoints(self, directory, every=every, keep_last=keep_last, best=best)
+        return LoopCheckpoints(
+            self,
+            directory,
+            every=every,
+            keep_last=keep_last,
+            best=best,
+            keep=keep,
+            ttl_seconds=ttl_seconds,
+            clock=self._runtime.clock,
+        )
 
     def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
         """Return a recorder that writes a line of JSON to ``metrics.jsonl`` for each step of a training loop.

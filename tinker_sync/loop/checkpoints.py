@@ -1,21 +1,34 @@
-"""`LoopCheckpoints`: saves a training loop, keeps the latest and best saves, and resumes the loop."""
+"""`LoopCheckpoints`: saves a training loop, keeps the latest and best saves alive, and resumes the loop."""
 
 from __future__ import annotations
 
 import math
 import operator
 import os
+import re
+from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from attrs import asdict, fields_dict, frozen
 
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.jsonl import append_line, read_lines
 from tinker_sync._base.log import Log
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.types._checks import as_whole
 
+if TYPE_CHECKING:
+    from tinker_sync.types import Checkpoint
+
 FILE_NAME: Final = "checkpoints.jsonl"
+
+# A checkpoint that lives for less than this is worth a warning.
+_SOON_S: Final = 86_400.0
+# The lists of the server are read at most this often.
+_LOOK_S: Final = 600.0
+_PART: Final = re.compile(r"\s*(best|last|every)\s+(\d+)\s*")
 
 ClientT = TypeVar("ClientT")
 """The class of the training client, which this module does not import."""
@@ -33,6 +46,29 @@ class CheckpointService(Protocol):
 
     def create_rest_client(self) -> Any:
         """Return a client that deletes checkpoints."""
+
+
+class CorruptedRunError(TinkerError):
+    """The server has lost part of the state of a run, so what was just saved is not kept.
+
+    >>> print(CorruptedRunError("run-1", "tinker://run-0/weights/step-99"))
+    the server reports that run run-1 is corrupted; the last good save is tinker://run-0/weights/step-99
+    """
+
+    def __init__(self, run: str, last_good: str | None) -> None:
+        super().__init__(run, last_good)
+        self.run = run
+        """The id of the run."""
+        self.last_good = last_good
+        """The path of the latest save before; None if there is none."""
+
+    def __str__(self) -> str:
+        last = (
+            "there is no earlier save"
+            if self.last_good is None
+            else f"the last good save is {self.last_good}"
+        )
+        return f"the server reports that run {self.run} is corrupted; {last}"
 
 
 @frozen
@@ -54,15 +90,22 @@ class LoopCheckpoints(Generic[ClientT]):
     """The checkpoints of a training loop. One thread at a time may use the object.
 
     A save is written to `checkpoints.jsonl` when the server has acknowledged it. Then the checkpoints of this
-    file that are neither among the latest nor the best are deleted. `ServiceClient.checkpoints` makes the
-    object.
+    file that are not to be kept are deleted. A save of a run that the server calls corrupted is not kept. At
+    most every ten minutes, a save looks up when the kept checkpoints expire, and warns of those with less
+    than a day to live, or renews them. `ServiceClient.checkpoints` makes the object.
 
     Args:
         service: makes clients from checkpoints.
         directory: the directory of the run.
         every: the number of steps between two saves.
-        keep_last: the number of latest checkpoints to keep.
-        best: also keep the checkpoint with the lowest ("min") or highest ("max") score of `after_step`.
+        keep_last: the number of latest checkpoints to keep; None: 3.
+        best: the best score of `after_step` is the lowest ("min") or the highest ("max").
+        keep: in place of `keep_last`, which checkpoints are kept, such as "best 3, last 2, every 100": those
+            with the three best scores, the two latest, and each whose number of ended steps is a multiple of
+            100. The latest one is always kept. None: "best 1" and `keep_last`.
+        ttl_seconds: the lifetime of a save; kept ones are renewed when half of it has passed. None: the
+            server's default, and no renewal.
+        clock: the time by which checkpoints expire.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -74,19 +117,31 @@ class LoopCheckpoints(Generic[ClientT]):
         directory: str | os.PathLike[str],
         *,
         every: int = 100,
-        keep_last: int = 3,
+        keep_last: int | None = None,
         best: Literal["min", "max"] = "min",
+        keep: str | None = None,
+        ttl_seconds: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        for name, value in (("every", every), ("keep_last", keep_last)):
-            if (as_whole(value) or 0) < 1:
+        for name, value in (("every", every), ("keep_last", keep_last), ("ttl_seconds", ttl_seconds)):
+            if (as_whole(value) or 0) < 1 and (value is not None or name == "every"):
                 raise InvalidInputError(f"checkpoints: {name}: expected 1 or more, got {value!r}")
+        if keep is not None and keep_last is not None:
+            raise InvalidInputError(
+                f"checkpoints: give keep or keep_last; keep has 'last {keep_last}' for it"
+            )
         if best not in ("min", "max"):
             raise InvalidInputError(f"checkpoints: best: expected 'min' or 'max', got {best!r}")
         self.path = Path(directory) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._service, self._every, self._keep_last, self._best = service, every, keep_last, best
+        self._service, self._every, self._best = service, every, best
+        self._keep = _read_keep(keep, every) if keep is not None else _Keep(1, keep_last or 3, None)
+        self._ttl_s, self._clock = ttl_seconds, clock
+        self._looked_s = -math.inf
+        self._warned: set[str] = set()
         self._kept = _read(self.path)
         self._parent: str | None = None
+        self._run: str | None = None
 
     @property
     def kept(self) -> list[SavedStep]:
@@ -101,24 +156,45 @@ class LoopCheckpoints(Generic[ClientT]):
     @property
     def best(self) -> SavedStep | None:
         """The checkpoint with the best score; None if no checkpoint has a score other than NaN."""
+        ranked = self._rank()
+        return ranked[0] if ranked else None
+
+    def _rank(self) -> list[SavedStep]:
+        """Return the checkpoints with a score, the best first; among equal ones, the earlier first."""
         scored = [each for each in self._kept if each.score is not None and not math.isnan(each.score)]
-        choose = min if self._best == "min" else max
-        return choose(scored, key=lambda each: each.score or 0.0) if scored else None
+        sign = 1 if self._best == "min" else -1
+        return sorted(scored, key=lambda each: sign * (each.score or 0.0))
 
     def resume(self) -> tuple[ClientT, int] | None:
-        """Return a client of the latest checkpoint and the next step, or None before the first save.
+        """Return a client of the latest checkpoint and the next step, or None before the first save. Blocks.
 
-        The metadata of the new run contain the path of the checkpoint (`parent`) and its step.
+        A checkpoint that the server no longer has, because it expired or was deleted, is left out with a
+        warning, and the one before it is taken. The metadata of the new run contain the path of the
+        checkpoint (`parent`) and its step.
+
+        Raises:
+            NotFoundError: there were saves, and the server has none of them any more.
         """
-        latest = self.latest
-        if latest is None:
-            return None
-        metadata = {"parent": latest.path, "step": str(latest.step)}
-        training: ClientT = self._service.create_training_client_from_state_with_optimizer(
-            latest.path, user_metadata=metadata
-        )
-        self._parent = latest.path
-        return training, latest.step + 1
+        self._look_after()
+        missing: NotFoundError | None = None
+        for saved in reversed(self.kept):
+            metadata = {"parent": saved.path, "step": str(saved.step)}
+            made = self._service.create_training_client_from_state_with_optimizer(
+                saved.path, user_metadata=metadata
+            )
+            try:
+                training: ClientT = made.result()
+            except NotFoundError as error:
+                missing = error
+                _log.warning("%s cannot be resumed from, because the server does not have it", saved.path)
+                self._write({"deleted": saved.path})
+                self._kept.remove(saved)
+                continue
+            self._parent, self._run = saved.path, made.model_id
+            return training, saved.step + 1
+        if missing is not None:
+            raise missing
+        return None
 
     def after_step(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep | None:
         """Save if the number of ended steps is a multiple of `every`; return the checkpoint, or None.
@@ -141,6 +217,7 @@ class LoopCheckpoints(Generic[ClientT]):
 
         Raises:
             InvalidInputError: an argument is no number; nothing was saved.
+            CorruptedRunError: the server has lost part of the state of the run; the save is not kept.
         """
         try:
             step, score = operator.index(step), None if score is None else float(score)
@@ -149,27 +226,121 @@ class LoopCheckpoints(Generic[ClientT]):
                 f"save: expected a whole number as step and a number as score, got {step=}, {score=}"
             ) from None
         client: Any = training
-        path = client.save_state(f"step-{step}", overwrite=True).result().path
+        options = {} if self._ttl_s is None else {"ttl_seconds": self._ttl_s}
+        path = client.save_state(f"step-{step}", overwrite=True, **options).result().path
+        self._run = client.model_id
+        if self.is_corrupted:
+            self._kept = [each for each in self._kept if each.path != path]
+            self._write({"deleted": path})
+            self._delete(path)
+            raise CorruptedRunError(client.model_id, None if self.latest is None else self.latest.path)
         saved = SavedStep(step, path, score, self._parent)
         self._write({"saved": asdict(saved)})
         self._kept = [each for each in self._kept if each.path != path] + [saved]
         self._prune()
+        self._look_after()
         return saved
 
+    @property
+    def is_corrupted(self) -> bool:
+        """True if the server has lost part of the state of the run that was resumed or saved last.
+
+        The property asks the server. It is False if the server does not say.
+        """
+        if self._run is None:
+            return False
+        try:
+            found = self._service.create_rest_client().get_training_run(self._run).result()
+        except TinkerError:  # the state is not known; many servers have no such call
+            return False
+        return bool(found.corrupted)
+
     def _prune(self) -> None:
-        keep = {each.path for each in self._kept[-self._keep_last :]}
-        if self.best is not None:
-            keep.add(self.best.path)
+        keep = {each.path for each in self._keep.choose(self._kept, self._rank())}
         for each in [each for each in self._kept if each.path not in keep]:
-            try:
-                self._service.create_rest_client().delete_checkpoint_from_tinker_path(each.path).result()
-            except NotFoundError:
-                pass  # it has expired, or is deleted already
-            except TinkerError as error:
-                _log.warning("%s stays, because it cannot be deleted: %s", each.path, error)
-                continue
-            self._write({"deleted": each.path})
-            self._kept.remove(each)
+            if self._delete(each.path):
+                self._write({"deleted": each.path})
+                self._kept.remove(each)
+
+    def _delete(self, path: str) -> bool:
+        try:
+            self._service.create_rest_client().delete_checkpoint_from_tinker_path(path).result()
+        except NotFoundError:
+            pass  # it has expired, or is deleted already
+        except TinkerError as error:
+            _log.warning("%s stays, because it cannot be deleted: %s", path, error)
+            return False
+        return True
+
+    # ---------------------------------------------------------------------------------- expiry
+
+    def expiring(self, within_s: float = _SOON_S) -> list[Checkpoint]:
+        """Return those of the kept checkpoints that expire within some seconds, as the server lists them.
+
+        Raises:
+            TinkerError: the server has no list of checkpoints.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     saves = service.checkpoints(f"{to}/runs/x", ttl_seconds=3600)
+        ...     saved = saves.save(training, 0)
+        ...     before = [each.tinker_path == saved.path for each in saves.expiring()]
+        ...     saves.extend(7 * 86400)
+        ...     before, saves.expiring()
+        ([True], [])
+        """
+        paths = {each.path for each in self._kept}
+        until = self._clock.time() + within_s
+        rest = self._service.create_rest_client()
+        runs = dict.fromkeys(path.removeprefix("tinker://").partition("/")[0] for path in paths)
+        return [
+            each
+            for run in runs
+            for each in _list_run(rest, run)
+            if each.tinker_path in paths
+            and each.expires_at is not None
+            and each.expires_at.timestamp() < until
+        ]
+
+    def extend(self, ttl_seconds: int | None, paths: Iterable[str] | None = None) -> None:
+        """Let the kept checkpoints live for some seconds from now on; None: without an end.
+
+        Args:
+            ttl_seconds: the new lifetime.
+            paths: those to extend; None: all that are kept.
+
+        Raises:
+            TinkerError: one could not be extended; the others were.
+        """
+        wanted = [each.path for each in self._kept] if paths is None else list(paths)
+        for outcome in self._service.create_rest_client().set_checkpoints_ttl(wanted, ttl_seconds).result():
+            if outcome.error is not None and not isinstance(outcome.error, NotFoundError):
+                raise outcome.error
+
+    def _look_after(self) -> None:
+        """Renew the kept checkpoints, or warn of those that expire soon. Failures are logged."""
+        now_s = self._clock.now()
+        if not self._kept or now_s - self._looked_s < min(_LOOK_S, (self._ttl_s or _LOOK_S) / 4):
+            return
+        self._looked_s = now_s
+        try:
+            soon = self.expiring(_SOON_S if self._ttl_s is None else self._ttl_s / 2)
+            if soon and self._ttl_s is not None:
+                self.extend(self._ttl_s, [each.tinker_path for each in soon])
+                return
+        except TinkerError as error:
+            _log.debug("it is not known when checkpoints expire: %s", error)
+            return
+        for each in soon:
+            if each.tinker_path not in self._warned and each.expires_at is not None:
+                self._warned.add(each.tinker_path)
+                left = timedelta(seconds=round(each.expires_at.timestamp() - self._clock.time()))
+                _log.warning(
+                    "%s expires in %s; extend() keeps it, ttl_seconds= renews what is kept",
+                    each.tinker_path,
+                    left,
+                )
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a+b", buffering=0) as file:
@@ -177,6 +348,48 @@ class LoopCheckpoints(Generic[ClientT]):
 
     def __repr__(self) -> str:
         return f"<LoopCheckpoints {os.fspath(self.path)!r}, {len(self._kept)} kept>"
+
+
+def _list_run(rest: Any, run: str) -> list[Checkpoint]:
+    try:
+        found: list[Checkpoint] = rest.list_checkpoints(run).result().checkpoints
+    except NotFoundError:  # the run is gone, with its checkpoints
+        return []
+    return found
+
+
+@frozen
+class _Keep:
+    """Which checkpoints are kept: the best, the last, and those after a multiple of some steps."""
+
+    best: int
+    last: int
+    every: int | None
+
+    def choose(self, kept: list[SavedStep], ranked: list[SavedStep]) -> list[SavedStep]:
+        periodic = [each for each in kept if self.every is not None and (each.step + 1) % self.every == 0]
+        return [*kept[-self.last :], *ranked[: self.best], *periodic]
+
+
+def _read_keep(text: str, every: int) -> _Keep:
+    """Parse a rule such as "best 3, last 2, every 100".
+
+    >>> _read_keep("last 2, every 200", 100)
+    _Keep(best=0, last=2, every=200)
+    """
+    found: dict[str, int] = {}
+    for part in str(text).split(","):
+        match = _PART.fullmatch(part)
+        if match is None or match[1] in found or int(match[2]) < 1:
+            raise InvalidInputError(
+                f"checkpoints: keep: expected parts such as 'best 3, last 2, every 100', got {part.strip()!r}"
+            )
+        found[match[1]] = int(match[2])
+    if found.get("every", 0) % every:
+        raise InvalidInputError(
+            f"checkpoints: keep: 'every {found['every']}' is no multiple of {every}, the steps between saves"
+        )
+    return _Keep(found.get("best", 0), found.get("last", 1), found.get("every"))
 
 
 def _read(path: Path) -> list[SavedStep]:
