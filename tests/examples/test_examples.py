@@ -119,6 +119,18 @@ def test_a_web_app_answers_and_refuses(
     assert refused.endswith('400 Bad Request  {"error": "prompt is missing"}')
 
 
+def test_a_loop_that_loses_its_model_ends_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    recovery = importlib.import_module("tinker_sync.examples.recovery")
+    recovery.main()
+    shown = capsys.readouterr().out
+    steps = [int(each) for each in re.findall(r"step +(\d+) +loss", shown)]
+    assert steps == [*range(10), *range(8, 19), *range(16, 24)]
+    losses = [float(each) for each in re.findall(r"loss +(\S+)", shown)]
+    assert losses[-1] < losses[0] / 2
+    assert losses[10:12] == losses[8:10]  # a repeated step has the same data and weights
+    assert "kept: " in shown
+
+
 # ------------------------------------------------------------------------------------------ the demo
 def test_the_demo_kills_its_training_and_loses_nothing() -> None:
     """As a program of its own, with its own sizes: the process that it kills imports the module again."""

@@ -7,6 +7,7 @@
     python -m tinker_sync.examples.preferences        DPO with held-out pairs
     python -m tinker_sync.examples.distillation       a student that learns from a teacher's probabilities
     python -m tinker_sync.examples.evaluation         2,000 prompts, and a run that survives a crash
+    python -m tinker_sync.examples.recovery           a loop that goes on after crashes of the server
     python -m tinker_sync.examples.sweep              four learning rates side by side
     python -m tinker_sync.examples.custom_loss        a loss of your own in numpy
     python -m tinker_sync.examples.web_app            a web app that samples in its requests

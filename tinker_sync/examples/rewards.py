@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import tinker_sync as tinker
-from tinker_sync import data
+from tinker_sync import data, losses
 
 MODEL, RATE = "tinker-sync/tiny", 1.5e-3  # a large model takes a rate of about 1e-4
 ANIMALS = ("owl", "frog", "bee", "horse")
@@ -60,10 +60,12 @@ def main() -> None:
                 mean = sum(rewards) / len(rewards)
                 batch += data.from_samples(prompt, stories, [each - mean for each in rewards])
                 earned += rewards
-            training.forward_backward(batch, "importance_sampling")
+            passed = training.forward_backward(batch, "importance_sampling")
             training.optim_step(tinker.AdamParams(learning_rate=RATE)).result()
             mean = sum(earned) / len(earned)
-            print(f"step {step:2}  mean reward {mean:.2f}  {'#' * round(60 * mean)}", flush=True)
+            found = losses.divergence(batch, passed.result())  # about 0, or the sampler is not the trainer
+            kl = found.tokens.kl_sampler_trainer_k3
+            print(f"step {step:2}  KL {kl:.1e}  mean reward {mean:.2f}  {'#' * round(60 * mean)}", flush=True)
         sampling = training.save_weights_and_get_sampling_client()
         for animal in ANIMALS:
             print(

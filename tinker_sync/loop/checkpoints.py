@@ -138,7 +138,9 @@ class LoopCheckpoints(Generic[ClientT]):
         self._keep = _read_keep(keep, every) if keep is not None else _Keep(1, keep_last or 3, None)
         self._ttl_s, self._clock = ttl_seconds, clock
         self._looked_s = -math.inf
+        # The paths of which the log has a warning already.
         self._warned: set[str] = set()
+        self._undeleted: set[str] = set()
         self._kept = _read(self.path)
         self._parent: str | None = None
         self._run: str | None = None
@@ -268,7 +270,9 @@ class LoopCheckpoints(Generic[ClientT]):
         except NotFoundError:
             pass  # it has expired, or is deleted already
         except TinkerError as error:
-            _log.warning("%s stays, because it cannot be deleted: %s", path, error)
+            if path not in self._undeleted:  # each save tries again
+                self._undeleted.add(path)
+                _log.warning("%s stays, because it cannot be deleted: %s", path, error)
             return False
         return True
 
