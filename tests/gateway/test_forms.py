@@ -13,7 +13,7 @@ from support.agents import WAIT_S, Agent, events
 from support.chat_templates import ADD
 from support.each import for_each
 
-from tinker_sync import SampleResponse, get_tokenizer
+from tinker_sync import InvalidInputError, SampleResponse, SamplingClient, SamplingParams, get_tokenizer
 from tinker_sync.gateway import Gateway
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
@@ -51,6 +51,16 @@ def test_an_answer_ends_before_a_text(gateway: Gateway) -> None:
         assert (said["stop_reason"], said["stop_sequence"]) == ("stop_sequence", "=")
         said = agent.post(MESSAGES, messages=SUM, temperature=0, max_tokens=2)
         assert (said["stop_reason"], said["usage"]["output_tokens"]) == ("max_tokens", 2)
+
+
+def test_the_gateway_has_settings_for_requests_without_them(sampling: SamplingClient) -> None:
+    defaults = SamplingParams(max_tokens=12, temperature=0.0, stop="=")
+    with sampling.endpoint(sampling_params=defaults) as gateway, Agent(gateway) as agent:
+        assert agent.chat(SUM)["choices"][0]["message"]["content"] == "23+45"
+        assert agent.chat(SUM, stop="5")["choices"][0]["message"]["content"] == "23+4"
+        assert agent.post("/v1/completions", prompt="Q: 23+")["choices"][0]["text"] == "4"
+    with pytest.raises(InvalidInputError, match="expected texts"):
+        sampling.endpoint(sampling_params=SamplingParams(stop=[2]))
 
 
 def test_the_system_speaks_first(gateway: Gateway) -> None:

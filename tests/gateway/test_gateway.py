@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agents import Agent, Sampled
-from support.chat_templates import ADD, TAGGED
+from support.chat_templates import ADD, TAGGED, THINKING
 
-from tinker_sync import ConfigurationError, SamplingClient, SamplingParams, ServiceClient
+from tinker_sync import (
+    ConfigurationError,
+    SampledSequence,
+    SampleResponse,
+    SamplingClient,
+    SamplingParams,
+    ServiceClient,
+    get_tokenizer,
+)
 from tinker_sync.gateway import Gateway, Trajectory, read_exchanges, to_trajectories
 
 CHATS = int(os.environ.get("GATEWAY_CHATS", "40"))
@@ -96,6 +104,48 @@ def test_results_of_tools_have_no_weight(sampling: SamplingClient) -> None:
         assert len(trajectory.datum(1.0).loss_fn_inputs["advantages"].to_numpy().nonzero()[0]) == sum(
             len(turn.tokens) for turn in trajectory.turns
         )
+
+
+class Scripted:
+    """A sampler whose answers are these texts, sampled letter by letter."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = iter(texts)
+
+    def sample(self, *_: Any, **__: Any) -> Future[SampleResponse]:
+        tokens = [self.get_tokenizer().encode(letter)[0] for letter in next(self._texts)]
+        future: Future[SampleResponse] = Future()
+        future.set_result(
+            SampleResponse([SampledSequence("stop", None, [*tokens, 2], [-1.0] * (len(tokens) + 1))])
+        )
+        return future
+
+    def get_tokenizer(self) -> Any:
+        return get_tokenizer("tinker-sync/tiny")
+
+    def get_base_model(self) -> str:
+        return "scripted"
+
+
+def test_reasoning_that_an_agent_drops_stays_in_the_tokens() -> None:
+    call = '<tool_call>{"name":"add","arguments":{"b":3,"a":2}}</tool_call>'
+    scripted = Scripted(f"<think>\nI add.\n</think>\n\n{call}", "<think>\nDone.\n</think>\n\n5", "Yes.")
+    with Gateway(scripted, chat_template=THINKING) as gateway, Agent(gateway) as agent:
+        chat = [user("2 + 3?")]
+        said = agent.say(chat, tools=[ADD])
+        assert said.pop("reasoning_content") == "I add."
+        said["tool_calls"][0]["function"]["arguments"] = '{"a": 2, "b": 3}'  # as other JSON of the same call
+        chat.append({"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "5"})
+        answer = agent.say(chat, tools=[ADD])
+        assert (answer.pop("reasoning_content"), answer["content"]) == ("Done.", "5")
+        chat.append(user("Sure?"))  # from here on, the template leaves the reasoning out
+        agent.say(chat, tools=[ADD])
+        [trajectory] = gateway.trajectories()
+    first, second, third = trajectory.turns
+    assert second.extends
+    assert second.prompt.tolist()[: len(first.row)] == first.row.tolist()
+    assert not third.extends
+    assert len(trajectory.data(1.0)) == 2
 
 
 def test_answers_that_are_continued_twice_are_trained_once(gateway: Gateway) -> None:

@@ -98,6 +98,7 @@ class Gateway:
 
     Raises:
         ConfigurationError: the address cannot be used, or the key is missing or too short.
+        InvalidInputError: `sampling_params` has tokens as its `stop`.
         TokenizerError: the tokenizer of the model cannot be loaded.
 
     >>> import json, urllib.request
@@ -134,6 +135,7 @@ class Gateway:
             )
         self._key = Secret(key) if key else None
         self._defaults = sampling_params or SamplingParams()
+        self._stop = _texts_of(self._defaults.stop)
         self._template = chat_template
         self._deadline = deadline
         self._tokenizer = sampling.get_tokenizer()
@@ -338,13 +340,13 @@ class Gateway:
         return found(tree, label, connection)
 
     def _openai_chat(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
-        asked = openai.read_chat(tree)
+        asked = self._complete(openai.read_chat(tree))
         name = f"chatcmpl-{secrets.token_hex(12)}"
         prompt, answers = self._converse(asked, name, label, connection)
         return Reply(openai.chat(name, tree, prompt, answers, self._tokenizer))
 
     def _anthropic_message(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
-        asked = anthropic.read_message(tree)
+        asked = self._complete(anthropic.read_message(tree))
         name = f"msg_{secrets.token_hex(12)}"
         prompt, [answer] = self._converse(asked, name, label, connection)
         return Reply(anthropic.message(name, tree, len(prompt), answer))
@@ -357,6 +359,7 @@ class Gateway:
 
     def _openai_completion(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
         asked, prompts = openai.read_completion(tree)
+        self._complete(asked)
         params = self._params(json.dumps(asked.settings), tuple(asked.stop) or None)
         sampler, version = self._current
         name = f"cmpl-{secrets.token_hex(12)}"
@@ -385,6 +388,10 @@ class Gateway:
             ]
         )
         return Reply(openai.completion(name, tree, inputs, [each for _, each in answers], self._tokenizer))
+
+    def _complete(self, asked: Asked) -> Asked:
+        asked.stop = asked.stop or self._stop
+        return asked
 
     # -------------------------------------------------------------------------------------- conversations
 
@@ -480,6 +487,15 @@ class Gateway:
         given = {name: value for name, value in json.loads(settings).items() if value is not None}
         update = {**given, **({} if stop is None else {"stop": list(stop)})}
         return SamplingParams(**{**self._defaults.model_dump(), **update})
+
+
+def _texts_of(stop: Any) -> list[str]:
+    texts = [stop] if isinstance(stop, str) else list(stop or ())
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidInputError(
+            "sampling_params.stop: expected texts; the chat template tells which tokens end an answer"
+        )
+    return texts
 
 
 def _add_message(digest: bytes, message: Mapping[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
@@ -99,7 +100,7 @@ class Connection:
         while True:
             try:
                 result = future.result(_LOOK_EVERY_S)
-            except TimeoutError:
+            except (TimeoutError, FutureTimeoutError):  # one class from Python 3.11 on
                 if future.done():  # the failure of the call
                     raise
                 if self._has_gone():
