@@ -117,7 +117,7 @@ def read_plain(name: str, reply: Reply) -> Any:
 
 
 def plain_result(name: str, reply: Reply, tree: Any) -> Any:
-    """Return the result of a promise: `tree`, its JSON, or what its protobuf means as JSON."""
+    """Return the result of a promise as JSON data: `tree`, or the conversion of its protobuf."""
     if tree is not None:
         return tree
     from tinker_sync.wire.proto.outputs import decode_forward_backward_output

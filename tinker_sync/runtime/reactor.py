@@ -278,7 +278,7 @@ class Readiness(Protocol):
 
 
 class EpollReadiness:
-    """The `Readiness` of Linux. A socket stays registered, and each arrival of bytes is reported once."""
+    """The edge-triggered `Readiness` of Linux. A socket stays registered; each arrival is reported once."""
 
     takes_effect_at_once = True
     goes_on = True

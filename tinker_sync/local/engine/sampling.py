@@ -466,7 +466,7 @@ class KVCache:
         self._arenas: dict[int, Arena] = {}
 
     def add(self, owner: Any, keys: Array, values: Array) -> Seat:
-        """Add a sequence, with room for one more position. The new seat keeps `owner`."""
+        """Add a sequence, with room for one more position. Return its seat, which keeps `owner`."""
         length = arena_length(keys.shape[2] + 1)
         if length not in self._arenas:
             self._arenas[length] = Arena(self._config, length, self._dtype)
