@@ -89,6 +89,20 @@ def test_a_request_is_sent_again_after_the_statuses_that_may_pass_and_after_no_o
             )
 
 
+@for_each(
+    ("path", "call", "status", "most"),
+    [("/sessions", ask, 409, 3), ("/asample", sample, 409, 3), ("/sessions", ask, 500, 5)],
+)
+def test_a_failure_that_lasts_is_final(
+    path: str, call: Callable[[Any], APIFuture[Any]], status: int, most: int
+) -> None:
+    """Such as a conflict that is no short lock, or a request at which the server fails each time."""
+    with world() as (stub, service):
+        stub.script(path, *[Answer(status, {"detail": "no"})] * 9)
+        assert call(service).exception(PATIENCE_S) is not None
+        assert len(stub.asked(path)) == most
+
+
 def test_other_failures_do_not_count() -> None:
     with world() as (stub, service):
         stub.script("/sessions", DOWN, Answer(409, {}), DOWN, Answer(409, {}))
