@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from attrs import evolve, frozen
 
 from tinker_sync._base.secret import Secret, mask_text
-from tinker_sync.config import CredentialsFile, Settings
+from tinker_sync.config import CredentialsFile, Settings, StoredKey
 from tinker_sync.errors import (
     APIResponseValidationError,
     AuthenticationError,
@@ -28,9 +28,14 @@ from tinker_sync.transport.call import Reply
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 __all__ = [
+    "Access",
+    "CredentialsFile",
     "KeyDetails",
+    "StoredKey",
     "delete_key",
     "describe_key",
+    "describe_key_source",
+    "find_access",
     "get_tinker_token",
     "raise_if_tinker_not_accessible",
     "tinker_has_credentials",
@@ -102,6 +107,63 @@ def raise_if_tinker_not_accessible(*, base_url: str | None = None) -> None:
         raise
     except Exception as error:
         raise TinkerError(mask_text(f"{type(error).__name__}: {error}")) from error
+
+
+@frozen
+class Access:
+    """The server that a client would use, and what it wants for access. Nothing was sent to find out.
+
+    >>> find_access(base_url="http://gpu-17:8000")
+    Access(base_url='http://gpu-17:8000', is_hosted=False, has_own_key=False, api_key=None)
+    """
+
+    base_url: str
+    is_hosted: bool
+    """True for the hosted service, whose console makes and deletes keys."""
+    has_own_key: bool
+    """True for a server on this machine whose key programs find without a login."""
+    api_key: Secret | None
+    """The key, unless a command gives it."""
+
+
+def find_access(*, base_url: str | None = None, api_key: str | None = None) -> Access:
+    """Return the server that a client with these arguments would use, and the key.
+
+    Raises:
+        ConfigurationError: an address or a variable cannot be used.
+
+    >>> find_access().is_hosted
+    True
+    """
+    settings = Settings.resolve(base_url=base_url, api_key=api_key)
+    has_own_key = settings.api_key_source == "local"
+    return Access(settings.base_url, settings.is_vendor_host, has_own_key, settings.api_key)
+
+
+def describe_key_source(*, base_url: str | None = None) -> str | None:
+    """Return where the key that a client would use comes from, such as "from TINKER_API_KEY"; None without.
+
+    Raises:
+        TinkerError: there is no usable key, or a setting cannot be used.
+
+    >>> describe_key_source(base_url="http://gpu-17:8000") is None
+    True
+    """
+    settings = Settings.resolve(base_url=base_url)
+    source = choose_source(settings, enforce_cmd=False)
+    if source is None:
+        return None
+    if source is settings.credential_cmd or settings.api_key is None:
+        return "from TINKER_CREDENTIAL_CMD"
+    if settings.api_key_source == "stored":
+        stored = CredentialsFile().default_key()
+        return f"from the credentials file{f', {stored.name!r}' if stored and stored.name else ''}"
+    origins = {
+        "argument": "given",
+        "environment": "from TINKER_API_KEY",
+        "local": "of the server on this machine",
+    }
+    return origins[settings.api_key_source or "argument"]
 
 
 @frozen

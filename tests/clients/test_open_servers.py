@@ -16,10 +16,10 @@ from support.open_servers import BAD_NAME, BAD_TOKEN, OpenServer
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
+from tinker_sync._base.clock import paced
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
-from tinker_sync.config.settings import paced
 from tinker_sync.errors import (
     APIConnectionError,
     ClientClosedError,

@@ -20,8 +20,8 @@ from support.signals import at_every_moment
 from support.tinker_stub import Stub, StubServer
 
 from tinker_sync import types
+from tinker_sync._base.naming import current
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.runtime.naming import current
 
 PATIENCE_S = 60.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)

@@ -17,8 +17,8 @@ from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
 from tinker_sync._base.clock import SYSTEM_CLOCK
+from tinker_sync.clients.doctor import VARIABLES
 from tinker_sync.insight import Finding, examine
-from tinker_sync.insight.doctor import VARIABLES
 
 KEY = "tml-secret-of-the-doctor"
 

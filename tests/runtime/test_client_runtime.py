@@ -22,6 +22,7 @@ from support.sends import HandWorkers
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._base.events import CallFailed
+from tinker_sync._base.naming import named
 from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
@@ -32,7 +33,6 @@ from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
 from tinker_sync.runtime.exits import finish_all, finish_at_exit
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import named
 from tinker_sync.runtime.pending import PendingChanges
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply

@@ -11,9 +11,9 @@ import pytest
 from support.crowd import until
 from support.raising import raising
 
+from tinker_sync._base import fork as _fork
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync.errors import APIStatusError, DeadlineError
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Lazy, Shared
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinker_sync._base.clock import paced
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.config.settings import paced
 
 
 def quick_service(pace: float = 0.01, **options: Any) -> ServiceClient:

@@ -23,8 +23,8 @@ from tinker_sync import types
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import EarlierCallFailedError, InvalidInputError
 from tinker_sync.transport.body import PiecedBody
-from tinker_sync.transport.content import accepted_encodings, decode
 from tinker_sync.wire import zstd
+from tinker_sync.wire.http1.content import accepted_encodings, decode
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 from tinker_sync.wire.proto.requests import decode_forward_backward_request
 

@@ -11,6 +11,8 @@ error_details   what an error keeps of its request and response
 lazy, left_out  names that load their module on first use, and names that are gone
 numbers         counters
 numpy           numpy and the types of its arrays, loaded on first use
+naming          the public method that runs, and the user's line that called it
+fork            what a forked child must renew
 spelling        "did you mean"
 displays        the hook of the displays for notebooks
 """

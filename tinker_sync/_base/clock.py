@@ -11,7 +11,9 @@ import threading
 import time
 from _thread import RLock as _RLock
 from _thread import allocate_lock
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -158,3 +160,24 @@ def make_lock() -> Any:
     ...     pass
     """
     return _InterruptibleLock() if sys.version_info[:2] == (3, 14) else threading.Lock()
+
+
+_pace: ContextVar[float | None] = ContextVar("tinker_sync pace", default=None)
+
+pace_of_block: Final[Callable[[], float | None]] = _pace.get
+"""Return the factor of the innermost `paced` block, or None outside of one."""
+
+
+@contextmanager
+def paced(pace: float) -> Iterator[None]:
+    """Multiply the pauses of clients that this thread makes in the block by `pace`. For tests.
+
+    >>> with paced(0.01):
+    ...     pace_of_block()
+    0.01
+    """
+    token = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(token)

@@ -19,6 +19,7 @@ from attrs import define, field, frozen
 
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import slice_of
+from tinker_sync._base.naming import find_call_site
 from tinker_sync.batch.item import BatchItem, decode_all
 from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
 from tinker_sync.batch.waiting import ProgressBar
@@ -32,7 +33,6 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
     with_words,
 )
-from tinker_sync.runtime.naming import find_call_site
 from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 from tinker_sync.types._checks import as_whole
 from tinker_sync.types._structured import is_foreign, model_from

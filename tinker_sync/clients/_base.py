@@ -19,13 +19,14 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from tinker_sync._base import fork as _fork
+from tinker_sync._base.api_errors import copy_exception
+from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, TinkerError, with_words
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.runtime.failures import overlook
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Shared
-from tinker_sync.runtime.naming import carried, overlook
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client_runtime import ClientRuntime

@@ -14,8 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -25,6 +24,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
 from tinker_sync import _embedded
+from tinker_sync._base.clock import pace_of_block
 from tinker_sync._base.log import Log
 from tinker_sync._base.secret import (
     MASK,
@@ -419,27 +419,9 @@ def _read_tags(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-_pace: ContextVar[float | None] = ContextVar("tinker_sync pace", default=None)
-
-
-@contextmanager
-def paced(pace: float) -> Iterator[None]:
-    """Multiply the pauses of clients that this thread makes in the block by `pace`. For tests.
-
-    >>> with paced(0.01):
-    ...     Settings.resolve(base_url="http://localhost:8000", api_key="tml-example").pace
-    0.01
-    """
-    token = _pace.set(pace)
-    try:
-        yield
-    finally:
-        _pace.reset(token)
-
-
 def _read_pace(env: _Environment) -> float:
     """Return the factor for pauses: that of `paced`, else `TINKER_PACE`, else 1."""
-    pace = _pace.get()
+    pace = pace_of_block()
     if pace is not None:
         return pace
     text = env.text("TINKER_PACE")

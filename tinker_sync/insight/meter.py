@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from attrs import fields, frozen
 
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.events import Event, ModelNamed, TokensUsed
-from tinker_sync.runtime import _fork
 
 Kind = Literal["trained", "prompt", "cached", "sampled"]
 KINDS: Final[tuple[Kind, ...]] = ("trained", "prompt", "cached", "sampled")

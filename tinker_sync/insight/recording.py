@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from attrs import frozen
 
 from tinker_sync._base.events import Event, ReplyReceived, RequestLost, RetryScheduled
+from tinker_sync._base.naming import current
 from tinker_sync.insight import report
-from tinker_sync.runtime.naming import current
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from attrs import evolve
 
+from tinker_sync._base.naming import carried
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses.evaluate import name_of
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.polls import Promise
 from tinker_sync.types.custom_loss import (
     CreateCustomLossRequest,

@@ -64,15 +64,15 @@ The other modules and their contents:
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
     futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`
-    naming                 the public method that requests are sent for, the user's line that made a call, and
-                           failures that the user never looks at
-    calls, failures        calls made from the table of endpoints, and their answers; copies of errors
+    naming                 the public method that requests are sent for
+    failures               the log of failures that the user never looks at; errors without secrets
+    calls                  calls made from the table of endpoints, and their answers
     published              the description that an open server publishes of itself
     billing                the wait after a 402
     spending               limits on the tokens that calls use
     pending                the calls that the end of a client waits for
     lazy                   values that are made on first use
-    exits, _fork           the end of the process; forked children
+    exits                  the end of the process
 
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
 and sends training calls; a worker does this while `tinker-poll` does not run. Others: `tinker-enter-N`,

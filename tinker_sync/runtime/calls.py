@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from tinker_sync._base.naming import current
 from tinker_sync._base.secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_BODY_BYTES
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import redact_exception
-from tinker_sync.runtime.naming import current
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import ANSWER_BYTES, NO_HEADERS, PROMISE_BYTES, Call, Reply
 from tinker_sync.types._model import Model

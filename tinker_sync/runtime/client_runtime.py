@@ -15,17 +15,17 @@ import threading
 import weakref
 from typing import Final
 
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import carried
 from tinker_sync.config import Settings
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.connection import Connection
 from tinker_sync.runtime.exits import FinishStatus
 from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.lifecycle import Lifecycle, shut_elsewhere
-from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.polls import Notices
 from tinker_sync.runtime.rate_limiter import RateLimiter

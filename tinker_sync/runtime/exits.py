@@ -15,8 +15,8 @@ import time
 from typing import Final, Literal, Protocol
 
 from tinker_sync import _embedded
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.log import Log
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 FinishStatus = Literal["success", "errored", "interrupted"]

@@ -35,10 +35,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
 from tinker_sync._base.log import Log
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import QUEUED, ProgressFuture
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime.failures import copy_exception
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.workers import Workers

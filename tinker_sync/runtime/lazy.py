@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, NamedTuple, TypeVar
 
+from tinker_sync._base import fork as _fork
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import make_lock
 from tinker_sync.errors import APIConnectionError, DeadlineError
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import copy_exception
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

@@ -15,14 +15,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tinker_sync._base import fork as _fork
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.events import CallFailed, Event, Observer, Stopwatch
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
-from tinker_sync.runtime import _fork, exits
-from tinker_sync.runtime.failures import copy_exception
+from tinker_sync.runtime import exits
+from tinker_sync.runtime.failures import attach_unread
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import attach_unread, carried
 from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:

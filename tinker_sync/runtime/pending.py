@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from tinker_sync._base.clock import Wake
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import current
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import current
 
 PENDING_LIMIT_S: Final = 60.0
 """The longest time that the end of a client waits for these calls, unless `close` gets another time."""

@@ -20,13 +20,13 @@ from attrs import define, field
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import current
 from tinker_sync._base.secret import Secret
 from tinker_sync.errors import APIResponseValidationError, DeadlineError, InvalidInputError, WireError
 from tinker_sync.runtime.admission import ModelPause
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.flows import Flow, Flows, Quota, Task
 from tinker_sync.runtime.futures import APIFuture, Submit
-from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import (
     PATH,

@@ -24,10 +24,10 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+from tinker_sync._base import fork as _fork
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync._base.log import Log
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.lazy import Shared
 
 FIRST_RATE: Final = 50.0

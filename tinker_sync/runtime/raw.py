@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tinker_sync._base.naming import carried, find_call_site
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.config.settings import header_problem
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.runtime.calls import odd_answer, read_promise
-from tinker_sync.runtime.naming import carried, find_call_site
 from tinker_sync.runtime.polls import Promise
 from tinker_sync.transport.call import NO_HEADERS
 from tinker_sync.wire import json as wire_json

@@ -21,14 +21,15 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import in_seconds
 from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import carried, current, find_call_site, named
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import BLOCKED_PAUSE_S, UNREADABLE, Ledger, Meaning, Stage, delay_s, rule_for
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineError, TinkerError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import ModelPause, Turn
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.byte_sizes import estimate_prompt_bytes, most_sample_bytes
@@ -37,7 +38,6 @@ from tinker_sync.runtime.flows import CalledOff, Flow
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.lazy import Lazy
-from tinker_sync.runtime.naming import carried, current, find_call_site, named
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
 from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES

@@ -47,9 +47,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from attrs import define
 
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.log import Log
 from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
-from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.workers import Workers

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
 from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
@@ -22,7 +23,6 @@ from tinker_sync._base.secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime import heartbeat
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.failures import copy_exception
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:

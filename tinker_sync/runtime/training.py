@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
+from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.events import TokensUsed
 from tinker_sync._base.lazy import LazyModule
+from tinker_sync._base.naming import current, find_call_site, named
 from tinker_sync._base.policy import BLOCKED_PAUSE_S, proves_refusal
 from tinker_sync.errors import (
     APIConnectionError,
@@ -42,7 +44,6 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.answers import (
     ExpectedOutputs,
     decode_pass,
@@ -56,10 +57,10 @@ from tinker_sync.runtime.answers import (
 from tinker_sync.runtime.byte_sizes import DataChunk, most_pass_bytes, split
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
 from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.failures import Unread, log_if_unread
 from tinker_sync.runtime.flows import Flow
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.naming import Unread, current, find_call_site, log_if_unread, named
 from tinker_sync.runtime.polls import Decode, Promise
 from tinker_sync.runtime.raw import NO_EXTRA, Extra, plain_result
 from tinker_sync.runtime.reactor import QUICK_BYTES, own_failure

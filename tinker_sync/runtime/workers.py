@@ -33,9 +33,9 @@ from typing import Any, Final, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.log import Log, hand_over_records
+from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture, Submit, settle
-from tinker_sync.runtime.naming import carried
 
 T = TypeVar("T")
 

@@ -135,7 +135,7 @@ class RecordedCall:
         return *decode_forward_backward_request(content, unknown), unknown
 
     def _plain_content(self) -> bytes:
-        from tinker_sync.transport.content import decode
+        from tinker_sync.wire.http1.content import decode
         from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
         encoding = self.headers.get("content-encoding")

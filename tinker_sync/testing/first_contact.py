@@ -32,8 +32,7 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.insight import PriceTable, TokenCounts, examine
-from tinker_sync.insight.doctor import State
+from tinker_sync.insight import PriceTable, State, TokenCounts, examine
 from tinker_sync.losses import divergence
 from tinker_sync.testing.tapes import RecordingProxy, record
 from tinker_sync.types import AdamParams, Datum, ForwardBackwardOutput, ModelInput, SamplingParams

@@ -205,8 +205,8 @@ class LocalServer:
         Raises:
             ConfigurationError: the server is not running.
         """
+        from tinker_sync._base.clock import paced
         from tinker_sync.clients.service import ServiceClient
-        from tinker_sync.config.settings import paced
 
         with paced(self.pace):
             service = ServiceClient(**{"base_url": self.url, "api_key": self.key, **options})

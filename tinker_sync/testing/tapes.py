@@ -37,6 +37,7 @@ from tinker_sync.testing.cassette import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tinker_sync.auth import Access
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.local.server.http import Message, Receive, Send
 
@@ -85,10 +86,10 @@ def record(
     ...     count_models()
     1
     """
-    from tinker_sync.config import Settings
+    from tinker_sync.auth import find_access
 
-    settings = Settings.resolve(base_url=base_url, api_key=api_key)
-    return RecordingProxy(Path(path), settings, replayable=replayable)
+    access = find_access(base_url=base_url, api_key=api_key)
+    return RecordingProxy(Path(path), access, replayable=replayable)
 
 
 def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer:
@@ -209,10 +210,10 @@ class CassetteServer(Application):
 class RecordingProxy(CassetteServer):
     """A server that forwards requests to another one and keeps the answers. `record` makes it."""
 
-    def __init__(self, path: Path, settings: Any, *, replayable: bool = True) -> None:
-        super().__init__("" if settings.api_key is None else settings.api_key.reveal())
+    def __init__(self, path: Path, access: Access, *, replayable: bool = True) -> None:
+        super().__init__("" if access.api_key is None else access.api_key.reveal())
         self._path = path
-        self._settings = settings
+        self._access = access
         self._replayable = replayable
         self._lock = threading.Lock()
         self.cassette = Cassette()  # guarded by _lock
@@ -225,17 +226,16 @@ class RecordingProxy(CassetteServer):
     @property
     def upstream(self) -> str:
         """The base URL of the server that is recorded."""
-        url: str = self._settings.base_url
-        return url
+        return self._access.base_url
 
     @property
     def is_hosted(self) -> bool:
         """True if the hosted service is recorded."""
-        return bool(self._settings.is_vendor_host)
+        return self._access.is_hosted
 
     def _begin(self) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE, "tinker-record")
-        self._hold = _embedded.hold_server(self._settings.base_url, self._settings.api_key)
+        self._hold = _embedded.hold_server(self._access.base_url, self._access.api_key)
         if self._hold is not None:
             self._hold.start()
 
@@ -267,7 +267,7 @@ class RecordingProxy(CassetteServer):
         try:
             got = self._session().request(
                 method,
-                self._settings.base_url + target,
+                self._access.base_url + target,
                 data=body,
                 headers=sent,
                 timeout=_UPSTREAM_S,
@@ -277,7 +277,7 @@ class RecordingProxy(CassetteServer):
             with self._lock:
                 self.lost.append((len(self.cassette.exchanges), target, type(error).__name__))
             return None  # the client tries again, as it does without the proxy
-        secrets = [] if self._settings.api_key is None else [self._settings.api_key]
+        secrets = [] if self._access.api_key is None else [self._access.api_key]
         received = {name.lower(): value for name, value in got.headers.items()}
         content = got.content
         if self._replayable and target.endswith("/client/config"):

@@ -37,7 +37,6 @@ from tinker_sync._embedded import hold_server
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import APIConnectionError, InvalidInputError
-from tinker_sync.transport import content
 from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
@@ -63,6 +62,7 @@ from tinker_sync.transport.request import (
 )
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.tokens import rejects_token
+from tinker_sync.wire.http1 import content
 from tinker_sync.wire.http1.client import (
     RECEIVE_BYTES,
     ReplyParser,

@@ -24,9 +24,9 @@ from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call
-from tinker_sync.transport.content import accepted_encodings
 from tinker_sync.transport.pools import Origin
 from tinker_sync.wire.http1.client import request_head
+from tinker_sync.wire.http1.content import accepted_encodings
 
 API_KEY: Final = "X-API-Key"
 IDEMPOTENCY_KEY: Final = "X-Idempotency-Key"

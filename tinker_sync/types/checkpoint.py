@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -81,8 +82,12 @@ class ParsedCheckpointTinkerPath(Model):
     checkpoint_id: str
 
     @classmethod
-    def from_tinker_path(cls, tinker_path: str) -> Self:
+    def from_tinker_path(cls, tinker_path: str, *, bare: bool = False) -> Self:
         """Parse the path of a checkpoint.
+
+        Args:
+            tinker_path: the path.
+            bare: take ``tinker://RUN/NAME`` as the path of a sampler checkpoint, as open servers do.
 
         Raises:
             InvalidInputError: the path is not ``tinker://RUN/FOLDER/NAME``, or the folder is none of
@@ -94,6 +99,8 @@ class ParsedCheckpointTinkerPath(Model):
         tinker_sync.errors.InvalidInputError: 'tinker://run-1/final': expected tinker://RUN/FOLDER/NAME, ...
         """
         parts = tinker_path[len(_SCHEME) :].split("/")
+        if bare and len(parts) == 2:
+            parts.insert(1, "sampler_weights")
         # An empty or dotted run or name would lead to another address.
         well_formed = tinker_path.startswith(_SCHEME) and len(parts) == 3 and not {"", ".", ".."} & set(parts)
         if not well_formed or parts[1] not in _TYPES_BY_FOLDER:
@@ -108,6 +115,16 @@ class ParsedCheckpointTinkerPath(Model):
             checkpoint_type=_TYPES_BY_FOLDER[folder],
             checkpoint_id=f"{folder}/{name}",
         )
+
+    @property
+    def directory_name(self) -> str:
+        """The name of the directory that a download makes by default.
+
+        >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run-1/weights/step 1").directory_name
+        'run-1_weights_step 1'
+        """
+        name = self.tinker_path.removeprefix(_SCHEME).replace("/", "_")
+        return name.replace(":", "_") if os.name == "nt" else name
 
 
 @model

@@ -9,7 +9,7 @@ import pytest
 from interop.acceptance_script import Computed
 from support.embedded import KEY, running
 
-from tinker_sync.config.settings import paced
+from tinker_sync._base.clock import paced
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.framework import Cli, Group, command
 
 if TYPE_CHECKING:
-    from tinker_sync.auth import KeyDetails
-    from tinker_sync.config.credentials_file import StoredKey
+    from tinker_sync.auth import KeyDetails, StoredKey
 
 _HERE: Final = "tinker_sync.cli.commands.auth:"
 auth = Group(
@@ -37,24 +36,22 @@ def login(cli: Cli) -> None:
     only you can read. A server of your own on this machine needs no login.
     """
     from tinker_sync._base.secret import Secret
-    from tinker_sync.auth import describe_key
-    from tinker_sync.config import Settings
-    from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
+    from tinker_sync.auth import CredentialsFile, StoredKey, describe_key, find_access
     from tinker_sync.types._console import new_api_key_url
 
     file = CredentialsFile()
     if file.default_key() is not None:
         raise CliError("you are logged in already", "Run tinker-sync auth logout first.")
-    settings = Settings.resolve(base_url=cli.base_url)
-    if settings.api_key_source == "local":
+    access = find_access(base_url=cli.base_url)
+    if access.has_own_key:
         raise CliError(
-            f"the server at {settings.base_url} needs no login", "Programs on this machine find its key."
+            f"the server at {access.base_url} needs no login", "Programs on this machine find its key."
         )
     machine = socket.gethostname().partition(".")[0].strip() or "unknown"
-    if settings.is_vendor_host:
+    if access.is_hosted:
         cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
     else:
-        cli.sink.say(f"Ask the operator of {settings.base_url} for an API key.\n")
+        cli.sink.say(f"Ask the operator of {access.base_url} for an API key.\n")
     key = Secret(_ask_for_key().strip())
     if not key.reveal():
         raise CliError("the key is empty")
@@ -73,8 +70,7 @@ def logout(cli: Cli) -> None:
     A key that you pasted stays valid; for the hosted service, the command shows the address at which to
     delete the key. A key that an older version of the command line created is also deleted on the server.
     """
-    from tinker_sync.config import Settings
-    from tinker_sync.config.credentials_file import CredentialsFile
+    from tinker_sync.auth import CredentialsFile, find_access
     from tinker_sync.types._console import api_key_url
 
     file = CredentialsFile()
@@ -82,7 +78,7 @@ def logout(cli: Cli) -> None:
     if key_id is None or stored is None:
         raise CliError("no key is stored", "There is nothing to log out from.")
     where = f"Its organization: {stored.organization or 'unknown'}."
-    if Settings.resolve(base_url=cli.base_url).is_vendor_host:
+    if find_access(base_url=cli.base_url).is_hosted:
         where += f" Delete it here: {api_key_url(key_id)}"
     problem = _delete_on_server(stored, cli.base_url) if stored.type == "generated" else None
     file.delete(key_id)
@@ -111,17 +107,19 @@ def status(cli: Cli) -> None:
 
     It also names the server, and where the key comes from.
     """
-    from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
-    from tinker_sync.config import Settings
+    from tinker_sync.auth import (
+        describe_key_source,
+        find_access,
+        raise_if_tinker_not_accessible,
+        tinker_has_credentials,
+    )
     from tinker_sync.errors import TinkerError
-    from tinker_sync.insight.doctor import describe_key_source
 
     server: str | None = None
     source: str | None = None
     try:
-        settings = Settings.resolve(base_url=cli.base_url)
-        server = settings.base_url
-        source = describe_key_source(settings)
+        server = find_access(base_url=cli.base_url).base_url
+        source = describe_key_source(base_url=cli.base_url)
     except TinkerError:
         pass  # the check below raises it too
     has_key = tinker_has_credentials(base_url=cli.base_url)

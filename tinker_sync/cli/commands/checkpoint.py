@@ -6,7 +6,6 @@ Without `--yes`, `delete` first lists the checkpoints and asks the user. It list
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,16 +63,14 @@ def parse_path(path: str, base_url: str | None) -> ParsedCheckpointTinkerPath:
     Raises:
         CliError: `path` is not the path of a checkpoint.
     """
-    from tinker_sync.clients.rest._base import parse_checkpoint_path
-    from tinker_sync.config import Settings
+    from tinker_sync.auth import find_access
     from tinker_sync.errors import InvalidInputError
+    from tinker_sync.types import ParsedCheckpointTinkerPath
 
+    bare = path.count("/") == 3 and not find_access(base_url=base_url).is_hosted
     try:
-        return parse_checkpoint_path(path, bare=False)
+        return ParsedCheckpointTinkerPath.from_tinker_path(path, bare=bare)
     except InvalidInputError as error:
-        if not Settings.resolve(base_url=base_url).is_vendor_host:
-            with suppress(InvalidInputError):
-                return parse_checkpoint_path(path, bare=True)
         raise CliError(f"not the path of a checkpoint: {error}", f"Such a path is {PATH}.") from error
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from tinker_sync.cli.commands.checkpoint import check_paths
+from tinker_sync.cli.commands.checkpoint import check_paths, parse_path
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_flag, format_size
 from tinker_sync.cli.framework import Cli, command
@@ -84,13 +84,12 @@ def connect() -> Any:
 
 def describe(rest: RestClient, path: str) -> CheckpointFacts:
     """Return the path of a checkpoint, and its details unless the request for them fails."""
-    from tinker_sync.clients.rest._base import parse_path
     from tinker_sync.errors import TinkerError
 
     info = None
     with suppress(TinkerError):
         info = rest.get_weights_info_by_tinker_path(path).result()
-    return CheckpointFacts(path, parse_path(rest.holder, path), info)
+    return CheckpointFacts(path, parse_path(path, rest.holder.settings.base_url), info)
 
 
 def check_adapter(folder: Path) -> None:
@@ -275,9 +274,9 @@ def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) ->
     that ends in .partial; the same command continues from there.
     """
     from tinker_sync.cli.table import record
-    from tinker_sync.transport.files.download import default_target
 
-    target = (Path(output) if output else Path.cwd()) / default_target(checkpoint_path).name
+    name = parse_path(checkpoint_path, cli.base_url).directory_name
+    target = (Path(output) if output else Path.cwd()) / name
     if target.exists() and not force:
         raise CliError(f"{target} exists", "Give --force to replace it, or another --output.")
     with cli.rest() as rest:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
+from tinker_sync._base.naming import carried, find_call_site, warn_caller
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._base import REST_S, BaseClient, SharedRuntimes
@@ -18,7 +18,6 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.client_runtime import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, find_call_site, warn_caller
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.types import ParsedCheckpointTinkerPath
@@ -29,7 +28,6 @@ T = TypeVar("T")
 AccessScope = Literal["owned", "accessible"]
 
 _SCOPES: Final = ("owned", "accessible")
-_BARE_PATH: Final = re.compile(r"tinker://([^/]+)/([^/]+)")
 
 
 class RestBase(BaseClient):
@@ -130,32 +128,9 @@ def parse_path(runtime: ClientRuntime, tinker_path: str) -> ParsedCheckpointTink
     Raises:
         InvalidInputError: the text is not such a path.
     """
-    return parse_checkpoint_path(tinker_path, bare=not runtime.settings.is_vendor_host)
-
-
-def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTinkerPath:
-    """Return the parts of a checkpoint's path.
-
-    Args:
-        tinker_path: the path.
-        bare: take `tinker://RUN/NAME` as the path of a sampler checkpoint.
-
-    Raises:
-        InvalidInputError: the text is not such a path.
-
-    >>> parse_checkpoint_path("tinker://run-1/final", bare=True).checkpoint_id
-    'sampler_weights/final'
-    """
     check_is_path(tinker_path)
-    found = _BARE_PATH.fullmatch(tinker_path) if bare else None
-    if found is None or {".", ".."} & set(found.groups()):
-        return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
-    return ParsedCheckpointTinkerPath(
-        tinker_path=tinker_path,
-        training_run_id=found[1],
-        checkpoint_type="sampler",
-        checkpoint_id=f"sampler_weights/{found[2]}",
-    )
+    bare = not runtime.settings.is_vendor_host
+    return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path, bare=bare)
 
 
 def warn_experimental(name: str) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import field, frozen
 
+from tinker_sync._base.naming import carried
 from tinker_sync.errors import NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 
 if TYPE_CHECKING:

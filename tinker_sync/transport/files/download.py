@@ -307,13 +307,3 @@ def _check_names(given: list[str]) -> dict[str, Parts]:
         except UnsafeName as problem:
             raise TransferError(f"the server gives a file the name {name!r}: {problem}") from None
     return found
-
-
-def default_target(tinker_path: str) -> Path:
-    """Return the path, in the current directory, that a checkpoint is downloaded to by default.
-
-    >>> default_target("tinker://run-1/weights/step 1").name
-    'run-1_weights_step 1'
-    """
-    name = tinker_path.removeprefix("tinker://").replace("/", "_")
-    return Path(name.replace(":", "_") if os.name == "nt" else name)

@@ -20,11 +20,11 @@ from attrs import frozen
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, http_date
 from tinker_sync._version import __version__
-from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
+from tinker_sync.auth import describe_key_source, raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.errors import EXTRAS, TinkerError, pip_names
-from tinker_sync.transport.auth import KeyRing, choose_source
+from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.pools import ConnectFailed, Route, connect
@@ -147,7 +147,7 @@ def _address(settings: Settings, argument: str | None) -> Finding:
 
 def _key(settings: Settings) -> Finding:
     try:
-        what = describe_key_source(settings)
+        what = describe_key_source(base_url=settings.base_url)
     except TinkerError as error:
         return Finding("key", "failure", str(error), "store a key: tinker-sync auth login")
     if what is None:
@@ -161,28 +161,6 @@ def _key(settings: Settings) -> Finding:
         what += f"; {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
         return Finding("key", "warning", what, "unset what is not used, or pass api_key to use another key")
     return Finding("key", "ok", what)
-
-
-def describe_key_source(settings: Settings) -> str | None:
-    """Return where the key that calls use comes from, such as "from TINKER_API_KEY"; None without a key.
-
-    Raises:
-        TinkerError: there is no usable key.
-    """
-    source = choose_source(settings, enforce_cmd=False)
-    if source is None:
-        return None
-    if source is settings.credential_cmd or settings.api_key is None:
-        return "from TINKER_CREDENTIAL_CMD"
-    if settings.api_key_source == "stored":
-        stored = CredentialsFile().default_key()
-        return f"from the credentials file{f', {stored.name!r}' if stored and stored.name else ''}"
-    origins = {
-        "argument": "given",
-        "environment": "from TINKER_API_KEY",
-        "local": "of the server on this machine",
-    }
-    return origins[settings.api_key_source or "argument"]
 
 
 def _key_file() -> Iterator[Finding]:
