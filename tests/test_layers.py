@@ -53,9 +53,6 @@ CODECS = {"testing": {"wire"}, "batch": {"wire"}}
 LEAKS = {
     "insight/budget.py": {"runtime"},
     "insight/recording.py": {"runtime"},
-    "losses/create.py": {"runtime", "wire"},
-    "losses/custom.py": {"runtime"},
-    "losses/two_passes.py": {"runtime"},
     "ray.py": {"runtime"},
 }
 FOREIGN = {"tinker"}

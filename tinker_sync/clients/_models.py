@@ -1,15 +1,18 @@
-"""Creation of models, new or from checkpoints, for all methods that create models."""
+"""Creation of models, new or from checkpoints, and of custom losses, for the methods that create them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve, field, frozen
 
 from tinker_sync._base.events import ModelNamed
+from tinker_sync._base.naming import carried
 from tinker_sync._base.secret import Secret
 from tinker_sync.clients._arguments import check_base_model, check_path, check_state_path, refuse_bare_path
 from tinker_sync.clients._base import REST_S
@@ -34,9 +37,13 @@ from tinker_sync.types import (
     UntypedAPIFuture,
     WeightsInfoResponse,
 )
+from tinker_sync.types.custom_loss import CreateCustomLossRequest, CreateCustomLossResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import fit
 from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.losses.handle import LossHandle
 
 T = TypeVar("T")
 
@@ -256,3 +263,101 @@ def promised(
     )
     runtime.pools.enter.run_call(fetch)
     return promise, future.result()
+
+
+# -------------------------------------------------------------------------------------------- losses
+
+
+_lock = threading.Lock()
+# The keys of each session's losses. The server keeps a loss until the session ends, so `create` refuses to
+# create the same loss twice.
+_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # guarded by _lock
+
+
+def create_loss(
+    runtime: ClientRuntime, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
+) -> APIFuture[LossHandle]:
+    """Trace a loss, and return the future of its handle.
+
+    If the server computes losses, the future ends when the loss is stored there.
+    `ServiceClient.create_custom_loss` documents the arguments and the errors.
+    """
+    from tinker_sync.losses.create import encode_graph, trace
+
+    machinery = runtime.server.ready(deadline_at)
+    handle = trace(fn, input_ranks, runtime.server.open_session(deadline_at))
+    on_server = machinery.facts.config.custom_loss_server_side
+    graph = encode_graph(handle.name, handle.graph) if on_server else None
+    _remember(runtime, handle)
+    future: APIFuture[LossHandle] = runtime.lifecycle.make_future()
+    if graph is None:
+        future.resolve(handle)
+        return future
+    future._before_end = partial(_forget_failed, weakref.ref(runtime), handle.key)
+    try:
+        request = CreateCustomLossRequest(
+            session_id=handle.session_id,
+            # Taken here, before the first attempt, because a retry must send the same request.
+            custom_loss_seq_id=runtime.server.session.next_custom_loss_seq_id(),
+            name=handle.name,
+            inputs=list(handle.inputs),
+            graph=graph,
+        )
+        request = fit(request, machinery.facts.dialect)
+        runtime.pools.loss.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
+    except BaseException as failure:
+        future.fail(failure)
+        raise
+    return future
+
+
+def _remember(runtime: ClientRuntime, handle: LossHandle) -> None:
+    key = handle.key
+    with _lock:
+        made = _made.setdefault(runtime, set())
+        known = key in made
+        made.add(key)
+    if known:
+        raise InvalidInputError(
+            f"create_custom_loss: the session already has {handle.name} with these inputs; "
+            "keep its handle and use it again"
+        )
+
+
+def _forget_failed(runtime_ref: weakref.ref[ClientRuntime], key: str, succeeded: bool) -> None:
+    """Forget the key of a loss whose creation failed, so that `create` accepts the same loss again."""
+    runtime = runtime_ref()
+    if runtime is not None and not succeeded:
+        with _lock:
+            _made.get(runtime, set()).discard(key)
+
+
+def _store(
+    runtime: ClientRuntime,
+    request: CreateCustomLossRequest,
+    handle: LossHandle,
+    future: APIFuture[LossHandle],
+    deadline_at: float,
+) -> None:
+    """Send the request, and poll for its result. Runs on a worker for losses."""
+    if not future._begin():
+        return
+    future._mark_sending()
+    began_at = runtime.clock.now()
+    try:
+        promise = runtime.server.call("create_custom_loss", request, deadline_at=deadline_at)
+        future._mark_accepted(promise.request_id)
+        runtime.server.ready().polls.fetch(
+            Promise(
+                promise.request_id,
+                ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",
+                roundtrip_s=runtime.clock.now() - began_at,
+            ),
+            future,
+            lambda _, tree: evolve(
+                handle, loss_id=wire_json.from_plain(tree, CreateCustomLossResponse).loss_id
+            ),
+            deadline_at=deadline_at,
+        )
+    except BaseException as failure:  # noqa: BLE001  # the future must end in any case
+        future.fail(failure)

@@ -393,9 +393,9 @@ class ServiceClient(BaseClient):
         >>> passed.metrics["loss:sum"] > 0
         True
         """
-        from tinker_sync.losses.create import create
+        from tinker_sync.clients._models import create_loss
 
-        return create(self._runtime, fn, input_ranks, self._until(deadline))
+        return create_loss(self._runtime, fn, input_ranks, self._until(deadline))
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None

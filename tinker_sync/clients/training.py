@@ -52,15 +52,16 @@ if TYPE_CHECKING:
     from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients.sampling import RetryConfig, SamplingClient
     from tinker_sync.data.tokenizer import Tokenizer
-    from tinker_sync.losses import custom, handle, two_passes
+    from tinker_sync.losses import custom, handle
     from tinker_sync.losses.custom import CustomLossFn
     from tinker_sync.losses.handle import LossHandle
+    from tinker_sync.runtime import two_passes
     from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.types import LossFnType
 else:  # most training does not need these modules
     custom = LazyModule("tinker_sync.losses.custom")
     handle = LazyModule("tinker_sync.losses.handle")
-    two_passes = LazyModule("tinker_sync.losses.two_passes")
+    two_passes = LazyModule("tinker_sync.runtime.two_passes")
 
 T = TypeVar("T")
 
@@ -306,8 +307,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         custom.check_loss_type_input(loss_type_input)
         self._refuse()
-        call = custom.custom_call(self._line, data, loss_fn, self._until(deadline))
-        return self._line.submit(call)
+        return self._submit_custom(data, loss_fn, self._until(deadline))
 
     def forward_custom(
         self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
@@ -338,7 +338,17 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         True
         """
         self._refuse()
-        return self._line.submit(custom.evaluation(self._line, data, loss_fn, self._until(deadline)))
+        return self._submit_custom(data, loss_fn, self._until(deadline), train=False)
+
+    def _submit_custom(
+        self, data: Sequence[Datum], loss_fn: Any, deadline_at: float, *, train: bool = True
+    ) -> APIFuture[ForwardBackwardOutput]:
+        line = self._line
+        planned = custom.plan(data, loss_fn, line.runtime.server.known_session_id, train=train)
+        if isinstance(planned, ForwardBackwardInput):
+            return line.submit(PassCall(line, "forward_backward", planned, deadline_at))
+        name = "forward_backward_custom" if train else "forward_custom"
+        return line.submit(two_passes.TwoPassCall(line, name, planned, deadline_at, train=train))
 
     def _pass(
         self,
@@ -359,7 +369,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config and extras"
                 )
-            return self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at))
+            return self._submit_custom(data, loss_fn, deadline_at)
         check_loss(loss_fn)
         name = "forward" if forward_only else "forward_backward"
         whole = ForwardBackwardInput(listed_data(data, with_reference=loss_fn == "custom"), loss_fn, config)
@@ -859,7 +869,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         The client takes none from inside a loss that it computes, in a forked child before `take_over`, after
         `unload`, and after a failed creation.
         """
-        if "tinker_sync.losses.two_passes" in sys.modules:  # without it, no loss is computed
+        if "tinker_sync.runtime.two_passes" in sys.modules:  # without it, no loss is computed
             two_passes.refuse_inside_loss(self._line.queue)
         self._line.queue.refuse_inherited()
         self._line.refuse_unloaded()

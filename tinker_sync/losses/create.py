@@ -1,4 +1,4 @@
-"""`create_custom_loss`: traces a loss, and stores it on a server that computes losses.
+"""`trace`: records the operations of a loss as a graph, which a server may compute (`create_custom_loss`).
 
 `trace` runs the function once, with stand-ins for its tensors that record each operation. Later only the
 recorded graph is computed, in this process or on a server, so the function must not do anything the
@@ -15,130 +15,23 @@ import math
 import re
 import sys
 import sysconfig
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from attrs import evolve
-
-from tinker_sync._base.naming import carried
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses.evaluate import name_of
 from tinker_sync.losses.handle import LossHandle
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import Promise
 from tinker_sync.types.custom_loss import (
-    CreateCustomLossRequest,
-    CreateCustomLossResponse,
     CustomLossGraph,
     CustomLossInput,
     CustomLossNode,
 )
-from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.adapt import fit
-from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     import torch.fx
-
-    from tinker_sync.runtime.client_runtime import ClientRuntime
-
-_lock = threading.Lock()
-# The keys of each session's losses. The server keeps a loss until the session ends, so `create` refuses to
-# create the same loss twice.
-_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # guarded by _lock
-
-
-def create(
-    runtime: ClientRuntime, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
-) -> APIFuture[LossHandle]:
-    """Trace a loss, and return the future of its handle.
-
-    If the server computes losses, the future ends when the loss is stored there.
-    `ServiceClient.create_custom_loss` documents the arguments and the errors.
-    """
-    machinery = runtime.server.ready(deadline_at)
-    handle = trace(fn, input_ranks, runtime.server.open_session(deadline_at))
-    on_server = machinery.facts.config.custom_loss_server_side
-    graph = encode_graph(handle.name, handle.graph) if on_server else None
-    _remember(runtime, handle)
-    future: APIFuture[LossHandle] = runtime.lifecycle.make_future()
-    if graph is None:
-        future.resolve(handle)
-        return future
-    future._before_end = partial(_forget_failed, weakref.ref(runtime), handle.key)
-    try:
-        request = CreateCustomLossRequest(
-            session_id=handle.session_id,
-            # Taken here, before the first attempt, because a retry must send the same request.
-            custom_loss_seq_id=runtime.server.session.next_custom_loss_seq_id(),
-            name=handle.name,
-            inputs=list(handle.inputs),
-            graph=graph,
-        )
-        request = fit(request, machinery.facts.dialect)
-        runtime.pools.loss.run_call(carried(partial(_store, runtime, request, handle, future, deadline_at)))
-    except BaseException as failure:
-        future.fail(failure)
-        raise
-    return future
-
-
-def _remember(runtime: ClientRuntime, handle: LossHandle) -> None:
-    key = handle.key
-    with _lock:
-        made = _made.setdefault(runtime, set())
-        known = key in made
-        made.add(key)
-    if known:
-        raise InvalidInputError(
-            f"create_custom_loss: the session already has {handle.name} with these inputs; "
-            "keep its handle and use it again"
-        )
-
-
-def _forget_failed(runtime_ref: weakref.ref[ClientRuntime], key: str, succeeded: bool) -> None:
-    """Forget the key of a loss whose creation failed, so that `create` accepts the same loss again."""
-    runtime = runtime_ref()
-    if runtime is not None and not succeeded:
-        with _lock:
-            _made.get(runtime, set()).discard(key)
-
-
-def _store(
-    runtime: ClientRuntime,
-    request: CreateCustomLossRequest,
-    handle: LossHandle,
-    future: APIFuture[LossHandle],
-    deadline_at: float,
-) -> None:
-    """Send the request, and poll for its result. Runs on a worker for losses."""
-    if not future._begin():
-        return
-    future._mark_sending()
-    began_at = runtime.clock.now()
-    try:
-        promise = runtime.server.call("create_custom_loss", request, deadline_at=deadline_at)
-        future._mark_accepted(promise.request_id)
-        runtime.server.ready().polls.fetch(
-            Promise(
-                promise.request_id,
-                ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",
-                roundtrip_s=runtime.clock.now() - began_at,
-            ),
-            future,
-            lambda _, tree: evolve(
-                handle, loss_id=wire_json.from_plain(tree, CreateCustomLossResponse).loss_id
-            ),
-            deadline_at=deadline_at,
-        )
-    except BaseException as failure:  # noqa: BLE001  # the future must end in any case
-        future.fail(failure)
-
 
 _FIRST: Final = "logprobs"
 _MAX_INPUTS: Final = 16

@@ -59,6 +59,7 @@ The other modules and their contents:
     flows                  the lives of calls as generators, and the queue from which they are resumed
     reactor                the requests under way and the timers; the thread that reads answers, resumes the
                            flows and sends small requests, and the workers that guard and help it
+    two_passes             a forward pass, a loss of this process, and a backward pass, as one call
     rate_limiter           the limit that the server's refusals set, shared by clients
     byte_sizes             the sizes of requests and results, and the split of data into chunks
     held_calls             calls on a client that is not ready yet

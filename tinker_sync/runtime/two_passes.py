@@ -1,6 +1,7 @@
-"""A loss computed in this process: a forward pass, the loss, and a backward pass with its gradients.
+"""A forward pass, work of this process, and a backward pass that depends on it, as one call.
 
-`forward_backward_custom` makes both passes; `forward_custom` makes no backward pass.
+The work is a `Between`, such as a custom loss (`tinker_sync.losses.custom`). `forward_backward_custom` makes
+both passes; `forward_custom` makes no backward pass.
 
 Order. The call puts both passes into the send queue together: the forward pass with its requests, and the
 backward pass as an entry whose requests are added later. No other entry gets between them. A call
@@ -23,20 +24,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.naming import named
 from tinker_sync.errors import DeadlineError, TinkerError
-from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
-from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.answers import add_mean_loss
 from tinker_sync.runtime.combine import ComposedFuture
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.progress import FutureState, Status
 from tinker_sync.runtime.send_queue import Entry, SendQueue
 from tinker_sync.runtime.training import Entries, PassCall, TrainingCall, TrainingLine, TrainingRequest
-from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOSS_FN: Final = "cross_entropy"
 _COMPUTING: Final = Status(FutureState.WAITING, "the loss is being computed")
 _computing = threading.local()  # .queue: the send queue whose loss this thread computes
 
@@ -115,37 +112,46 @@ def refuse_inside_loss(queue: SendQueue[TrainingRequest]) -> None:
         )
 
 
+Finish = Callable[[ForwardBackwardOutput], ForwardBackwardOutput]
+
+
+class Between(Protocol):
+    """What a call does between its passes."""
+
+    forward: ForwardBackwardInput
+    """The forward pass."""
+    trained: int
+    """The number of tokens with a weight, for the mean loss."""
+
+    def compute(self, output: ForwardBackwardOutput) -> tuple[ForwardBackwardInput | None, Finish]:
+        """Return the backward pass, and the function that makes the result of the call from its output.
+
+        Without a backward pass, that function gets the output of the forward pass. Runs on a worker for
+        losses, and may raise any exception, with which the call then fails.
+        """
+
+
 class TwoPassCall(TrainingCall):
     """A call that makes a forward pass, computes a loss, and makes a backward pass.
 
     Args:
         line: the `TrainingLine` of the client, which has its send queue.
-        data: the examples.
-        loss_fn: a loss in numpy or in torch, or a `LossHandle`, which this process computes.
+        name: the name of the call, for errors.
+        between: the forward pass, and what follows from its output.
         deadline_at: the moment of the clock at which to give up.
         train: False leaves out the backward pass, for `forward_custom`.
 
     Raises:
         InvalidInputError: the data cannot be sent.
-        MissingExtraError: the loss works in torch, which is not installed.
-        TypeError: the loss is not callable.
     """
 
     def __init__(
-        self,
-        line: TrainingLine,
-        data: Sequence[Datum],
-        loss_fn: Any,
-        deadline_at: float,
-        *,
-        train: bool = True,
+        self, line: TrainingLine, name: str, between: Between, deadline_at: float, *, train: bool = True
     ) -> None:
-        super().__init__(line, "forward_backward_custom" if train else "forward_custom", deadline_at)
+        super().__init__(line, name, deadline_at)
         self._train = train
-        self._evaluate: Evaluate = make_evaluator(loss_fn)
-        self._data = list(data)
-        whole = ForwardBackwardInput(forward_data(self._data), _LOSS_FN)
-        self._forward = PassCall(line, "forward", whole, deadline_at, forward_only=True)
+        self._between = between
+        self._forward = PassCall(line, "forward", between.forward, deadline_at, forward_only=True)
         self._made_at = line.runtime.clock.now()
         self._both: TwoPassFuture
         self._place: Entry[TrainingRequest]
@@ -201,29 +207,29 @@ class TwoPassCall(TrainingCall):
         """
         if self._both.done():
             return
-        evaluated, failure = _try(partial(self._evaluate_output, output))
-        if evaluated is not None and not self._train:
-            self._both.resolve(self._make_result(output, evaluated, surrogate=False))
-            return
-        if evaluated is not None:
-            backward, failure = _try(partial(self._prepare_backward, evaluated))
+        computed, failure = _try(partial(self._compute_between, output))
+        if computed is not None:
+            whole, finish = computed
+            if whole is None:
+                self._finish(finish, output)
+                return
+            backward, failure = _try(partial(self._prepare_backward, whole))
             if backward is not None:
                 self._both.follow(backward.future)
-                backward.future._when_done(partial(self._backward_ended, evaluated))
+                backward.future._when_done(partial(self._backward_ended, finish))
                 self.line.queue.fill(self._place, backward.requests)
                 return
         assert failure is not None  # noqa: S101
         self._both.fail(failure)
 
-    def _evaluate_output(self, output: ForwardBackwardOutput) -> Evaluated:
-        logprobs = read_logprobs(output, self._data)
+    def _compute_between(self, output: ForwardBackwardOutput) -> tuple[ForwardBackwardInput | None, Finish]:
         _computing.queue = self.line.queue
         try:
-            return self._evaluate(self._data, logprobs)
+            return self._between.compute(output)
         finally:
             _computing.queue = None
 
-    def _prepare_backward(self, evaluated: Evaluated) -> Entry[TrainingRequest]:
+    def _prepare_backward(self, whole: ForwardBackwardInput) -> Entry[TrainingRequest]:
         now = self.line.runtime.clock.now()
         if now >= self.deadline_at:
             # If the pass failed while it is sent, its number would be missing, and the server would hold all
@@ -233,43 +239,16 @@ class TwoPassCall(TrainingCall):
                 waited_s=now - self._made_at,
                 last_words="the forward pass had ended",
             )
-        whole = ForwardBackwardInput(backward_data(self._data, evaluated.gradients), _LOSS_FN)
         with named(self.sdk_method):
             (backward,) = PassCall(self.line, "forward_backward", whole, self.deadline_at).prepare()
         return backward
 
-    def _backward_ended(self, evaluated: Evaluated, backward: APIFuture[ForwardBackwardOutput]) -> None:
+    def _backward_ended(self, finish: Finish, backward: APIFuture[ForwardBackwardOutput]) -> None:
         if self._succeeded(backward):
-            self._both.resolve(self._make_result(backward.result(timeout=0), evaluated, surrogate=True))
+            self._finish(finish, backward.result(timeout=0))
 
-    def _make_result(
-        self, output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool
-    ) -> ForwardBackwardOutput:
-        return add_mean_loss(with_metrics(output, evaluated, surrogate=surrogate), count_trained(self._data))
-
-
-def with_metrics(
-    output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool = True
-) -> ForwardBackwardOutput:
-    """Return the output of a pass with the value and metrics of the user's loss.
-
-    Args:
-        output: the output of the server for its own loss.
-        evaluated: the loss of the user.
-        surrogate: keep the sum of the server's own loss, as ``surrogate_loss:sum``; False drops it.
-
-    >>> output = ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5, "clock:unique": 7.0})
-    >>> with_metrics(output, Evaluated(0.5, {"dpo:sum": 0.5}, [])).metrics
-    {'clock:unique': 7.0, 'dpo:sum': 0.5, 'loss:sum': 0.5, 'surrogate_loss:sum': 1.5}
-    """
-    metrics = {**output.metrics}
-    metrics.pop("loss:mean", None)
-    of_server = metrics.pop("loss:sum", None)
-    metrics.update(evaluated.metrics)
-    metrics["loss:sum"] = evaluated.loss
-    if surrogate and of_server is not None:
-        metrics["surrogate_loss:sum"] = of_server
-    return output.model_copy(update={"metrics": metrics})
+    def _finish(self, finish: Finish, output: ForwardBackwardOutput) -> None:
+        self._both.resolve(add_mean_loss(finish(output), self._between.trained))
 
 
 def _try(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
