@@ -46,12 +46,12 @@ def _discounting(log: Log, record: logging.LogRecord) -> None:
 def wait_for_handlers() -> None:
     """Wait until the handlers have got all records, except those that a client dropped when it ended."""
     with _changed:
-        _changed.wait_for(lambda: not _under_way or not _has_log_thread(), _PATIENCE_S)
+        _changed.wait_for(lambda: not _under_way or not _has_threads(), _PATIENCE_S)
         _under_way.clear()
 
 
-def _has_log_thread() -> bool:
-    return any(thread.name.startswith("tinker-log") for thread in threading.enumerate())
+def _has_threads() -> bool:
+    return any(thread.name.startswith("tinker-") for thread in threading.enumerate())
 
 
 class SettledCaplog(pytest.LogCaptureFixture):
