@@ -51,9 +51,7 @@ CORE = {"config", "wire", "transport", "runtime", "clients"}
 CODECS = {"testing": {"wire"}, "batch": {"wire"}}
 # The modules of outer rooms that still use another name of the core, with its room. Only shorten this table.
 LEAKS = {
-    "insight/budget.py": {"runtime"},
     "insight/recording.py": {"runtime"},
-    "ray.py": {"runtime"},
 }
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}

@@ -44,8 +44,7 @@ from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.errors import ConfigurationError, InvalidInputError, MissingExtraError, TinkerError
 from tinker_sync.insight.meter import Meter, TokenCounts
-from tinker_sync.runtime.lazy import Shared
-from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_limiter import RateLimiter
 
 try:
     import ray
@@ -56,7 +55,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
     from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.runtime.client_runtime import ClientRuntime
     from tinker_sync.types import SampleResponse, SamplingParams
 
 __all__ = ["Sampler", "cluster_usage", "share_limits"]
@@ -454,7 +452,7 @@ class SharedLimits:
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
         self._kept: deque[SamplingClient] = deque(maxlen=_KEPT)  # guarded by _lock
-        self._counted: weakref.WeakSet[ClientRuntime] = weakref.WeakSet()  # guarded by _lock
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by _lock
         self._joined = threading.Event()  # set when the first news are applied, or when there is no board
         self._ended = threading.Event()
         self._board: Any = None  # written by the thread `tinker-board`
@@ -484,7 +482,7 @@ class SharedLimits:
         """True after `stop`, or after Ray has ended in this process."""
         return self._ended.is_set()
 
-    def count(self, runtime: ClientRuntime) -> None:
+    def count(self, runtime: Any) -> None:
         """Count the tokens of a client's runtime from now on. Further calls change nothing."""
         with self._lock:
             counted = runtime in self._counted
@@ -612,12 +610,14 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     runtime = client.holder
     key = runtime.settings.api_key
     secret = key.reveal() if key is not None else ""
-    fingerprint = key_fingerprint(secret)
-    # Not the fingerprint of the key: that differs from process to process, but they share one group.
+    # A hash that is the same in all processes, because they share one group.
     digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
     group = f"{runtime.settings.base_url.rstrip('/')} {digest[:16]}"
-    limiter = shared_rate_limiter(runtime.settings.base_url, fingerprint, clock=runtime.clock)
-    shared = _known.get(group, lambda: SharedLimits(group, limiter))
+    limiter = runtime.server.rate_limiter
+    with _known_lock:
+        shared = _known.get(group)
+        if shared is None or shared.ended:
+            shared = _known[group] = SharedLimits(group, limiter)
     shared.start()
     shared.count(runtime)
     if isinstance(client, SamplingClient):
@@ -644,4 +644,5 @@ def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCoun
     return share_limits(client).usage()
 
 
-_known: Final[Shared[str, SharedLimits]] = Shared({}, is_usable=lambda shared: not shared.ended)
+_known_lock: Final = threading.Lock()
+_known: Final[dict[str, SharedLimits]] = {}  # guarded by _known_lock

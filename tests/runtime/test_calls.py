@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.raising import raising
 
-from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.events import CostEstimate, TokensUsed
 from tinker_sync._base.naming import carried, current, named
 from tinker_sync.errors import BudgetExceededError
 from tinker_sync.insight.budget import Budget

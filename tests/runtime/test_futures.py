@@ -21,7 +21,6 @@ from support.crowd import aside, start, together, until
 from support.raising import raising
 from support.signals import at_every_moment
 from support.steps import Steps
-from tinker_sync.losses.two_passes import TwoPassFuture
 
 from tinker_sync._base.clock import Wake
 from tinker_sync.errors import RequestFailedError

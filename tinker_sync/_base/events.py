@@ -1,4 +1,4 @@
-"""The events of requests and sessions, as named tuples, and the protocol of their observers.
+"""The events of requests and sessions, as named tuples, and the protocols of those who get or limit them.
 
 This module has no behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
 lock, and ignores exceptions of the observer. The records hold no header, body, query or credential, so they
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "CallFailed",
+    "CostEstimate",
     "Event",
     "HeartbeatLate",
+    "Limiter",
     "ModelNamed",
     "Observer",
     "Redirected",
@@ -177,6 +179,37 @@ class Observer(Protocol):
 
     def observe(self, event: Event) -> None:
         """Handle an event. Exceptions are logged and otherwise ignored."""
+
+
+class CostEstimate(NamedTuple):
+    """The numbers of tokens that a call may use at most.
+
+    >>> CostEstimate(model="s:train:0", trained=12).sampled
+    0
+    """
+
+    model: str
+    """The id of the model or sampler."""
+    trained: int = 0
+    prompt: int = 0
+    sampled: int | None = 0
+    """The most tokens the call may sample; None if that is unknown."""
+
+
+class Limiter(Protocol):
+    """A limit on the tokens that calls use. Every sample and every pass asks it for a reservation."""
+
+    def hold(self, plan: CostEstimate) -> object:
+        """Reserve the tokens that a call may use, and return a key of the reservation.
+
+        Raise an error to refuse the call.
+        """
+
+    def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
+        """Record the tokens that a result of the call used; `last` is True for the last result."""
+
+    def release(self, key: object) -> None:
+        """Free what is left of a reservation, because its call has ended. May be called again."""
 
 
 class Stopwatch(Protocol):

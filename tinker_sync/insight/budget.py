@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from tinker_sync._base import fork as _fork
-from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.events import CostEstimate, TokensUsed
 from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
 from tinker_sync.insight.meter import TokenCounts
 from tinker_sync.insight.prices import PriceTable
-from tinker_sync.runtime.spending import CostEstimate
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import in_seconds
-from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.events import CostEstimate, Limiter, TokensUsed
 from tinker_sync._base.log import Log
 from tinker_sync._base.naming import carried, current, find_call_site, named
 from tinker_sync._base.numbers import numbers
@@ -41,7 +41,7 @@ from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
 from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES
-from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
+from tinker_sync.runtime.spending import Reservation, length_of
 from tinker_sync.transport import retries
 from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed
 from tinker_sync.transport.retries import Judge

@@ -35,7 +35,7 @@ from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise
 from tinker_sync.runtime.published import Published
-from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session
@@ -203,7 +203,7 @@ class Server:
         if facts.dialect.offers("dynamic_config"):
             self._refresher.know(facts.dynamic)
         billing = BillingPause(clock.shorten(config.billing_exception_max_pause_duration_sec), clock=clock)
-        gate = self._gate()
+        gate = self.rate_limiter.gate()
         polls = Polls(
             self.flows,
             Quota(config.inflight_response_bytes_semaphore_size),
@@ -241,12 +241,14 @@ class Server:
             raise
         return facts
 
-    def _gate(self) -> Gate:
+    @property
+    def rate_limiter(self) -> RateLimiter:
+        """The rate limiter of the user, or else the one that all clients with this address and key share."""
         if self._limiter is None:
             key = self._settings.api_key
             fingerprint = key_fingerprint(key.reveal() if key is not None else "")
             self._limiter = shared_rate_limiter(self._settings.base_url, fingerprint, clock=self._clock)
-        return self._limiter.gate()
+        return self._limiter
 
     # -------------------------------------------------------------------------------------- the session
 

@@ -9,44 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.events import CostEstimate, Limiter, TokensUsed
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types.model_input import length_of as length_of
 
 T = TypeVar("T")
-
-
-class CostEstimate(NamedTuple):
-    """The numbers of tokens that a call may use at most.
-
-    >>> CostEstimate(model="s:train:0", trained=12).sampled
-    0
-    """
-
-    model: str
-    """The id of the model or sampler."""
-    trained: int = 0
-    prompt: int = 0
-    sampled: int | None = 0
-    """The most tokens the call may sample; None if that is unknown."""
-
-
-class Limiter(Protocol):
-    """A limit on the tokens that calls use. Every sample and every pass asks it for a reservation."""
-
-    def hold(self, plan: CostEstimate) -> object:
-        """Reserve the tokens that a call may use, and return a key of the reservation.
-
-        Raise an error to refuse the call.
-        """
-
-    def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
-        """Record the tokens that a result of the call used; `last` is True for the last result."""
-
-    def release(self, key: object) -> None:
-        """Free what is left of a reservation, because its call has ended. May be called again."""
 
 
 OffMain = Callable[[Callable[[], Any]], Any]

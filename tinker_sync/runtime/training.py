@@ -28,7 +28,7 @@ from attrs import define, field
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import Clock
-from tinker_sync._base.events import TokensUsed
+from tinker_sync._base.events import CostEstimate, Limiter, TokensUsed
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.naming import current, find_call_site, named
 from tinker_sync._base.policy import BLOCKED_PAUSE_S, proves_refusal
@@ -65,7 +65,7 @@ from tinker_sync.runtime.polls import Decode, Promise
 from tinker_sync.runtime.raw import NO_EXTRA, Extra, plain_result
 from tinker_sync.runtime.reactor import QUICK_BYTES, own_failure
 from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
-from tinker_sync.runtime.spending import CostEstimate, Limiter, Reservation, length_of
+from tinker_sync.runtime.spending import Reservation, length_of
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed

@@ -38,7 +38,7 @@ from tinker_sync.runtime.training import Entries, PassCall, TrainingCall, Traini
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.spending import Limiter
+    from tinker_sync._base.events import Limiter
 
 T = TypeVar("T")
 
