@@ -50,9 +50,7 @@ CORE = {"config", "wire", "transport", "runtime", "clients"}
 # answers, and `batch` keeps answers in files in the form in which they came.
 CODECS = {"testing": {"wire"}, "batch": {"wire"}}
 # The modules of outer rooms that still use another name of the core, with its room. Only shorten this table.
-LEAKS = {
-    "insight/recording.py": {"runtime"},
-}
+LEAKS: dict[str, set[str]] = {}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # The modules that run on an event loop: that of the embedded server, or that of a task that awaits a call.

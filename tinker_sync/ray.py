@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import define, field, frozen
 
-from tinker_sync._base.events import ModelNamed
+from tinker_sync._base.events import ModelNamed, TokensUsed
 from tinker_sync._base.left_out import words_on
 from tinker_sync._base.log import Log
 from tinker_sync.batch.item import decode_all
@@ -488,7 +488,7 @@ class SharedLimits:
             counted = runtime in self._counted
             self._counted.add(runtime)
         if not counted:
-            runtime.lifecycle.add_observer(self.meter)
+            runtime.connection.events.listen(self.meter, TokensUsed, ModelNamed)
 
     def name_sampler(self, sampling: SamplingClient) -> None:
         """Record the base model of a sampler. Ask the server only if this process does not know it."""

@@ -19,7 +19,7 @@ from tinker_sync.insight.meter import Meter, TokenCounts
 from tinker_sync.insight.prices import PriceTable
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.runtime.spending import CostEstimate, SpendGuard
+from tinker_sync.runtime.spending import SpendGuard
 
 
 class Base:

@@ -120,7 +120,7 @@ def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None
 def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> None:
     runtime = runtime_of(stub)
     watcher = Watcher()
-    runtime.lifecycle.add_observer(watcher)
+    runtime.connection.events.listen(watcher)
     stub.script("/client/config", Answer(403))
     with pytest.raises(TinkerError):
         runtime.server.start()
@@ -140,7 +140,7 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
 
 def test_an_observer_that_raises_harms_nothing(stub: Stub) -> None:
     runtime = runtime_of(stub)
-    runtime.lifecycle.add_observer(Watcher(KeyError("a")))
+    runtime.connection.events.listen(Watcher(KeyError("a")))
     runtime.server.open_session()
     runtime.lifecycle.make_future().fail(KeyError("b"))
     runtime.close().result(120)

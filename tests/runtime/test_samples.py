@@ -190,7 +190,7 @@ def test_tokens_of_a_response_that_does_not_fit_the_request_count(
     stub: Stub, sampler: SamplingClient
 ) -> None:
     notebook = Notebook()
-    sampler.holder.lifecycle.add_observer(notebook)
+    sampler.holder.connection.events.listen(notebook)
     one = {"tokens": [1, 2], "logprobs": [-0.5, -0.5], "stop_reason": "length"}
     stub.script("/retrieve_future", *[Answer(body={"type": "sample", "sequences": [one, one]})] * 2)
     with pytest.raises(APIResponseValidationError):

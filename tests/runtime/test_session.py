@@ -14,7 +14,7 @@ from support.forks import in_child
 from support.raising import raising
 from support.tinker_stub import Answer, Stub, StubServer
 
-from tinker_sync._base.events import SessionEnded
+from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.client_runtime import ClientRuntime
@@ -40,7 +40,7 @@ class Bench:
         settings = Settings.resolve(base_url=stub.url, api_key="tml-x", tags=["a", "b"], environ={})
         self.runtime = ClientRuntime(settings, session=self.session, clock=self.clock)
         self.events: list[object] = []
-        self.runtime.lifecycle.add_observer(self)
+        self.runtime.connection.events.listen(self, SessionStarted, SessionEnded, SessionLost, HeartbeatLate)
 
     def observe(self, event: object) -> None:
         self.events.append(event)

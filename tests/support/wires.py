@@ -7,7 +7,7 @@ from typing import Any
 
 from support.servers import ScriptedServer
 
-from tinker_sync._base.events import Event
+from tinker_sync._base.events import Event, Events, Observer
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.transport.http import Call, Http
@@ -54,6 +54,13 @@ class Notebook:
     def events(self) -> list[Event]:
         with self._lock:
             return list(self._events)
+
+
+def heard_by(observer: Observer) -> Events:
+    """Return a stream of events with one observer, which gets all."""
+    events = Events()
+    events.listen(observer)
+    return events
 
 
 def settings_for(server: ScriptedServer | str, **options: Any) -> Settings:

@@ -24,7 +24,7 @@ from support.servers import (
     silent,
     unused_port,
 )
-from support.wires import KEY, Keys, Notebook, get, http_for, post
+from support.wires import KEY, Keys, Notebook, get, heard_by, http_for, post
 
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings, Timeout
@@ -388,7 +388,7 @@ def drops_on_the_second_request(peer: Peer) -> None:
 def test_a_connection_lost_in_the_race_is_replaced_for_calls_that_may_be_repeated() -> None:
     notebook = Notebook()
     with ScriptedServer(drops_on_the_second_request, drops_after_each_answer) as server:
-        http = http_for(server, journal=Journal(notebook))
+        http = http_for(server, journal=Journal(heard_by(notebook)))
         assert not http.send(post()).resent
         assert http.send(post()).resent
         http.close()
@@ -553,7 +553,7 @@ def test_redirects_are_followed_within_the_server() -> None:
         return redirect("/api/v1/end") if seen.target == "/api/v1/x" else answer(seen.body)
 
     notebook = Notebook()
-    with AnsweringServer(respond) as server, http_for(server, journal=Journal(notebook)) as http:
+    with AnsweringServer(respond) as server, http_for(server, journal=Journal(heard_by(notebook))) as http:
         assert http.send(post(body=b"kept")).body == b"kept"
     assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
     assert notebook.names == ["RequestSent", "Redirected", "RequestSent", "ReplyReceived"]

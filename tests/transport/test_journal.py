@@ -12,9 +12,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.wires import KEY, Notebook, post
+from support.wires import KEY, Notebook, heard_by, post
 
-from tinker_sync._base.events import Redirected, ReplyReceived, RequestLost, RequestSent, RetryScheduled
+from tinker_sync._base.events import (
+    Events,
+    Redirected,
+    ReplyReceived,
+    RequestLost,
+    RequestSent,
+    RetryScheduled,
+    SessionStarted,
+)
 from tinker_sync._base.secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal, curl, redact_body
@@ -37,7 +45,7 @@ def everything(journal: Journal) -> None:
 
 def test_the_observer_receives_all_of_it() -> None:
     notebook = Notebook()
-    everything(Journal(notebook))
+    everything(Journal(heard_by(notebook)))
     common = {"method": "POST", "path": "/api/v1/x"}
     assert notebook.events == [
         RequestSent(**common, attempt=2, size_bytes=len(CALL.body or b"")),
@@ -74,24 +82,26 @@ def test_an_observer_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) 
         def observe(self, event: object) -> None:
             raise RuntimeError("mine")
 
-    everything(Journal(Broken()))
+    everything(Journal(heard_by(Broken())))
     assert caplog.text.count("an observer raised") == 6
 
 
 def test_observers_that_many_threads_add_and_remove_are_all_kept_and_all_gone() -> None:
-    journal = Journal()
+    started, notebook = SessionStarted("s"), Notebook()
+    events = Events()
     stops: list[Callable[[], None]] = []
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            stops += pool.map(journal.listen, (Notebook() for _ in range(2000)))
-            assert len(journal.observers) == 2000
+            stops += pool.map(events.listen, [notebook] * 2000)
+            events.notify(started)
+            assert notebook.events == [started] * 2000
             list(pool.map(lambda stop: stop(), stops))
     finally:
         sys.setswitchinterval(usual_s)
     stops[0]()
-    assert len(journal.observers) == 0
+    assert not events.wants(SessionStarted)
 
 
 # -------------------------------- Log texts of calls: masked, bounded, and as a curl line that runs

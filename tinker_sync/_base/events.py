@@ -1,33 +1,42 @@
-"""The events of requests and sessions, as named tuples, and the protocols of those who get or limit them.
+"""The events of requests, calls and sessions, as named tuples, and `Events`, the stream of one client.
 
-This module has no behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
-lock, and ignores exceptions of the observer. The records hold no header, body, query or credential, so they
-may be stored or shown; `CallFailed` holds the user's own error.
+The sender of an event calls `observe` on its own thread, never while it holds a lock, and ignores exceptions
+of the observer. The records hold no header, body, query or credential, so they may be stored or shown;
+`CallFailed` holds the user's own error.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, get_args
+
+from tinker_sync._base.log import Log
 
 __all__ = [
     "CallFailed",
+    "CallMade",
     "CostEstimate",
     "Event",
+    "Events",
     "HeartbeatLate",
     "Limiter",
     "ModelNamed",
     "Observer",
     "Redirected",
     "ReplyReceived",
+    "RequestEncoded",
     "RequestLost",
     "RequestSent",
     "RetryScheduled",
     "SessionEnded",
     "SessionLost",
     "SessionStarted",
-    "Stopwatch",
     "TokensUsed",
 ]
+
+
+_log: Final = Log("tinker_sync.events")
+_NOBODY: Final[dict[object, Any]] = {}
 
 
 class RequestSent(NamedTuple):
@@ -158,6 +167,22 @@ class ModelNamed(NamedTuple):
     """The id of a model or sampler with the same base model."""
 
 
+class CallMade(NamedTuple):
+    """The event that a request of the user's call has a future; the thread that makes the call causes it."""
+
+    future: Any
+    """An `APIFuture`, which has the timeline of the request when it is done."""
+
+
+class RequestEncoded(NamedTuple):
+    """The event that the thread has encoded a request."""
+
+    method: str
+    """The public method that the request is for."""
+    began_s: float
+    """The time of the client's clock at which the encoding began; it ends with this event."""
+
+
 Event = (
     RequestSent
     | ReplyReceived
@@ -171,13 +196,15 @@ Event = (
     | CallFailed
     | TokensUsed
     | ModelNamed
+    | CallMade
+    | RequestEncoded
 )
 
 
 class Observer(Protocol):
     """A receiver of events, on the thread that causes the event. It must be fast and thread-safe."""
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: Any) -> None:
         """Handle an event. Exceptions are logged and otherwise ignored."""
 
 
@@ -212,11 +239,59 @@ class Limiter(Protocol):
         """Free what is left of a reservation, because its call has ended. May be called again."""
 
 
-class Stopwatch(Protocol):
-    """A recording of the time that the user's calls take, such as that of `ServiceClient.explain`."""
+class Events:
+    """The stream of the events of one client: who gets them, by kind. Thread-safe.
 
-    def follow(self, future: Any) -> None:
-        """Record a call of the user when its future ends. The thread that makes the call calls this."""
+    An observer runs on the thread that causes the event, so it must be fast; its exceptions are logged and
+    otherwise ignored. An event that nobody wants need not be made.
 
-    def encoded(self, method: str, began_s: float) -> None:
-        """Record that this thread has encoded a request of a public method, from `began_s` until now."""
+    >>> events = Events()
+    >>> events.wants(TokensUsed)
+    False
+    """
+
+    def __init__(self) -> None:
+        # Any thread adds and removes; each is one step of the interpreter, as is a copy.
+        self._observers: dict[type, dict[object, Observer]] = {}
+
+    def listen(self, observer: Observer, *kinds: type) -> Callable[[], None]:
+        """Add an observer of these kinds of events, or of all. Return a function that removes it.
+
+        >>> class Printer:
+        ...     def observe(self, event):
+        ...         print(event)
+        >>> events = Events()
+        >>> stop = events.listen(Printer(), SessionStarted)
+        >>> events.notify(SessionStarted("session-1"))
+        SessionStarted(session_id='session-1')
+        >>> stop()
+        """
+        entry = object()
+        places = [self._observers.setdefault(kind, {}) for kind in kinds or get_args(Event)]
+        for place in places:
+            place[entry] = observer
+
+        def stop() -> None:
+            for place in places:
+                place.pop(entry, None)
+
+        return stop
+
+    def wants(self, kind: type) -> bool:
+        """Return True if anybody wants events of this kind.
+
+        >>> Events().wants(RequestSent)
+        False
+        """
+        return bool(self._observers.get(kind))
+
+    def notify(self, event: Any) -> None:
+        """Pass an event to its observers.
+
+        >>> Events().notify(SessionStarted("session-1"))
+        """
+        for observer in list(self._observers.get(type(event), _NOBODY).values()):
+            try:
+                observer.observe(event)
+            except Exception:  # noqa: BLE001  # an observer must not disturb the client
+                _log.exception("an observer raised; the call goes on")

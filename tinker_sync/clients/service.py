@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
+from tinker_sync._base.events import ModelNamed, TokensUsed
 from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.log import Log
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
@@ -155,7 +156,7 @@ class ServiceClient(BaseClient):
         if on_queue_state is not None:
             self._runtime.notices.listen(on_queue_state)
         self._meter = Meter(_name_asker(self._runtime))  # counts the tokens of the results that arrive
-        self._runtime.lifecycle.add_observer(self._meter)
+        self._runtime.connection.events.listen(self._meter, TokensUsed, ModelNamed)
         self._recordings: list[Recording] = []
 
     if not TYPE_CHECKING:  # so that type checkers report them
@@ -645,7 +646,8 @@ class ServiceClient(BaseClient):
         from tinker_sync.insight.recording import Recording
 
         self._runtime.lifecycle.refuse_if_leaving()
-        recording = Recording(self._runtime, path)
+        runtime = self._runtime
+        recording = Recording(runtime.connection.events, runtime.clock, path)
         self._recordings.append(recording)
         return recording
 

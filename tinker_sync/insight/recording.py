@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import frozen
 
-from tinker_sync._base.events import Event, ReplyReceived, RequestLost, RetryScheduled
+from tinker_sync._base.events import (
+    CallMade,
+    Events,
+    ReplyReceived,
+    RequestEncoded,
+    RequestLost,
+    RetryScheduled,
+)
 from tinker_sync._base.naming import current
 from tinker_sync.insight import report
+from tinker_sync.runtime.polls import QueueReport
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync._base.clock import Clock
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.polls import QueueReport
 
 # The most records of calls, of spans, and of pauses; further ones are counted and dropped. A record takes
 # some hundred bytes of memory.
@@ -85,12 +92,12 @@ class Recording:
     runs. The recording ends with its `with` block, with `close`, or with the client.
     """
 
-    def __init__(self, runtime: ClientRuntime, path: str | os.PathLike[str] | None = None) -> None:
-        self._runtime = runtime
+    def __init__(self, events: Events, clock: Clock, path: str | os.PathLike[str] | None = None) -> None:
+        self._clock = clock
         self._path = None if path is None else Path(path)
         self._local = threading.local()
         self._ended_s: float | None = None
-        self.began_s = runtime.clock.now()
+        self.began_s = clock.now()
         self._calls: list[CallRecord] = []
         self.spans: list[SpanRecord] = []
         self.pauses: list[PauseRecord] = []
@@ -102,11 +109,9 @@ class Recording:
         """The number of steps with advice, and the number and the advice of the latest of them."""
         self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
         """The method and the thread of each request that is not recorded yet."""
-        self._stops: list[Callable[[], None]] = [
-            runtime.lifecycle.add_stopwatch(self),
-            runtime.connection.journal.listen(self),
-            runtime.notices.listen(self._on_report),
-        ]
+        self._stop = events.listen(
+            self, CallMade, RequestEncoded, ReplyReceived, RequestLost, RetryScheduled, QueueReport
+        )
 
     @property
     def calls(self) -> list[CallRecord]:
@@ -117,7 +122,7 @@ class Recording:
     @property
     def ended_s(self) -> float:
         """The time at which the recording ended, or the present time while it is running."""
-        return self._runtime.clock.now() if self._ended_s is None else self._ended_s
+        return self._clock.now() if self._ended_s is None else self._ended_s
 
     # ---------------------------------------------------------------------------------- for users
 
@@ -132,10 +137,9 @@ class Recording:
         if self._ended_s is not None:
             return
         self._catch_up()
-        self._ended_s = self._runtime.clock.now()
+        self._ended_s = self._clock.now()
         self._under_way.clear()
-        for stop in self._stops:
-            stop()
+        self._stop()
         if self._path is not None:
             self.save(self._path)
 
@@ -173,19 +177,15 @@ class Recording:
 
     # ---------------------------------------------------------------------------------- for the runtime
 
-    def follow(self, future: APIFuture[Any]) -> None:
-        """Add a record of a request when its future ends."""
-        self._under_way[future] = (current(), _thread())
-        future._when_done(self._on_ended)
-
-    def encoded(self, method: str, began_s: float) -> None:
-        """Add a record: the calling thread has encoded a request for `method` from `began_s` until now."""
-        self._add(self.spans, SpanRecord(method, "encode", _thread(), began_s, self._runtime.clock.now()))
-
-    def observe(self, event: Event) -> None:
-        """Add a record of an attempt on the wire, or of a pause before a retry; ignore other events."""
-        now = self._runtime.clock.now()
-        if isinstance(event, (ReplyReceived, RequestLost)):
+    def observe(self, event: Any) -> None:
+        """Add a record of what the event reports; of a request of a call, when its future ends."""
+        now = self._clock.now()
+        if isinstance(event, CallMade):
+            self._under_way[event.future] = (current(), _thread())
+            event.future._when_done(self._on_ended)
+        elif isinstance(event, RequestEncoded):
+            self._add(self.spans, SpanRecord(event.method, "encode", _thread(), event.began_s, now))
+        elif isinstance(event, (ReplyReceived, RequestLost)):
             if "/retrieve_future" in event.path:
                 self.polls += 1
                 self._local.reply_s = now
@@ -194,11 +194,8 @@ class Recording:
             self._add(self.spans, span)
         elif isinstance(event, RetryScheduled):
             self._add(self.pauses, PauseRecord(event.path, now, event.delay_s, event.reason))
-
-    def _on_report(self, notice: QueueReport) -> None:
-        if notice.state.paused:
-            now = self._runtime.clock.now()
-            self._add(self.pauses, PauseRecord(notice.request_type, now, 0.0, notice.reason or ""))
+        elif event.state.paused:  # a `QueueReport`
+            self._add(self.pauses, PauseRecord(event.request_type, now, 0.0, event.reason or ""))
 
     def _catch_up(self) -> None:
         """Add records of requests that have ended, but have no record because their callback has not run."""
@@ -221,7 +218,7 @@ class Recording:
             self.dropped += 1
             return
         timeline = ended.timeline
-        completed_s = timeline.completed or self._runtime.clock.now()
+        completed_s = timeline.completed or self._clock.now()
         reply_s = getattr(self._local, "reply_s", None)
         if reply_s is not None and reply_s < (timeline.accepted or completed_s):
             reply_s = None  # the answer to another request

@@ -71,7 +71,7 @@ class ClientRuntime:
         self.connection = connection = Connection(settings, clock)
         pending = PendingChanges()
         self.pools = pools = WorkerPools(pending.under_way)
-        self.notices = Notices(clock, pools.callback.run)
+        self.notices = Notices(clock, pools.callback.run, connection.events)
         self.reactor = Reactor(connection.http, pools.fetch, clock, needed=pending.under_way)
         flows = Flows(self.reactor, pools.fetch)
         self.lifecycle = Lifecycle(connection, flows, pools, pending)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.events import Events
 from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret
 from tinker_sync.config import Settings
@@ -43,8 +44,10 @@ class Connection:
         self.keys = KeyRing(settings, clock=clock)
         self.secrets = secrets = _secrets_of(self.keys)
         """A function that returns the values that must not appear in logs, errors and notices."""
+        self.events = Events()
+        """The stream of the events of the client."""
         self.journal = journal = Journal(
-            base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
+            self.events, base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
         )
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
         exits.hang_up_at_exit(self.http)

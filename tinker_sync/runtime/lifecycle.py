@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import make_lock
-from tinker_sync._base.events import CallFailed, Event, Observer, Stopwatch
+from tinker_sync._base.events import CallFailed, CallMade
 from tinker_sync._base.log import Log
 from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
@@ -78,9 +78,6 @@ class Lifecycle:
         self.pending = pending
         self.closing = threading.Event()
         self.session: Session | None = None
-        self.observers: tuple[Observer, ...] = ()  # replaced under _lock, never changed
-        self.stopwatches: tuple[Stopwatch, ...] = ()  # replaced under _lock, never changed
-        """The recordings under way."""
         self.asked_to_end: tuple[str, str | None] | None = None
         """The status and the detail that were given to the `close` of the client; None before it."""
         self.queues: tuple[Closable, ...] = ()
@@ -93,6 +90,8 @@ class Lifecycle:
         self._failure: Exception | None = None  # set once, final
         self.connection = connection
         """The connection of the client; it is open until `shut`."""
+        self.events = connection.events
+        self.notify = self.events.notify
         self._flows = flows
         self._reactor = flows.reactor
         self._pools = pools.in_order_of_end()
@@ -103,31 +102,7 @@ class Lifecycle:
         )
         """Queues a short step, which never waits, for a thread of the client (`_run_soon`)."""
 
-    # -------------------------------------------------------------------------------------- news
-
-    def add_observer(self, observer: Observer) -> None:
-        """Add an observer of the events of the client."""
-        with self._lock:
-            self.observers = (*self.observers, observer)
-
-    def add_stopwatch(self, stopwatch: Stopwatch) -> Callable[[], None]:
-        """Add a recording. Return a function that removes it."""
-        with self._lock:
-            self.stopwatches = (*self.stopwatches, stopwatch)
-
-        def stop() -> None:
-            with self._lock:
-                self.stopwatches = tuple(kept for kept in self.stopwatches if kept is not stopwatch)
-
-        return stop
-
-    def notify(self, event: Event) -> None:
-        """Pass an event to the observers. An exception of an observer is logged and has no other effect."""
-        for observer in self.observers:
-            try:
-                observer.observe(event)
-            except Exception:  # noqa: BLE001  # an observer must not disturb the client
-                _log.debug("an observer failed", exc_info=True)
+    # -------------------------------------------------------------------------------------- calls
 
     def report(self, failure: BaseException) -> None:
         """Report the failure of a call of the user to the session and the observers.
@@ -140,12 +115,10 @@ class Lifecycle:
             self.session.beat_if_suspicious(failure)
         self.notify(CallFailed(error=failure))
 
-    # -------------------------------------------------------------------------------------- calls
-
     def make_future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
         """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
-        Recordings under way follow the future, and a failure of the call goes to `report`.
+        A failure of the call goes to `report`.
 
         Args:
             when_done: called inline, one after the other, when the future ends.
@@ -157,14 +130,9 @@ class Lifecycle:
             when_done=(self.on_ended, *when_done),
         )
         self._track(made)
-        for stopwatch in self.stopwatches:
-            stopwatch.follow(made)
+        if self.events.wants(CallMade):
+            self.events.notify(CallMade(made))
         return made
-
-    def note_encoded(self, method: str, began_s: float) -> None:
-        """Report to recordings that this thread encoded a request of `method` from `began_s` until now."""
-        for stopwatch in self.stopwatches:
-            stopwatch.encoded(method, began_s)
 
     def refuse_if_leaving(self) -> None:
         """Raise an error if `close` was called.

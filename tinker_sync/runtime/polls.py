@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from attrs import define, field
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.events import Events
 from tinker_sync._base.log import Log
 from tinker_sync._base.naming import current
 from tinker_sync._base.secret import Secret
@@ -369,10 +370,14 @@ class Notices:
     Args:
         clock: measures time.
         run: runs a job on a worker; None: listeners run on the thread that publishes.
+        events: the stream of the client, which also gets the reports.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK, run: Submit | None = None) -> None:
+    def __init__(
+        self, clock: Clock = SYSTEM_CLOCK, run: Submit | None = None, events: Events | None = None
+    ) -> None:
         self._clock = clock
+        self._events = events or Events()
         self._run = run
         self._to_tell = InOrder(run)
         # For the thread that resumes the flows.
@@ -399,6 +404,7 @@ class Notices:
         report = QueueReport(notice.state, notice.reason, request_type, request_id)
         if report.state.paused:
             self._log(report)
+        self._events.notify(report)
         for listener in list(self._listeners.values()):
             self._to_tell.run(partial(_tell, listener, report))
 

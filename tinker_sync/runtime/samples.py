@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import in_seconds
-from tinker_sync._base.events import CostEstimate, Limiter, TokensUsed
+from tinker_sync._base.events import CostEstimate, Limiter, RequestEncoded, TokensUsed
 from tinker_sync._base.log import Log
 from tinker_sync._base.naming import carried, current, find_call_site, named
 from tinker_sync._base.numbers import numbers
@@ -351,11 +351,11 @@ class SampleJob:
 
     def encode(self, bodies: SampleBodies, number: int) -> bytes:
         """Return the body under a number."""
-        lifecycle = self.line.runtime.lifecycle
-        began_s = self.line.runtime.clock.now() if lifecycle.stopwatches else 0.0
+        events = self.line.runtime.connection.events
+        began_s = self.line.runtime.clock.now() if events.wants(RequestEncoded) else None
         body = self.extra.applied(bodies.encode(self._wire_request, number))
-        if lifecycle.stopwatches:
-            lifecycle.note_encoded(self.sdk_method, began_s)
+        if began_s is not None:
+            events.notify(RequestEncoded(self.sdk_method, began_s))
         return body
 
     def promised(self, request_id: str) -> Promise:

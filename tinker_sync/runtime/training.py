@@ -28,7 +28,7 @@ from attrs import define, field
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import Clock
-from tinker_sync._base.events import CostEstimate, Limiter, TokensUsed
+from tinker_sync._base.events import CostEstimate, Limiter, RequestEncoded, TokensUsed
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.naming import current, find_call_site, named
 from tinker_sync._base.policy import BLOCKED_PAUSE_S, proves_refusal
@@ -503,8 +503,7 @@ class PassCall(TrainingCall):
             # All chunks before the first future, because a chunk that cannot be encoded refuses the call.
             encoded = [self._encode(chunk, facts.dialect, reservation, decode) for chunk in chunks]
             requests = [request_for(runtime.lifecycle.make_future()) for request_for in encoded]
-            if runtime.lifecycle.stopwatches:
-                runtime.lifecycle.note_encoded(self.sdk_method, began_s)
+            runtime.connection.events.notify(RequestEncoded(self.sdk_method, began_s))
             future = self._follow([each.future for each in requests])
             reservation.follow(future)
         alone = facts.dialect.one_by_one

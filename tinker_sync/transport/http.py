@@ -32,6 +32,7 @@ from typing import Final, NoReturn, Protocol
 from attrs import evolve
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, slice_of
+from tinker_sync._base.events import ReplyReceived
 from tinker_sync._base.secret import Secret
 from tinker_sync._embedded import hold_server
 from tinker_sync.config import Settings
@@ -653,7 +654,7 @@ class Exchange:
             self.abort()
             raise
         journal = self._http.journal
-        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
+        self._told = journal.events.wants(ReplyReceived) or journal.log.isEnabledFor(logging.DEBUG)
         if self._told:
             journal.sent(self.call, self._hop.headers)
 

@@ -1,4 +1,4 @@
-"""Reports about requests, for the log and for observers, the objects that receive the events of a client.
+"""Reports about requests, for the log and for the stream of the events of a client.
 
 Log lines show headers and bodies with secrets masked, and only the beginning of a body. Most lines are at
 DEBUG, and are formatted only if that level is enabled. The rules for secrets (their names and forms) are in
@@ -11,12 +11,10 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from tinker_sync._base.events import (
-    Event,
-    Observer,
+    Events,
     Redirected,
     ReplyReceived,
     RequestLost,
@@ -59,10 +57,10 @@ _FROM_FILE: Final = ["--data-binary", "@body.bin"]
 
 
 class Journal:
-    """A reporter of the events of requests, to the log and to observers. Thread-safe; never raises.
+    """A reporter of the events of requests, to the log and to the stream. Thread-safe; never raises.
 
     Args:
-        observer: receives every event; None for no observer.
+        events: the stream of the client; None for one that nobody gets.
         base_url: the base of the addresses in curl lines.
         as_curl: True to log each request as a curl line, too, at DEBUG.
         secrets: returns the values to mask in the log.
@@ -70,36 +68,24 @@ class Journal:
 
     def __init__(
         self,
-        observer: Observer | None = None,
+        events: Events | None = None,
         *,
         base_url: str = "",
         as_curl: bool = False,
         secrets: Callable[[], Iterable[Secret]] = lambda: (),
     ) -> None:
-        self.observers: list[Observer] = [] if observer is None else [observer]
-        """The observers, which any thread may add and remove. Exchanges check whether there are any, and the
-        level of `log`, before they report a request or an answer.
-        """
+        self.events = events or Events()
+        """Exchanges check who wants events, and the level of `log`, before they report a request."""
         self.log = _logger
         self._base_url = base_url
         self._as_curl = as_curl
         self._secrets = secrets
 
-    def listen(self, observer: Observer) -> Callable[[], None]:
-        """Add an observer, and return a function that removes it."""
-        self.observers.append(observer)
-
-        def stop() -> None:
-            with suppress(ValueError):  # a second call has no effect
-                self.observers.remove(observer)
-
-        return stop
-
     def sent(self, call: Call, headers: Headers) -> None:
         """Report that a request was sent with these headers."""
         size_bytes = len(call.body or b"")
-        if self.observers:
-            self._notify(
+        if self.events.wants(RequestSent):
+            self.events.notify(
                 RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
             )
         if not _logger.isEnabledFor(logging.DEBUG):
@@ -115,8 +101,8 @@ class Journal:
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
         """Report that the whole answer has arrived."""
-        if self.observers:
-            self._notify(
+        if self.events.wants(ReplyReceived):
+            self.events.notify(
                 ReplyReceived(
                     method=call.method,
                     path=call.path,
@@ -138,7 +124,7 @@ class Journal:
 
     def lost(self, call: Call, failed: SendFailed, duration_s: float) -> None:
         """Report that the attempt has ended without an answer."""
-        self._notify(
+        self.events.notify(
             RequestLost(
                 method=call.method,
                 path=call.path,
@@ -154,7 +140,9 @@ class Journal:
 
     def redirected(self, call: Call, status: int, *, same_origin: bool, to: str) -> None:
         """Report that the client follows a redirect."""
-        self._notify(Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin))
+        self.events.notify(
+            Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin)
+        )
         if same_origin:
             _logger.debug("%s %s: redirected (%d)", call.method, call.path, status)
         else:
@@ -163,19 +151,12 @@ class Journal:
 
     def retrying(self, call: Call, delay_s: float, reason: str) -> None:
         """Report that the client repeats the call after a pause."""
-        self._notify(
+        self.events.notify(
             RetryScheduled(
                 method=call.method, path=call.path, attempt=call.attempt, delay_s=delay_s, reason=reason
             )
         )
         _logger.debug("%s %s: again in %.2f s (%s)", call.method, call.path, delay_s, reason)
-
-    def _notify(self, event: Event) -> None:
-        for observer in tuple(self.observers):
-            try:
-                observer.observe(event)
-            except Exception:
-                _logger.exception("an observer raised; the request goes on")
 
 
 # ---------------------------------------------------- bodies and curl lines
