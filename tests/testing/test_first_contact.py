@@ -81,6 +81,23 @@ def test_a_healthy_server_has_a_table_without_remarks(
     assert {"create_session", "forward_backward", "optim_step", "asample", "finish"} <= targets
 
 
+def test_the_protocol_is_that_of_the_server_and_its_tokens_are_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"pjwt_auth_enabled": True, "sample_use_retrieve_futures": True}
+    with LocalServer(model=MODEL, **flags) as server:
+        use(server, monkeypatch)
+        report = check(to=tmp_path / "run.cassette")
+        assert report is not None
+        assert report.failed == []
+        assert server.calls_to("auth_token") != []
+        assert server.calls_to("retrieve_futures") != []
+    text = (tmp_path / "run.cassette").read_text()
+    assert '"pjwt_auth_enabled": true' in text
+    assert '"jwt": "***"' in text
+    assert "eyJ" not in text  # as each token begins
+
+
 FAULTS: list[tuple[str, Fault, int | None, str, str, str]] = [
     ("forward_backward", faults.status(503), 1, "pass", "warning", "503 at forward_backward"),
     ("asample", faults.too_many_requests(1), 1, "sample", "warning", "429 at asample"),
