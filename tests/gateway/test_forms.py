@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 import threading
 from concurrent.futures import Future
@@ -10,10 +11,17 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.agents import WAIT_S, Agent, events
-from support.chat_templates import ADD
+from support.chat_templates import ADD, TAGGED
 from support.each import for_each
 
-from tinker_sync import InvalidInputError, SampleResponse, SamplingClient, SamplingParams, get_tokenizer
+from tinker_sync import (
+    InvalidInputError,
+    SampledSequence,
+    SampleResponse,
+    SamplingClient,
+    SamplingParams,
+    get_tokenizer,
+)
 from tinker_sync.gateway import Gateway
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
@@ -259,3 +267,85 @@ def test_an_agent_may_ask_again_after_a_failure(server: LocalServer, gateway: Ga
         agent.say(chat)
     [trajectory] = gateway.trajectories()
     assert len(trajectory.turns) == 2
+
+
+JUNK = [
+    *(None, True, 0, -1, 1.5, 10**30, "", "a", "\ud800", "none", "[1]"),
+    *([], [[]], [None], {}, {"type": "text"}, {"a": None}),
+]
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+USE = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "1"}
+TOOL = {"name": "add", "description": "a", "input_schema": {"type": "object", "properties": {}}}
+WHOLE: dict[str, Any] = {
+    CHAT: {
+        "messages": [
+            {"role": "system", "content": "a", "name": "b"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ],
+        "tools": [ADD],
+        "tool_choice": "auto",
+        "chat_template_kwargs": {"thinking": True},
+        "n": 2,
+        "stop": ["b"],
+        "logprobs": True,
+        "top_logprobs": 1,
+        "temperature": 1,
+        "top_p": 0.5,
+        "top_k": 2,
+        "seed": 1,
+        "max_tokens": 1,
+        "reasoning_effort": "low",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    "/v1/completions": {
+        "prompt": ["a", [1, 2]],
+        "logprobs": 1,
+        "stop": "b",
+        "max_tokens": 1,
+        "stream": False,
+    },
+    MESSAGES: {
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, USE]},
+            {"role": "user", "content": [RESULT]},
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "auto"},
+        "stop_sequences": ["b"],
+        "max_tokens": 1,
+        "temperature": 1,
+        "stream": True,
+    },
+}
+
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """Return each part of a tree, as the part that has it and its place there."""
+    pairs = list(
+        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else []
+    )
+    return [(tree, place) for place, _ in pairs] + [each for _, part in pairs for each in places(part)]
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_no_body_is_an_error_of_the_gateway(path: str) -> None:
+    sampler, count = Slow(), 1 if path == MESSAGES else 2
+    sampler.asked.set_result(SampleResponse([SampledSequence("length", None, [5], [-1.0])] * count))
+    with Gateway(sampler, chat_template=TAGGED) as gateway, Agent(gateway) as agent:
+        assert agent.call("POST", path, WHOLE[path])[0] == 200
+        for index in range(len(places(WHOLE[path]))):
+            for junk in JUNK:
+                body = copy.deepcopy(WHOLE[path])
+                part, place = places(body)[index]
+                part[place] = junk
+                status, answer = agent.call("POST", path, body)
+                assert status in (200, 400), (place, junk, answer)
+                if path == MESSAGES:
+                    counted, answer = agent.call("POST", f"{path}/count_tokens", body)
+                    assert counted in (200, status), (place, junk, answer)

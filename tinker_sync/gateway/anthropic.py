@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.gateway.exchanges import Answer, Asked
-from tinker_sync.gateway.openai import read_settings, read_stop, read_text
+from tinker_sync.gateway.openai import make_call, read_settings, read_stop, read_text, read_tools, take
 
 _KINDS: Final = {
     400: "invalid_request_error",
@@ -38,24 +38,23 @@ def read_message(tree: Mapping[str, Any]) -> Asked:
         asked.messages.append({"role": "system", "content": read_text(tree["system"], "system")})
     for index, each in enumerate(messages):
         asked.messages += _read_turn(each, f"messages[{index}]")
-    choice = (tree.get("tool_choice") or {}).get("type", "auto")
+    choice = (take(tree, "tool_choice", dict) or {}).get("type", "auto")
     if choice not in ("auto", "none"):
         raise InvalidInputError(
             "tool_choice: expected 'auto' or 'none'; the sampler cannot force a call of a tool"
         )
-    if tree.get("tools") and choice != "none":
-        asked.tools = [_read_tool(each, f"tools[{index}]") for index, each in enumerate(tree["tools"])]
+    tools = read_tools(tree)
+    if tools and choice != "none":
+        asked.tools = [_read_tool(each, f"tools[{index}]") for index, each in enumerate(tools)]
     return asked
 
 
 def _read_tool(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, dict) or "name" not in given or "input_schema" not in given:
+    name, schema = take(given, "name", str, f"{where}."), take(given, "input_schema", dict, f"{where}.")
+    if not name or schema is None:
         raise InvalidInputError(f"{where}: expected a tool with a name and an input_schema")
-    function = {
-        "name": given["name"],
-        "description": given.get("description") or "",
-        "parameters": given["input_schema"],
-    }
+    description = take(given, "description", str, f"{where}.") or ""
+    function = {"name": name, "description": description, "parameters": schema}
     return {"type": "function", "function": function}
 
 
@@ -85,15 +84,17 @@ def _read_block(block: Mapping[str, Any], message: dict[str, Any], where: str) -
     if kind == "text":
         message["content"] += read_text([block], where)
     elif kind == "tool_use":
-        call = {"name": block.get("name"), "arguments": block.get("input") or {}}
-        message.setdefault("tool_calls", []).append(
-            {"id": block.get("id") or "", "type": "function", "function": call}
-        )
+        name, arguments = take(block, "name", str, f"{where}."), take(block, "input", dict, f"{where}.")
+        if not name:
+            raise InvalidInputError(f"{where}.name: is missing")
+        call = make_call(take(block, "id", str, f"{where}."), name, arguments or {})
+        message.setdefault("tool_calls", []).append(call)
     elif kind == "tool_result":
         text = read_text(block.get("content"), where)
-        return {"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": text}
+        name = take(block, "tool_use_id", str, f"{where}.")
+        return {"role": "tool", "tool_call_id": name or "", "content": text}
     elif kind == "thinking":
-        message["reasoning_content"] = block.get("thinking") or ""
+        message["reasoning_content"] = take(block, "thinking", str, f"{where}.") or ""
     elif kind != "redacted_thinking":
         raise InvalidInputError(f"{where}: expected text or tools, got {kind!r}, which is not served")
     return None

@@ -5,12 +5,31 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.gateway.exchanges import Answer, Asked
 from tinker_sync.types import ModelInput
 
+T = TypeVar("T")
+
+_KIND_NAMES: Final[dict[type, str]] = {dict: "an object", list: "a list", str: "a text"}
+# Arguments with which chats are rendered, which are no variables of a template.
+_TAKEN: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "return_dict",
+        "tokenize",
+        "tokenizer",
+        "tools",
+    }
+)
 _KINDS: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -30,6 +49,36 @@ _UNSERVED: Final = {
 }
 _MOST_TOPK: Final = 20
 _SETTINGS: Final = ("temperature", "top_p", "top_k", "seed")
+
+
+def take(tree: Mapping[str, Any], name: str, kind: type[T], where: str = "") -> T | None:
+    """Return a field of a request, or None if it is not set.
+
+    Raises:
+        InvalidInputError: it is of another kind.
+
+    >>> take({"tools": []}, "tools", list), take({"tools": None}, "tools", list)
+    ([], None)
+    """
+    value = tree.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise InvalidInputError(f"{where}{name}: expected {_KIND_NAMES[kind]}, got {value!r:.100}")
+    return value
+
+
+def read_tools(tree: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the tools of a request.
+
+    >>> read_tools({"tools": [{"type": "function"}]})
+    [{'type': 'function'}]
+    """
+    tools = take(tree, "tools", list)
+    for index, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict):
+            raise InvalidInputError(f"tools[{index}]: expected an object, got {tool!r:.100}")
+    return tools or None
 
 
 def read_settings(tree: Mapping[str, Any], limit: str = "max_tokens") -> dict[str, Any]:
@@ -52,8 +101,8 @@ def read_stop(given: Any, name: str = "stop") -> list[str]:
     >>> read_stop("."), read_stop(None)
     (['.'], [])
     """
-    texts = [given] if isinstance(given, str) else list(given or ())
-    if not all(isinstance(text, str) and text for text in texts):
+    texts = [given] if isinstance(given, str) else given or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidInputError(f"{name}: expected texts that are not empty, got {given!r}")
     return texts
 
@@ -99,11 +148,15 @@ def read_chat(tree: Mapping[str, Any]) -> Asked:
         raise InvalidInputError(
             "tool_choice: expected 'auto' or 'none'; the sampler cannot force a call of a tool"
         )
-    asked.tools = (tree.get("tools") or None) if choice != "none" else None
+    asked.tools = read_tools(tree) if choice != "none" else None
     asked.topk = _topk(tree.get("top_logprobs"), "top_logprobs") if tree.get("logprobs") else 0
-    asked.variables = dict(tree.get("chat_template_kwargs") or {})
-    if tree.get("reasoning_effort") is not None:
-        asked.variables.setdefault("reasoning_effort", tree["reasoning_effort"])
+    asked.variables = dict(take(tree, "chat_template_kwargs", dict) or {})
+    if effort := take(tree, "reasoning_effort", str):
+        asked.variables.setdefault("reasoning_effort", effort)
+    taken = sorted(asked.variables.keys() & _TAKEN)
+    if taken:
+        raise InvalidInputError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request")
+    take(tree, "stream_options", dict)
     return asked
 
 
@@ -112,13 +165,13 @@ def _read_message(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
         raise InvalidInputError(f"{where}: expected an object with a role")
     role = "system" if given["role"] == "developer" else given["role"]
-    message = {"role": role, "content": read_text(given.get("content"), where)}
+    message: dict[str, Any] = {"role": role, "content": read_text(given.get("content"), where)}
     for name in ("name", "tool_call_id", "reasoning_content"):
-        if given.get(name):
-            message[name] = given[name]
-    if given.get("tool_calls"):
+        if value := take(given, name, str, f"{where}."):
+            message[name] = value
+    if calls := take(given, "tool_calls", list, f"{where}."):
         message["tool_calls"] = [
-            _read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(given["tool_calls"])
+            _read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
         ]
     return message
 
@@ -142,16 +195,30 @@ def read_text(content: Any, where: str) -> str:
 
 
 def _read_call(given: Any, where: str) -> dict[str, Any]:
-    try:
-        function = given["function"]
-        name, arguments = function["name"], function.get("arguments") or "{}"
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    function = given.get("function") if isinstance(given, dict) else None
+    arguments: Any = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str) and arguments:
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not isinstance(arguments or {}, dict)
+    ):
         raise InvalidInputError(
-            f"{where}: expected a function with a name and arguments in JSON ({error})"
-        ) from None
-    function = {"name": name, "arguments": arguments}
-    return {"id": given.get("id") or "", "type": "function", "function": function}
+            f"{where}: expected a function with a name, and arguments that are an object of JSON"
+        )
+    return make_call(take(given, "id", str, f"{where}."), function["name"], arguments or {})
+
+
+def make_call(name: str | None, function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call in the form that chat templates read.
+
+    >>> make_call("call-1", "add", {"a": 1})
+    {'id': 'call-1', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}
+    """
+    called = {"name": function, "arguments": arguments}
+    return {"id": name or "", "type": "function", "function": called}
 
 
 def chat(
@@ -249,7 +316,7 @@ def read_completion(tree: Mapping[str, Any]) -> tuple[Asked, list[str | list[int
     if (
         not isinstance(prompt, list)
         or not prompt
-        or not all(isinstance(each, (str, list)) for each in prompt)
+        or not all(isinstance(each, (str, list)) and each for each in prompt)
     ):
         raise InvalidInputError("prompt: expected a text, a list of token ids, or a list of these")
     return asked, prompt
