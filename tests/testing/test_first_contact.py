@@ -108,6 +108,7 @@ FAULTS: list[tuple[str, Fault, int | None, str, str, str]] = [
     ("retrieve_future", faults.promise_failed("out of memory"), 2, "pass", "failure", "out of memory"),
     ("retrieve_future", faults.queue_paused(reason="all busy"), 3, "step", "warning", "pause.*all busy"),
     ("save_weights_for_sampler", faults.empty_bad_request(), None, "sample", "failure", "400 Bad Request"),
+    ("optim_step", faults.empty_bad_request(), 1, "step", "warning", "400 at optim_step"),
     ("create_session", faults.status(402), None, "session", "failure", "402 Payment Required"),
     ("create_model", faults.status(403, detail="not yours"), None, "model", "failure", "403.*not yours"),
     ("asample", faults.status(401), None, "sample", "failure", "401 Unauthorized"),
@@ -258,7 +259,32 @@ def test_the_budget_is_named_and_kept(
         assert_nothing_is_left(hosted)
 
 
-def test_the_cheapest_model_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        ({}, "org/Small-1.5B-it"),
+        ({"org/Huge-70B": 9.0, "org/Mixed-30B-A3B": 0.1}, "org/Mixed-30B-A3B"),
+        ({"org/*": 2.0, "org/Huge-70B": 1.0}, "org/Huge-70B"),
+    ],
+)
+def test_the_cheapest_model_is_chosen(
+    rates: dict[str, float], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Offering(TxLike):
+        lists_models = ("org/Huge-70B", "org/Mixed-30B-A3B", "org/Small-1.5B-it", "org/v2.1b-nameless")
+
+    file = tmp_path / "prices.json"
+    kinds = ("trained", "prompt", "cached", "sampled")
+    file.write_text(json.dumps({"models": {name: dict.fromkeys(kinds, usd) for name, usd in rates.items()}}))
+    monkeypatch.setenv("TINKER_PRICES", str(file))
+    monkeypatch.setenv("TINKER_API_KEY", "tml-open")
+    with StubServer(Offering()) as stub:
+        report = check(stub.url)  # type: ignore[attr-defined]
+    assert report is not None
+    assert report.model == chosen
+
+
+def test_a_model_that_is_not_offered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalServer(model=MODEL) as server:
         use(server, monkeypatch)
         found = rows(check(model="org/other"))

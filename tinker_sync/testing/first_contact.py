@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
+    from tinker_sync.testing.cassette import RecordedExchange
 
 # Token ids that every vocabulary has.
 _EXAMPLES: Final = ([11, 23, 35, 47, 59, 71, 83, 95, 107], [12, 24, 36, 48, 60, 72, 84, 96, 108])
@@ -291,9 +292,7 @@ class _Visit:
         troubles = [
             (exchange.target, str(exchange.reply.status))
             for exchange in self._proxy.cassette.exchanges[mark.exchanges :]
-            if exchange.reply.status >= 400
-            and exchange.reply.status not in _NORMAL
-            and not exchange.target.endswith(_NOWHERE)
+            if _is_trouble(exchange)
         ]
         troubles += [(target, f"no answer ({why})") for _, target, why in self._proxy.lost[mark.lost :]]
         found = Counter(
@@ -512,13 +511,15 @@ class _Visit:
 
     def _clean_up(self, service: ServiceClient, recording: Recording) -> None:
         def unload_and_close() -> str:
-            failures = []
+            failures, unloaded = [], 0
             for model in self._models:
                 try:
                     model.unload().result()
+                    unloaded += 1
+                except UnsupportedByServerError:
+                    pass  # the end of the session unloads them
                 except TinkerError as error:
-                    if not isinstance(error, UnsupportedByServerError):
-                        failures.append(f"{model.model_id}: {_first_line(error)}")
+                    failures.append(f"{model.model_id}: {_first_line(error)}")
             mark = len(self._proxy.cassette.exchanges)
             service.close().result()
             closing = self._proxy.cassette.exchanges[mark:]
@@ -528,7 +529,7 @@ class _Visit:
             if failures:
                 advice = "models without calls and sessions without heartbeats end by themselves"
                 raise _Differs("; ".join(failures), advice, state="warning")
-            return f"{len(self._models)} models unloaded, session ended"
+            return f"{unloaded} of {len(self._models)} models unloaded, session ended"
 
         # A client of its own: that of the steps may have lost its session.
         with self._client() as cleaner, cleaner.explain() as cleaning:
@@ -609,6 +610,13 @@ def _rank_by_cost(prices: PriceTable) -> Callable[[str], tuple[float, float]]:
 
 # Normal answers: a long poll that ends without a result, and a call that a server does not have.
 _NORMAL: Final = frozenset({400, 404, 405, 408, 409, 422})
+
+
+def _is_trouble(exchange: RecordedExchange) -> bool:
+    status = exchange.reply.status
+    # A 400 without a text comes from a proxy, and the client tries again.
+    normal = status in _NORMAL and not (status == 400 and not exchange.reply.content)
+    return status >= 400 and not normal and not exchange.target.endswith(_NOWHERE)
 
 
 def _delete_by_name(rest: RestClient, path: str) -> bool:
