@@ -69,7 +69,7 @@ def test_a_healthy_server_has_a_table_without_remarks(
         assert {found[name].state for name in STEPS + END} == {"ok"}
         assert report is not None
         assert (report.failed, report.model) == ([], MODEL)
-        assert 0 < report.tokens.total <= 142
+        assert 0 < report.tokens.total <= 206
         unloaded = [call for call in server.calls_to("unload_model") if call.status == 200]
         assert len(unloaded) == len(server.calls_to("create_model")) + len(server.calls_to("load_weights"))
         assert_nothing_is_left(server)
@@ -227,7 +227,7 @@ def test_the_hosted_service_is_asked_about(
     assert hosted.calls_to("create_session") == []
     assert len(asked) == 1
     assert MODEL in asked[0]
-    assert "142 tokens, which cost $0.0142" in asked[0]
+    assert "206 tokens, which cost $0.0206" in asked[0]
     with pytest.raises(ConfigurationError, match="bills"):
         check()
 
@@ -235,9 +235,9 @@ def test_the_hosted_service_is_asked_about(
 @pytest.mark.parametrize(
     ("usd", "spend", "state", "seen"),
     [
-        (100.0, 0.05, "ok", "which cost $0.0142"),
-        (None, 0.05, "ok", "up to a price of $352 a million"),
-        (1000.0, 0.05, "failure", "which cost $0.1420"),
+        (100.0, 0.05, "ok", "which cost $0.0206"),
+        (None, 0.05, "ok", "up to a price of $243 a million"),
+        (1000.0, 0.05, "failure", "which cost $0.2060"),
     ],
 )
 def test_the_budget_is_named_and_kept(
