@@ -179,7 +179,7 @@ def test_an_unexpected_exception_is_a_tinker_error_too(monkeypatch: pytest.Monke
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd tml-planted-key-0123456789")
 
-    monkeypatch.setattr("tinker_sync.runtime.connection.Http", broken)
+    monkeypatch.setattr("tinker_sync.runtime.client.Http", broken)
     monkeypatch.setenv("TINKER_API_KEY", "tml-e")
     with pytest.raises(errors.TinkerError, match=r"RuntimeError: odd \*\*\*"):
         raise_if_tinker_not_accessible()

@@ -21,7 +21,7 @@ from tinker_sync.errors import (
     TinkerError,
 )
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.connection import Connection
+from tinker_sync.runtime.client import Connection
 from tinker_sync.runtime.handshake import Handshake
 from tinker_sync.transport.auth import choose_source, static_key
 from tinker_sync.transport.call import Reply

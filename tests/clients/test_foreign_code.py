@@ -152,7 +152,7 @@ def test_a_chain_of_calls_does_not_lie_on_one_stack() -> None:
 
 
 def test_callbacks_that_wait_at_the_close_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.lifecycle._JOIN_S", 0.0)  # the close need not wait for them
+    monkeypatch.setattr("tinker_sync.runtime.client._JOIN_S", 0.0)  # the close need not wait for them
     gate, ran = threading.Event(), threading.Semaphore(0)
 
     def call_back(_: object) -> None:

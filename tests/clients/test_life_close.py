@@ -26,8 +26,8 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.runtime.exits import PENDING_LIMIT_S
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 FINISH = "/sessions/session-0/finish"
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
@@ -453,8 +453,8 @@ def test_passes_by_themselves_are_not_waited_for(stub: Stub) -> None:
 
 # The line that names what is waited for comes at once.
 SCRIPT = """
-from tinker_sync.runtime import pending
-pending.NOTICE_AFTER_S = 0.0
+from tinker_sync.runtime import client
+client.NOTICE_AFTER_S = 0.0
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
 trainer = service.create_lora_training_client("stub/model")
 """

@@ -34,7 +34,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 
 BLOCK = 10**9
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)

@@ -13,7 +13,7 @@ from support.tinker_stub import Stub
 
 from tinker_sync import types
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.lazy import HeldCalls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits that only Linux keeps")
 

@@ -47,9 +47,8 @@ from tinker_sync.errors import (
     SessionLostError,
     TinkerError,
 )
-from tinker_sync.runtime.client_runtime import ClientRuntime
-from tinker_sync.runtime.heartbeat import PERIOD_S
-from tinker_sync.runtime.session import Session
+from tinker_sync.runtime.client import ClientRuntime
+from tinker_sync.runtime.session import PERIOD_S, Session
 from tinker_sync.transport.call import Call, Reply
 
 FULL = {"custom_loss_server_side": False}
@@ -88,7 +87,8 @@ def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
     settings = service.holder.settings
     service._runtime = ClientRuntime(settings, session=Session(), clock=clock)
     watcher = Watcher()
-    service.holder.lifecycle.add_observer(watcher)
+    events = service.holder.connection.events
+    events.listen(watcher, SessionStarted, ModelNamed, SessionEnded, SessionLost, HeartbeatLate)
     return watcher
 
 
@@ -445,7 +445,7 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
     clock, release = JumpingClock(), threading.Event()
     with client_on(stub, clock) as service:
         lost = Listener(SessionLost)
-        service.holder.lifecycle.add_observer(lost)
+        service.holder.connection.events.listen(lost)
         sampler = service.create_sampling_client(base_model="stub/model").result(120)
         trainer = service.create_lora_training_client("stub/model").result(120)
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 2)
@@ -468,7 +468,7 @@ def test_a_machine_that_sleeps_for_an_hour(stub: Stub) -> None:
     clock, release = FakeClock(automatic=False), threading.Event()
     with client_on(stub, clock) as service:
         late = Listener(HeartbeatLate)
-        service.holder.lifecycle.add_observer(late)
+        service.holder.connection.events.listen(late)
         sampler = service.create_sampling_client(base_model="stub/model").result(120)
         stub.script("/retrieve_future", Answer(gate=release, abort="before"))
         sampled = sampler.sample(PROMPT, 1, PARAMS)

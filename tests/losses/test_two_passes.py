@@ -17,8 +17,7 @@ from support.tinker_stub import Answer
 from tinker_sync import errors, types
 from tinker_sync.losses import numpy_loss
 from tinker_sync.losses.data import backward_data, forward_data
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState, Status
+from tinker_sync.runtime.futures import APIFuture, FutureState, Status
 
 
 class Gate:

@@ -20,9 +20,7 @@ from support.raising import raising
 from tinker_sync import types
 from tinker_sync.errors import UnsupportedByServerError, WireError
 from tinker_sync.runtime.answers import ExpectedOutputs, check_model, merge_metrics, merge_outputs
-from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState, Status, Timeline
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture, FutureState, Status, Timeline
 from tinker_sync.types import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.adapt import check_response, name_sequences

@@ -27,13 +27,11 @@ from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.billing import BillingPause
-from tinker_sync.runtime.client_runtime import ClientRuntime
-from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
+from tinker_sync.runtime.client import ClientRuntime, PendingChanges
 from tinker_sync.runtime.exits import finish_all, finish_at_exit
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.pending import PendingChanges
+from tinker_sync.runtime.lazy import HeldCalls
+from tinker_sync.runtime.server import SHORTEST_REFRESH_S, BillingPause, Refresher
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse

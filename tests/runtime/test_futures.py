@@ -24,9 +24,7 @@ from support.steps import Steps
 
 from tinker_sync._base.clock import Wake
 from tinker_sync.errors import RequestFailedError
-from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState, Status
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture, FutureState, Status
 from tinker_sync.runtime.two_passes import TwoPassFuture
 from tinker_sync.runtime.workers import Workers
 

@@ -16,21 +16,24 @@ from tinker_sync import errors
 from tinker_sync._base import policy
 from tinker_sync._base.policy import Meaning, Rule, Stage
 from tinker_sync.runtime.flows import Flows, Quota
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import LOG_EVERY_S, Notices, Polls, Promise, QueueReport
-from tinker_sync.runtime.progress import FutureState
-from tinker_sync.runtime.reactor import outcome_of
-from tinker_sync.runtime.retrieval import (
+from tinker_sync.runtime.futures import APIFuture, FutureState
+from tinker_sync.runtime.polls import (
     FLOOR_S,
+    LOG_EVERY_S,
     TROUBLE_LIMIT_S,
     Ask,
     Failed,
     Finished,
+    Notices,
+    Polls,
+    Promise,
     QueueNotice,
+    QueueReport,
     Retrieval,
     TakeBytes,
     Wait,
 )
+from tinker_sync.runtime.reactor import outcome_of
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.types import QueueState
 

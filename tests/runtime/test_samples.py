@@ -27,10 +27,10 @@ from tinker_sync.errors import (
     DeadlineError,
 )
 from tinker_sync.runtime.admission import Admission
-from tinker_sync.runtime.billing import BillingPause
+from tinker_sync.runtime.client import Lifecycle
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.samples import SampleBodies, SubmitPolicy
+from tinker_sync.runtime.server import BillingPause
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.retries import Judge
 from tinker_sync.types import (

@@ -12,8 +12,7 @@ from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoRe
 
 from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.flows import Flows
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.progress import FutureState
+from tinker_sync.runtime.futures import APIFuture, FutureState
 from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
 
 

@@ -17,9 +17,8 @@ from support.tinker_stub import Answer, Stub, StubServer
 from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, SessionLostError, TinkerError
-from tinker_sync.runtime.client_runtime import ClientRuntime
-from tinker_sync.runtime.heartbeat import PERIOD_S, Heartbeat
-from tinker_sync.runtime.session import Session
+from tinker_sync.runtime.client import ClientRuntime
+from tinker_sync.runtime.session import PERIOD_S, Heartbeat, Session
 
 FULL = {"custom_loss_server_side": False}
 FINISH = "/sessions/session-0/finish"
@@ -175,7 +174,7 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
     """
     with Bench(stub) as bench:
         with monkeypatch.context() as patch:
-            patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())
+            patch.setattr("tinker_sync.runtime.session.Heartbeat.start", lambda _: _no_thread())
             with pytest.raises(TinkerError, match="can't start"):
                 bench.runtime.server.open_session()
         assert bench.runtime.server.open_session() == "session-0"

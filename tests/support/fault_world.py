@@ -33,7 +33,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"

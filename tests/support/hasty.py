@@ -17,7 +17,7 @@ from support.tinker_stub import PROTO, Asked, Behaviour, Stub, StubServer, _fiel
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
 

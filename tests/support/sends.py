@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.flows import Flow, Flows
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture
 from tinker_sync.runtime.send_queue import Entry
 
 

@@ -25,11 +25,10 @@ from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, TinkerError, with_words
 from tinker_sync.runtime.failures import overlook
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.lazy import Shared
+from tinker_sync.runtime.lazy import HeldCalls, Shared
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.client import ClientRuntime
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from tinker_sync.errors import (
     InvalidInputError,
     UnprocessableEntityError,
 )
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.polls import Promise
 from tinker_sync.runtime.training import OrderedCall, TrainingLine

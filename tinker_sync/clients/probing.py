@@ -15,7 +15,7 @@ from attrs import frozen
 
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.service import ClientConfigResponse
 from tinker_sync.wire.dialect import FEATURES, Dialect

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients._handles import HandleContent
     from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.gateway import Gateway
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.client import ClientRuntime
     from tinker_sync.runtime.training import TrainingLine
     from tinker_sync.types import (
         GetSamplerResponseInternal,
@@ -449,7 +449,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     [score if score is None else score < 0 for score in scores]
         [None, True, True]
         """
-        from tinker_sync.runtime.combine import CombinedFuture
+        from tinker_sync.runtime.futures import CombinedFuture
 
         if not self._held.open:
             self._goes_ahead()

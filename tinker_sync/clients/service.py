@@ -27,9 +27,9 @@ from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.insight.meter import Meter
 from tinker_sync.runtime import exits, raw
-from tinker_sync.runtime.client_runtime import CLOSE_LIMIT_S, ClientRuntime
+from tinker_sync.runtime.client import CLOSE_LIMIT_S, ClientRuntime
+from tinker_sync.runtime.exits import PENDING_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
 

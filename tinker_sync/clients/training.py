@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tinker_sync.losses.custom import CustomLossFn
     from tinker_sync.losses.handle import LossHandle
     from tinker_sync.runtime import two_passes
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.client import ClientRuntime
     from tinker_sync.types import LossFnType
 else:  # most training does not need these modules
     custom = LazyModule("tinker_sync.losses.custom")

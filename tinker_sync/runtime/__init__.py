@@ -5,14 +5,14 @@ The steps of a sample and of a training call, with the modules that take them:
     sampling.sample()      samples                     SampleJob: checked and prepared; then the flow `sample`
       wait for its turn    admission                   order, slots, bytes, rate limit, capacity of the model
       submit               samples, flows, reactor     sends the request; the answer is a promise
-      poll                 polls, retrieval            asks until the promise has a result
+      poll                 polls                       asks until the promise has a result
       decode, resolve      samples, futures            on the reactor's thread, or on a worker that helps it
 
     training.optim_step()  training                    OrderedCall, PassCall: checked, then prepared
       schedule             send_queue                  order and number, chunk by chunk
       submit               training, reactor           as for samples; `transport.retries.Tries` decides on
                                                        retries
-      poll, decode         polls, combine, answers     chunks become one result
+      poll, decode         polls, futures, answers     chunks become one result
 
 Glossary:
 
@@ -46,13 +46,12 @@ Glossary:
 
 The other modules and their contents:
 
-    client_runtime         the parts that the clients of one service share, made and closed in order
-    connection             the address, the keys and the sockets; the renewal of tokens and server settings
-    server                 the server's settings, asked for once, and the parts that depend on them; the
-                           session there, opened once; the calls that a thread waits for
-    lifecycle              the observers, the unfinished calls, and the end of a client, in order
+    client                 the parts that the clients of one service share, made and closed in order; its
+                           observers, its unfinished calls, and the end
+    server                 the server's settings, asked for once, and the parts that depend on them; the calls
+                           that a thread waits for; the wait after a 402
     handshake              the first exchange with a server: its settings and its dialect
-    session, heartbeat     the session at the server, and the thread that keeps it alive
+    session                the session at the server, and the thread that keeps it alive
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     samples                the life of a sample; the sampler, numbers and bodies of one client's samples
     admission              the one queue of a client's samples, by arrival, and the limits that they wait for
@@ -62,17 +61,14 @@ The other modules and their contents:
     two_passes             a forward pass, a loss of this process, and a backward pass, as one call
     rate_limiter           the limit that the server's refusals set, shared by clients
     byte_sizes             the sizes of requests and results, and the split of data into chunks
-    held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
-    futures, progress, awaiting   the future of a call: its end, the state that it reports, and `await`
+    futures, awaiting      the future of a call or of several: its end, the state that it reports, and `await`
     naming                 the public method that requests are sent for
     failures               the log of failures that the user never looks at; errors without secrets
     calls                  calls made from the table of endpoints, and their answers
     published              the description that an open server publishes of itself
-    billing                the wait after a 402
     spending               limits on the tokens that calls use
-    pending                the calls that the end of a client waits for
-    lazy                   values that are made on first use
+    lazy                   values that are made on first use; calls on a client that is not ready yet
     exits                  the end of the process
 
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
@@ -84,17 +80,18 @@ taken under another.
 
 Code without a lock relies on operations that are atomic in the interpreter, also without a global lock:
 
-    set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
-    list.pop                          the action of a ticket (`tickets`), the right to resume flows (`flows`):
+    set.add, set.discard, list(set)   the calls of a client that have not ended (`client`)
+    list.pop                          the action of a ticket (`reactor`), the right to resume flows (`flows`):
                                       the thread that pops acts
-    dict[key] = ..., dict.pop         the calls that the end of a client waits for (`pending`)
+    dict[key] = ..., dict.pop         the calls that the end of a client waits for (`client`)
     deque.append, deque.popleft       the steps that wait for the reactor's thread (`reactor`), the jobs
                                       of a pool (`workers`), the calls on a client that is not ready
-                                      (`held_calls`), the flows that are to be resumed (`flows`)
+                                      (`lazy`), the flows that are to be resumed (`flows`)
     deque.append                      the turn of a training call (`send_queue`)
     list.append                       what happens to a call: its callbacks, its begin, its end (`futures`)
     list.append, list.pop, list.remove   the idle threads of a pool (`workers`)
-    dict.setdefault                   the first `close` of a client (`client_runtime`)
+    dict.setdefault                   the first `close` of a client (`client`), the try to make a value
+                                      (`lazy`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`samples`)
     next(numbers())                   numbers and keys (`tinker_sync._base.numbers`)
 """

@@ -17,10 +17,11 @@ from typing import Final, Literal, Protocol
 from tinker_sync import _embedded
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.log import Log
-from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 FinishStatus = Literal["success", "errored", "interrupted"]
 
+PENDING_LIMIT_S: Final = 60.0
+"""The longest wait for calls that change something, unless `close` gets another time."""
 EXIT_LIMIT_S: Final = 1.0
 INTERRUPTED_LIMIT_S: Final = 0.5
 """The longest wait for calls under way after Ctrl-C: the user wants to leave, and learns what may be lost."""
@@ -60,17 +61,9 @@ class _Open(_fork.Members[Finishable]):
         self._refs = set()
 
 
-class _Connected(_fork.Members[Connected]):
-    """The objects whose connections the end of the process closes. A forked child has copies of them."""
-
-    def renew_after_fork(self) -> None:
-        for each in self.all():
-            each.renew_after_fork()
-
-
-_open, _connected = _Open(), _Connected()
+_open = _Open()
 _fork.renew_in_child(_open)
-_fork.renew_in_child(_connected)
+_connected: _fork.Members[Connected] = _fork.Members()
 
 
 def finish_at_exit(member: Finishable) -> None:
@@ -86,9 +79,10 @@ def forget(member: Finishable) -> None:
 def hang_up_at_exit(connected: Connected) -> None:
     """Register an object whose idle connections are closed when the process ends.
 
-    Otherwise the garbage collector would find them open and warn.
+    Otherwise the garbage collector would find them open and warn. A forked child drops its copies of them.
     """
     _connected.add(connected)
+    _fork.renew_in_child(connected)
 
 
 def find_status() -> FinishStatus:

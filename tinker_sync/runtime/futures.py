@@ -1,8 +1,8 @@
-"""`APIFuture`: the future of a call that takes time.
+"""`APIFuture`: the future of a call that takes time; `CombinedFuture`: one result for several requests.
 
-It is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work. It adds a
-status, request ids and a timeline. A wait never cancels the call: after a timeout, the cancel of a task that
-awaits the future, or a Ctrl-C, the work goes on and the future stays usable. Only a future of
+An `APIFuture` is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work. It
+adds a status, request ids and a timeline. A wait never cancels the call: after a timeout, the cancel of a
+task that awaits the future, or a Ctrl-C, the work goes on and the future stays usable. Only a future of
 `asyncio.wrap_future` passes its own cancel on to the call.
 
 Callbacks: the callbacks of users run on the workers given to the constructor (`submit`), in the order of
@@ -21,6 +21,20 @@ only an `await` loads `asyncio`.
 The base class guards its fields with a lock, which Ctrl-C may leave taken. So these fields, which take a
 kilobyte, exist only in a future that functions such as `concurrent.futures.wait` look at. They are made at
 this first look, and get the outcome by a callback.
+
+The call of a `ComposedFuture`, the base class of `CombinedFuture`, consists of other calls, whose futures are
+the *parts*; the composed future is the *whole*. The whole has the request ids and the moments of its parts.
+When it ends, it keeps these and drops the parts with their results.
+
+In a combined future, a callback of each part counts down the parts that are left, so no thread waits. The
+thread that resolves the last part merges the results. Rules of a combined future:
+
+- The part that fails first fails the whole at once. The other parts go on, and their results are ignored.
+- A cancel of the whole cancels the parts. A training call can be cancelled until the send queue begins with
+  it; a call that consists of samples, until it ends.
+- A cancel of a single part makes the whole fail with `CancelledError`.
+- Status, request ids and timeline come from the parts. The whole is sending from the send of the first part
+  until all parts are accepted, and paused while any part is.
 """
 
 from __future__ import annotations
@@ -28,20 +42,88 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice_of
+from tinker_sync._base.displays import repr_html
+from tinker_sync._base.left_out import words_on
 from tinker_sync._base.log import Log
+from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime.progress import QUEUED, ProgressFuture
 
 T = TypeVar("T")
+
+
+class FutureState(str, Enum):
+    """The state of a call.
+
+    The usual order is queued, sending, waiting, done. Each state but the last may be left out. Waiting and
+    paused alternate as the server reports them. A sample that the server refuses for now is paused and then
+    sending again. A sample that the server has forgotten is sending again. A cancel leads from queued to
+    done; for calls that can be cancelled until they end (see `APIFuture`), from any state. Done is final.
+
+    >>> FutureState.QUEUED == "queued", str(FutureState.PAUSED)
+    (True, 'paused')
+    """
+
+    QUEUED = "queued"
+    """Not sent: it waits for earlier calls of the same client, a limit or a pause."""
+    SENDING = "sending"
+    """On its way to the server, possibly not for the first time."""
+    WAITING = "waiting"
+    """Accepted by the server."""
+    PAUSED = "paused"
+    """Held up by the server: accepted, but not worked on now; or, for a sample, refused for now."""
+    DONE = "done"
+    """Ended with a result, a failure or a cancel."""
+
+    __str__ = str.__str__
+
+
+class Status(NamedTuple):
+    """The state of a call, with a reason if there is one: why it is paused, delayed, cancelled or failed.
+
+    >>> Status(FutureState.PAUSED, "the backend is short of capacity").state
+    <FutureState.PAUSED: 'paused'>
+    """
+
+    state: FutureState
+    reason: str | None = None
+
+
+QUEUED: Final = Status(FutureState.QUEUED)
+SENDING: Final = Status(FutureState.SENDING)
+WAITING: Final = Status(FutureState.WAITING)
+
+
+class Timeline(NamedTuple):
+    """The times at which a call reached its states, in seconds of a monotonic clock; None if not reached.
+
+    >>> Timeline(queued=10.0, sending=10.5, accepted=11.0, completed=14.0).duration_s
+    4.0
+    """
+
+    queued: float
+    sending: float | None = None
+    accepted: float | None = None
+    completed: float | None = None
+
+    @property
+    def duration_s(self) -> float | None:
+        """The time from the call to its end; None while the call goes on."""
+        return None if self.completed is None else self.completed - self.queued
+
+
+_OF_BASE: Final = frozenset(vars(Future()))
+"""The names of the fields of every future."""
+
 
 Job = Callable[[], object]
 """A function to run on a worker."""
@@ -113,7 +195,7 @@ def _outcome_in(story: Story, before: object = None) -> _Outcome | None:
     return None
 
 
-class APIFuture(ProgressFuture[T]):
+class APIFuture(Future[T]):
     """The result of a call, available now or later. Thread-safe.
 
     `cancel()` works until the runtime begins to send the call. A sample, a file transfer and a call for many
@@ -129,6 +211,7 @@ class APIFuture(ProgressFuture[T]):
     ('weights', <FutureState.DONE: 'done'>)
     """
 
+    _advice = "; call .result() first, which waits for it"
     _foreign = "this call was made before the process was forked; its result arrives in the parent only"
     _only_reads = False
     """True if the call changes nothing at the server; the end of its client then fails the call at once."""
@@ -226,8 +309,63 @@ class APIFuture(ProgressFuture[T]):
                 self._outcome = outcome
         return outcome
 
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
+    # ---------------------------------------------------- progress
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request at the server (the first of several); None before the server accepts it.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().request_id is None
+        True
+        """
+        return self._request_id
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of the requests of the call that the server has accepted.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().request_ids
+        ()
+        """
+        request_id = self.request_id
+        return () if request_id is None else (request_id,)
+
+    def status(self) -> Status:
+        """Return the state of the call, with the reason if it is paused, delayed, cancelled or failed.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().status()
+        Status(state=<FutureState.QUEUED: 'queued'>, reason=None)
+        """
+        if not self.done():
+            return self._progress
+        if self.cancelled():
+            return Status(FutureState.DONE, "cancelled")
+        failure = self.failure
+        return Status(FutureState.DONE, None if failure is None else f"failed: {type(failure).__name__}")
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments when the call was queued, sent, accepted and completed.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().timeline.completed is None
+        True
+        """
+        return Timeline(self._queued_s, self._sending_s, self._accepted_s, self._completed_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure of the call; None while the call goes on, after a success and after a cancel.
+
+        >>> from tinker_sync import APIFuture
+        >>> APIFuture().failure is None
+        True
+        """
+        outcome = self._look()
+        return None if outcome is None else outcome.failure
 
     # ---------------------------------------------------- waiting
 
@@ -412,6 +550,30 @@ class APIFuture(ProgressFuture[T]):
 
     # ---------------------------------------------------- for the runtime
 
+    def _mark_sending(self) -> None:
+        """Mark the call as being sent. A repeated send keeps the moment of the first."""
+        if self._sending_s is None:
+            self._sending_s = self._clock.now()
+        self._progress = SENDING
+
+    def _mark_accepted(self, request_id: str) -> None:
+        """Mark the call as accepted by the server under this id."""
+        self._request_id = request_id
+        self._accepted_s = self._clock.now()
+        self._progress = WAITING
+
+    def _mark_paused(self, reason: str | None) -> None:
+        """Mark the call as paused by the server, until `_mark_waiting` or the end."""
+        self._progress = Status(FutureState.PAUSED, reason)
+
+    def _mark_waiting(self, trouble: str | None = None) -> None:
+        """Mark the call as accepted by the server, which is probably working on it.
+
+        Args:
+            trouble: the reason why polls for the result fail; None if they work.
+        """
+        self._progress = WAITING if trouble is None else Status(FutureState.WAITING, trouble)
+
     def resolve(self, value: T) -> bool:
         """End this future with a result and return True. Return False if it has already ended.
 
@@ -539,6 +701,33 @@ class APIFuture(ProgressFuture[T]):
             _publish(self)
         return Future._get_snapshot(self)  # type: ignore[attr-defined]  # newer than the oldest Python
 
+    def _describe(self, *more: str) -> str:
+        status = self.status()
+        return ", ".join([str(status.state), *([status.reason] if status.reason else []), *more])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe(*self.request_ids[:1])}>"
+
+    _repr_html_ = repr_html
+
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            # Called for missing attributes only. A half-made future has no fields at all.
+            if name in _OF_BASE and "_story" in vars(self):
+                return self._make_base(name)
+            kind = type(self).__name__
+            advice = "" if name.startswith("_") else type(self)._advice
+            message = words_on(f"{kind}.{name}") or f"{kind!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
+
+        def __getitem__(self, key: Any) -> Any:
+            # `list(future)` and a loop over the future call this too.
+            raise TypeError(f"{type(self).__name__!r} object has no items{type(self)._advice}")
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
+
     def __reduce__(self) -> Any:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object: its call goes on in this process")
 
@@ -638,3 +827,192 @@ def _call_back(future: APIFuture[Any], callback: Callable[[Any], object]) -> Non
         if isinstance(failure, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         _log.exception("a callback of %r failed", future)
+
+
+PartT = TypeVar("PartT")
+WholeT = TypeVar("WholeT")
+
+
+class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
+    """The future of a call that consists of other calls, whose futures are its parts. Thread-safe.
+
+    A subclass adds the parts and decides on the result.
+    """
+
+    def __init__(
+        self, *, submit: Submit | None = None, soon: Submit | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(submit=submit, soon=soon, clock=clock)
+        # Empty before the parts are known, and after the end of the whole.
+        self._parts: tuple[APIFuture[PartT], ...] = ()
+        self._ended_ids: tuple[str, ...] = ()
+        self._when_done(_let_go_of_parts)
+
+    def _add(self, *parts: APIFuture[PartT]) -> bool:
+        """Add parts and return True. Return False, and add none, if this future has ended.
+
+        One thread at a time calls this. It takes no lock, because Ctrl-C may come at any point.
+        """
+        self._parts = (*self._parts, *parts)
+        if self.done():  # the thread that ended this future may have missed them
+            self._parts = ()
+            return False
+        return True
+
+    @property
+    def request_id(self) -> str | None:
+        """The first of `request_ids`; None before the server accepts a request.
+
+        >>> CombinedFuture([APIFuture()], merge=list).request_id is None
+        True
+        """
+        return next(iter(self.request_ids), None)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of all requests that the server accepted, in the order of the parts.
+
+        >>> part = APIFuture()
+        >>> part._mark_accepted("req-1")
+        >>> CombinedFuture([part, APIFuture()], merge=list).request_ids
+        ('req-1',)
+        """
+        parts = self._parts
+        return _ids(parts) if parts else self._ended_ids
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the call: sent when its first part is sent, accepted when its last part is accepted.
+
+        >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
+        True
+        """
+        parts = self._parts
+        if not parts:
+            return super().timeline
+        sending, accepted = self._moments(parts)
+        return Timeline(self._queued_s, sending, accepted, self._completed_s)
+
+    def _moments(self, parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
+        """Return the moments at which the first part was sent and the last part was accepted.
+
+        The first is None if no part was sent. The second is None if one of the parts was not accepted.
+        """
+        timelines = [part.timeline for part in parts]
+        sent = [moments.sending for moments in timelines if moments.sending is not None]
+        accepted = [moments.accepted for moments in timelines if moments.accepted is not None]
+        return min(sent, default=None), max(accepted, default=None) if len(accepted) == len(parts) else None
+
+    def _cancels_parts(self) -> bool:
+        """Return True if this future, which has ended, is to cancel those parts that can be cancelled."""
+        return self.cancelled() or self._expired
+
+
+def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:
+    parts = whole._parts
+    whole._ended_ids = _ids(parts)
+    whole._sending_s, whole._accepted_s = whole._moments(parts)
+    whole._parts = ()
+    if whole._cancels_parts():
+        for part in parts:
+            part.cancel()
+
+
+def _ids(parts: Sequence[APIFuture[Any]]) -> tuple[str, ...]:
+    return tuple(request_id for part in parts for request_id in part.request_ids)
+
+
+class CombinedFuture(ComposedFuture[PartT, WholeT]):
+    """A future for the merged result of several futures, its parts. Thread-safe.
+
+    It fails as soon as a part fails.
+
+    >>> halves = [APIFuture(), APIFuture()]
+    >>> whole = CombinedFuture(halves, merge=sum)
+    >>> halves[1].resolve(30), whole.done(), halves[0].resolve(12), whole.result()
+    (True, False, True, 42)
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[APIFuture[PartT]],
+        merge: Callable[[list[PartT]], WholeT],
+        *,
+        submit: Submit | None = None,
+        soon: Submit | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Make a future for the merged result of `parts`.
+
+        Args:
+            parts: the futures to wait for, in the order of the results that `merge` receives; empty if
+                `follow` is called with them later.
+            merge: makes one result from the results of the parts; an exception that it raises becomes the
+                failure.
+            submit, soon, clock: as in `APIFuture`.
+        """
+        super().__init__(submit=submit, soon=soon, clock=clock)
+        self._merge = merge
+        self._expected = 0  # the number of parts
+        self._arrived = numbers(1)
+        if parts:
+            self.follow(parts)
+
+    def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
+        """Set the parts of a future that was made without any. Cancel them if it was cancelled or expired.
+
+        >>> whole = CombinedFuture([], merge=sum)
+        >>> whole.follow([APIFuture()]), whole.status().state
+        (None, <FutureState.QUEUED: 'queued'>)
+        """
+        assert parts, "nothing to combine"  # noqa: S101
+        self._expected = len(parts)
+        added = self._add(*parts)
+        for part in parts:
+            if added:
+                part._when_done(self._part_ended)
+            elif self._cancels_parts():
+                part.cancel()
+
+    def status(self) -> Status:
+        """Return the status of the call: paused if any part is paused, and queued if all parts are queued.
+
+        In other cases it is sending until the server has accepted all parts, then waiting, and done at the
+        end. While it is waiting, it has the reason of the first part that is delayed.
+
+        >>> CombinedFuture([APIFuture()], merge=list).status().state
+        <FutureState.QUEUED: 'queued'>
+        """
+        parts = self._parts
+        if self.done() or not parts:
+            return super().status()
+        statuses = [part.status() for part in parts]
+        states = {status.state for status in statuses}
+        if FutureState.PAUSED in states:
+            return next(status for status in statuses if status.state is FutureState.PAUSED)
+        if states == {FutureState.QUEUED}:
+            return Status(FutureState.QUEUED)
+        if {FutureState.QUEUED, FutureState.SENDING} & states:
+            return Status(FutureState.SENDING)
+        delayed = (each for each in statuses if each.state is FutureState.WAITING and each.reason)
+        return next(delayed, Status(FutureState.WAITING))
+
+    def _part_ended(self, part: APIFuture[PartT]) -> None:
+        if part.cancelled():
+            self.fail(CancelledError())
+            return
+        failure = part.exception()
+        if failure is not None:
+            self.fail(failure)
+            return
+        # After this future has failed or was cancelled, it has no parts.
+        if next(self._arrived) == self._expected and (parts := self._parts):
+            self._merge_all(parts)
+
+    def _merge_all(self, parts: tuple[APIFuture[PartT], ...]) -> None:
+        try:
+            whole = self._merge([part.result(timeout=0) for part in parts])
+        except Exception as failure:  # noqa: BLE001  # any failure must reach the threads that wait
+            self.fail(failure)
+        else:
+            self.resolve(whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import field, frozen
 
@@ -12,7 +12,6 @@ from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
-from tinker_sync.runtime.connection import Connection
 from tinker_sync.transport.call import Reply
 from tinker_sync.transport.retries import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
@@ -27,6 +26,9 @@ from tinker_sync.wire.dialect import (
     read_probe,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.client import Connection
 
 # A server without protobuf may fail on every probe. The failure identifies it, so few retries are enough.
 _PROBE_RETRIES: Final = 2

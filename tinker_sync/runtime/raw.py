@@ -23,7 +23,7 @@ from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import METHODS, raw_name, row_of
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.client import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.transport.call import Reply
 

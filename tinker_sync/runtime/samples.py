@@ -31,13 +31,11 @@ from tinker_sync._base.policy import BLOCKED_PAUSE_S, UNREADABLE, Ledger, Meanin
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineError, TinkerError
 from tinker_sync.runtime.admission import ModelPause, Turn
-from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.byte_sizes import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import foreign_promise, read_promise
 from tinker_sync.runtime.flows import CalledOff, Flow
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.lazy import Lazy
+from tinker_sync.runtime.lazy import HeldCalls, Lazy
 from tinker_sync.runtime.polls import Decode, GoneError, Promise, poll
 from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES
@@ -60,8 +58,8 @@ from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.client_runtime import ClientRuntime
-    from tinker_sync.runtime.server import Machinery
+    from tinker_sync.runtime.client import ClientRuntime
+    from tinker_sync.runtime.server import BillingPause, Machinery
 
 PATH: Final = "/api/v1/asample"
 REQUEST_TYPE: Final = "Sample"

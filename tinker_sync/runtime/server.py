@@ -4,17 +4,22 @@ The first call that needs the server asks it for its settings (`Handshake`), and
 `ServerFacts`. Then the schedulers and the limits that depend on them are made, once. The first call that
 needs the session opens it. A failed start is not stored: the next call tries again. Any thread may call the
 methods; these first calls block.
+
+While a client lives, its heartbeats have the access token and the settings renewed (`Refresher`). After a
+402 (payment required), calls are repeated for a limited time, in which the user may pay (`BillingPause`).
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from tinker_sync._base.clock import Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.log import Log
 from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.errors import (
     APIConnectionError,
@@ -26,28 +31,35 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.admission import Admission
-from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.calls import make_call, read_reply
-from tinker_sync.runtime.connection import Connection, Refresher
 from tinker_sync.runtime.flows import Flows, Quota
 from tinker_sync.runtime.handshake import Handshake, ServerFacts
 from tinker_sync.runtime.lazy import Lazy
-from tinker_sync.runtime.lifecycle import Lifecycle
-from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise
+from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise, QueueNotice
 from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
-from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.future import QueueState
-from tinker_sync.types.service import ClientDynamicConfigResponse
+from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigResponse
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.client import Connection, Lifecycle
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
 # it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
+SHORTEST_REFRESH_S: Final = 10.0
 _QUEUE_PAUSE_S: Final = 1.0
+
+_LOG_EVERY_S: Final = 60.0
+# After this long without a 402 the incident is over, and the next 402 begins a new one.
+_INCIDENT_ENDS_AFTER_S: Final = 300.0
+
+_log = Log("tinker_sync.session")
+_billing_log = Log("tinker_sync.billing")
 
 
 class Machinery(NamedTuple):
@@ -119,7 +131,7 @@ class Server:
         self.machinery: Lazy[Machinery] = Lazy(self._clock.now)
         self._opened: Lazy[Session] = Lazy(self._clock.now)
         self._refresher = Refresher(
-            connection.keys, connection.fetch_settings, self._pools.fetch.run, self._clock
+            connection.keys, partial(_fetch_settings, connection), self._pools.fetch.run, self._clock
         )
 
     # -------------------------------------------------------------------------------------- its settings
@@ -439,3 +451,137 @@ def _notice_into(
         notices.publish(notice, promise.request_type, promise.request_id)
 
     return take
+
+
+def _fetch_settings(connection: Connection) -> ClientDynamicConfigResponse:
+    """Ask the server for the settings that may change while a client lives, and return them."""
+    request = ClientConfigRequest(sdk_version=connection.settings.sdk_version)
+    reply = connection.caller.call(make_call("dynamic_config", connection.settings, request))
+    fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply, connection.secrets)
+    return fetched
+
+
+class Refreshable(Protocol):
+    """A credential that may have to be renewed."""
+
+    def step(self) -> None: ...
+    def next_refresh_in_s(self) -> float | None: ...
+
+
+class Refresher:
+    """The renewal of the access token and the server's settings while a client lives. Thread-safe.
+
+    Each heartbeat calls `begin_if_due`, which returns at once. A worker does the work, because the renewal of
+    a token may run a command.
+
+    Args:
+        keys: renews the token.
+        fetch: asks the server for its settings.
+        run: runs a job on a worker.
+        clock: measures time.
+    """
+
+    def __init__(
+        self,
+        keys: Refreshable,
+        fetch: Callable[[], ClientDynamicConfigResponse],
+        run: Callable[[Callable[[], object]], object],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._keys = keys
+        self._fetch = fetch
+        self._run = run
+        self._clock = clock
+        self._busy = threading.Lock()  # held while a worker renews
+        self._refresh_at = clock.now()
+        self.settings: ClientDynamicConfigResponse | None = None
+        """The newest settings; None until `know`, which is not called if the server does not offer them."""
+
+    def know(self, settings: ClientDynamicConfigResponse) -> None:
+        """Store the server's settings. They are due for renewal after the interval in them, at least 10 s."""
+        self.settings = settings
+        self._refresh_at = self._clock.now() + max(settings.refresh_interval_sec, SHORTEST_REFRESH_S)
+
+    def begin_if_due(self) -> None:
+        """If the token or the settings are due, make a worker renew them, unless one is at work already."""
+        if not (self._is_token_due() or self._are_settings_due()) or not self._busy.acquire(blocking=False):
+            return
+        try:
+            self._run(self.step)
+        except RuntimeError:  # the client is closed
+            self._busy.release()
+
+    def step(self) -> None:
+        """Renew the token and the settings that are due, on a worker. Log a failure and keep the old ones.
+
+        `begin_if_due` takes the lock `_busy`, so that one worker at a time renews. This method releases it.
+        """
+        try:
+            if self._is_token_due():
+                self._keys.step()
+            if self._are_settings_due():
+                self._refresh()
+        finally:
+            self._busy.release()
+
+    def _is_token_due(self) -> bool:
+        due_in_s = self._keys.next_refresh_in_s()
+        return due_in_s is not None and due_in_s <= 0
+
+    def _are_settings_due(self) -> bool:
+        return self.settings is not None and self._clock.now() >= self._refresh_at
+
+    def _refresh(self) -> None:
+        settings = self.settings
+        assert settings is not None  # noqa: S101  # otherwise they are not due
+        try:
+            settings = self._fetch()
+        except TinkerError as error:
+            _log.debug("the server's settings could not be refreshed: %s", error)
+        self.know(settings)
+
+
+class BillingPause:
+    """The decision about calls with an answer 402: repeat the call after a pause, or fail it. Thread-safe.
+
+    Args:
+        max_pause_s: the time after the first 402 in which calls are repeated. After five minutes without a
+            402, the next one counts as the first again.
+        clock: measures time.
+
+    >>> BillingPause(3600).may_pause()
+    True
+    >>> BillingPause(0).may_pause()
+    False
+    """
+
+    def __init__(self, max_pause_s: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.max_pause_s = max_pause_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began_at: float | None = None  # guarded by _lock
+        self._seen_at: float | None = None  # guarded by _lock
+        self._logged_at: float | None = None  # guarded by _lock
+
+    def may_pause(self) -> bool:
+        """Record and log a 402. Return True if the call should be repeated after a pause, else False.
+
+        While calls are repeated, this logs at most once a minute.
+        """
+        now = self._clock.now()
+        with self._lock:
+            if self._seen_at is None or now - self._seen_at > _INCIDENT_ENDS_AFTER_S:
+                self._began_at = self._logged_at = None
+            self._seen_at = now
+            began_at = self._began_at = now if self._began_at is None else self._began_at
+            over = now - began_at >= self.max_pause_s
+            say = over or self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S
+            if say:
+                self._logged_at = now
+        if over:
+            blocked_s = now - began_at
+            _billing_log.error("the account is still blocked after %.0f s; not waiting any longer", blocked_s)
+        elif say:
+            longest_s = self.max_pause_s
+            _billing_log.warning("the account is blocked; waiting up to %.0f s for that to change", longest_s)
+        return not over

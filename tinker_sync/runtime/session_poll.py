@@ -38,8 +38,7 @@ from tinker_sync.errors import WireError
 from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.flows import Flow, Moment
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.polls import Decode, GoneError, Polls, Promise, poll
-from tinker_sync.runtime.retrieval import FLOOR_S
+from tinker_sync.runtime.polls import FLOOR_S, Decode, GoneError, Polls, Promise, poll
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.completion import (
     FutureFinished,

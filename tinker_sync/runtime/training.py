@@ -56,11 +56,10 @@ from tinker_sync.runtime.answers import (
 )
 from tinker_sync.runtime.byte_sizes import DataChunk, most_pass_bytes, split
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
-from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.failures import Unread, log_if_unread
 from tinker_sync.runtime.flows import Flow
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture
+from tinker_sync.runtime.lazy import HeldCalls
 from tinker_sync.runtime.polls import Decode, Promise
 from tinker_sync.runtime.raw import NO_EXTRA, Extra, plain_result
 from tinker_sync.runtime.reactor import QUICK_BYTES, own_failure
@@ -89,7 +88,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF, row_of
 from tinker_sync.wire.proto.codec import Buffers, varint
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.client_runtime import ClientRuntime
+    from tinker_sync.runtime.client import ClientRuntime
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
     from tinker_sync.wire.proto import requests

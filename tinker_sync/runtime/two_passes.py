@@ -30,9 +30,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.naming import named
 from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.runtime.answers import add_mean_loss
-from tinker_sync.runtime.combine import ComposedFuture
-from tinker_sync.runtime.futures import APIFuture, Submit
-from tinker_sync.runtime.progress import FutureState, Status
+from tinker_sync.runtime.futures import APIFuture, ComposedFuture, FutureState, Status, Submit
 from tinker_sync.runtime.send_queue import Entry, SendQueue
 from tinker_sync.runtime.training import Entries, PassCall, TrainingCall, TrainingLine, TrainingRequest
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput

@@ -16,7 +16,7 @@ from tinker_sync.errors import (
     InvalidInputError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint

@@ -18,7 +18,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.runtime.client_runtime import ClientRuntime
+from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Reply
 from tinker_sync.transport.files.download import ARCHIVE, DownloadSource

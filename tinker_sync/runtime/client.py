@@ -1,15 +1,29 @@
-"""`Lifecycle`: the observers of a client, its unfinished calls, and its end, in order.
+"""The client: the parts that the clients of one service share, its unfinished calls, and its end.
 
-A client ends in one of three ways: by `close`, by the end of the process, or by garbage collection. The
-lifecycle is an object of its own, so that it can end the threads of a client that was garbage-collected. Any
-thread may call the methods, also more than once.
+`ClientRuntime` makes the parts in order, closes them, and begins anew with them in a forked child:
+
+- `Connection`: the address, the keys and the sockets.
+- `pools`, `reactor`: the threads.
+- `Lifecycle`: the observers, the calls that have not ended, and the end of all parts.
+- `server`: the server's settings, the session there, and the calls whose callers wait for the answer.
+
+A client does not use the network before its first call that needs the server. Calls under way keep a client
+alive. It ends in one of three ways: by `close`, by the end of the process, or by garbage collection. The
+lifecycle is an object of its own, so that it can end the threads of a client that was garbage-collected. The
+end waits for calls that change something at the server (`PendingChanges`), for a bounded time.
+
+Any thread may call all of this. Sets and dicts of calls have no lock: adding a call, removing it and copying
+are atomic in the interpreter.
 """
 
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
+import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,24 +31,39 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.api_errors import copy_exception
-from tinker_sync._base.clock import make_lock
-from tinker_sync._base.events import CallFailed, CallMade
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock, Wake, make_lock
+from tinker_sync._base.events import CallFailed, CallMade, Events
 from tinker_sync._base.log import Log
-from tinker_sync._base.naming import carried
+from tinker_sync._base.naming import carried, current
+from tinker_sync._base.secret import Secret
+from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
+from tinker_sync.runtime.exits import PENDING_LIMIT_S, FinishStatus
 from tinker_sync.runtime.failures import attach_unread
+from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.pending import PendingChanges
+from tinker_sync.runtime.handshake import ServerFacts
+from tinker_sync.runtime.polls import Notices
+from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.reactor import Reactor
+from tinker_sync.runtime.server import Server
+from tinker_sync.runtime.session import Session
+from tinker_sync.runtime.spending import SpendGuard
+from tinker_sync.runtime.workers import WorkerPools
+from tinker_sync.transport.auth import KeyRing
+from tinker_sync.transport.http import Http
+from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.retries import Caller
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.connection import Connection
-    from tinker_sync.runtime.flows import Flows
-    from tinker_sync.runtime.reactor import Reactor
-    from tinker_sync.runtime.session import Session
-    from tinker_sync.runtime.workers import WorkerPools, Workers
+    from tinker_sync.runtime.workers import Workers
     from tinker_sync.transport.call import Call
 
+
+CLOSE_LIMIT_S: Final = 10.0
+NOTICE_AFTER_S: Final = 2.0
+_LOOK_S: Final = 1.0
 # These are not reported, because they follow from a reported failure, or from `close` by the user.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
 # The last calls delay the end by at most this time.
@@ -45,6 +74,162 @@ _WATCHED_S: Final = 3600.0
 _EARLY_S: Final = 0.001
 
 _log = Log("tinker_sync.session")
+
+
+class Connection:
+    """The address, the keys and the sockets of one client. Thread-safe.
+
+    Args:
+        settings: the address, the key and everything else that the user has configured.
+        clock: measures time.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.keys = KeyRing(settings, clock=clock)
+        self.secrets = secrets = _secrets_of(self.keys)
+        """A function that returns the values that must not appear in logs, errors and notices."""
+        self.events = Events()
+        """The stream of the events of the client."""
+        self.journal = journal = Journal(
+            self.events, base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
+        )
+        self.http = Http(settings, self.keys, clock=clock, journal=journal)
+        exits.hang_up_at_exit(self.http)
+        self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
+
+    def mask(self, text: str | None) -> str | None:
+        """Return `text`, a secret of the user such as an access token, as a `str` whose repr hides it.
+
+        From now on, the client masks the secret in logs and errors. It forgets the oldest of more than 100
+        such secrets. Return None without a text.
+        """
+        if not text:
+            return None
+        secret = Secret(text)
+        self.keys.keep(secret)
+        return secret.reveal()
+
+    def renew_after_fork(self) -> None:
+        """Replace the locks in a forked child. `exits` renews the sockets, also those of a lost client."""
+        self.caller.renew_after_fork()
+        self.keys.renew_after_fork()
+
+
+def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
+    # The function refers only to the key ring: other objects keep it, and must not keep the client alive.
+    return lambda: keys.secrets
+
+
+class PendingChanges:
+    """The calls of one client that change something at the server and have not ended. Thread-safe.
+
+    >>> changes = PendingChanges()
+    >>> changes.add(APIFuture(), "save_state"), changes.add(APIFuture(), "optim_step")
+    (None, None)
+    >>> changes.describe()
+    'save_state, optim_step'
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._names: dict[APIFuture[Any], str] = {}
+        self._news = Wake()
+        self._given_up = False
+        self._now = now
+
+    def add(self, future: APIFuture[Any], name: str = "") -> None:
+        """Keep a call among the pending ones until its future ends.
+
+        Args:
+            future: the future of the call.
+            name: the name of the call; "" stands for the public method that runs in this thread.
+        """
+        self._names[future] = name or current().rpartition(".")[2] or "a call"
+        future._when_done(self._on_ended)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def under_way(self) -> bool:
+        """Return True if a call has not ended.
+
+        This looks at the newest calls first, because thousands may wait. It forgets the ended calls that it
+        meets; a Ctrl-C in `add` may have left them here.
+        """
+        names = self._names
+        while names:
+            try:
+                newest = next(reversed(names))
+            except (RuntimeError, StopIteration):  # another thread has changed the names in between
+                continue
+            if not newest.done():
+                return True
+            names.pop(newest, None)
+        return False
+
+    def describe(self) -> str:
+        """Return the names of the calls, each with its count if that is not 1."""
+        counts = Counter(list(self._names.values()))
+        return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until no call is left, the time is up, or `give_up` was called.
+
+        After two seconds, name the calls in a line on stderr. At the end, log the calls that are left, and
+        forget them.
+
+        Args:
+            limit_s: the longest time.
+        """
+        try:
+            self._wait(limit_s)
+        finally:  # Ctrl-C may end the wait
+            self._report()
+
+    def _wait(self, limit_s: float) -> None:
+        began_at = self._now()
+        noticed = False
+        while self._names and not self._given_up:
+            waited_s = self._now() - began_at
+            if waited_s >= limit_s:
+                break
+            if not noticed and waited_s >= NOTICE_AFTER_S:
+                noticed = True
+                self._notify(limit_s)
+            next_s = limit_s if noticed else min(limit_s, NOTICE_AFTER_S)
+            self._news.wait(min(next_s - waited_s, _LOOK_S))
+            self._forget_ended()
+
+    def give_up(self) -> None:
+        """Make `wait` return at once, also if it is called later."""
+        self._given_up = True
+        self._news.set()
+
+    def forget(self) -> None:
+        """Drop the calls in a forked child, because they belong to the parent."""
+        self._names, self._news, self._given_up = {}, Wake(), False
+
+    def _forget_ended(self) -> None:
+        """Remove ended calls that have no callback to remove them, because Ctrl-C interrupted `add`."""
+        for future in [each for each in list(self._names) if each.done()]:
+            self._names.pop(future, None)
+
+    def _on_ended(self, future: APIFuture[Any]) -> None:
+        self._names.pop(future, None)
+        self._news.set()
+
+    def _notify(self, limit_s: float) -> None:
+        text = f"tinker_sync: waiting for {self.describe()}, {limit_s:.0f} s at most; Ctrl-C leaves at once\n"
+        with suppress(OSError, ValueError, AttributeError):  # a closed or missing stderr
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def _report(self) -> None:
+        names = self.describe()
+        if names:
+            self._names = {}
+            _log.warning("the client ends before the server has answered, so these may be lost: %s", names)
 
 
 class Closable(Protocol):
@@ -387,3 +572,163 @@ def shut_elsewhere(lifecycle: Any) -> None:
 def _start_shutting(lifecycle: Lifecycle) -> None:
     with suppress(RuntimeError):
         threading.Thread(target=lifecycle.shut, name="tinker-close", daemon=True).start()
+
+
+class ClientRuntime:
+    """The parts of one client: connection, threads, session, server settings. Thread-safe.
+
+    A service client shares them with the clients that it creates.
+
+    Args:
+        settings: the settings of the user.
+        session: the session to open; None for a client that needs none.
+        limiter: a rate limiter for this client alone; None for the one that all clients of this base URL and
+            key share.
+        facts: the settings and the dialect of the server, if another process has fetched them already; None
+            to ask the server.
+        clock: measures time; None for the clock of this machine, with the pace of the settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        session: Session | None = None,
+        limiter: RateLimiter | None = None,
+        facts: ServerFacts | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        if clock is None:
+            clock = SYSTEM_CLOCK if settings.pace == 1 else SystemClock(settings.pace)
+        self.clock = clock
+        self.connection = connection = Connection(settings, clock)
+        pending = PendingChanges()
+        self.pools = pools = WorkerPools(pending.under_way)
+        self.notices = Notices(clock, pools.callback.run, connection.events)
+        self.reactor = Reactor(connection.http, pools.fetch, clock, needed=pending.under_way)
+        flows = Flows(self.reactor, pools.fetch)
+        self.lifecycle = Lifecycle(connection, flows, pools, pending)
+        self.server = Server(
+            connection,
+            flows,
+            pools,
+            self.lifecycle,
+            self.notices,
+            session=session,
+            facts=facts,
+            limiter=limiter,
+        )
+        self.spending = SpendGuard(self.lifecycle.notify, pools.off_main)
+        """The limiters: asked before a pass or a sample is sent, and informed of the tokens that it used."""
+        self._closed: dict[str, APIFuture[None]] = {}  # "future": that of `close`, once it was called
+        self._finalizer = weakref.finalize(self, shut_elsewhere, self.lifecycle)
+        self._finalizer.atexit = False
+        _fork.renew_in_child(self)
+
+    def get_session_id(self) -> str:
+        """Return the id of the session. The first call opens the session. Existing scripts use this name.
+
+        Raises:
+            TinkerError: as for `Server.open_session`.
+        """
+        return self.server.open_session()
+
+    # -------------------------------------------------------------------------------------- the end
+
+    def close(
+        self,
+        status: FinishStatus = "success",
+        detail: str | None = None,
+        *,
+        limit_s: float = CLOSE_LIMIT_S,
+        pending_s: float = PENDING_LIMIT_S,
+    ) -> APIFuture[None]:
+        """Begin to close the client. Return a future that ends when the client is closed.
+
+        A new thread waits for calls that change something at the server, fails the calls that are left, and
+        finishes the session (`Session.finish`). While the process ends and allows no new thread, this method
+        does the work itself. Only the first call has an effect. Later calls return the same future.
+
+        Args:
+            status: success, errored or interrupted.
+            detail: the user's comment on the status.
+            limit_s: the longest time to try to finish the session at the server.
+            pending_s: the longest time to wait for calls that change something at the server.
+        """
+        mine: APIFuture[None] = APIFuture(clock=self.clock)
+        thread = threading.Thread(
+            target=carried(self._close),
+            args=(mine, status, detail, limit_s, pending_s),
+            name="tinker-close",
+            daemon=True,
+        )
+        # Without a lock, because a signal handler may close the client on top of this method.
+        future = self._closed.setdefault("future", mine)
+        if future is not mine:
+            return future
+        try:
+            self.lifecycle.leaving = True
+            self.lifecycle.asked_to_end = (status, detail)
+            self.lifecycle.closed = not self.lifecycle.pending
+            thread.start()
+        except RuntimeError:  # the process is ending and starts no more threads
+            self._close(future, status, detail, limit_s, pending_s)
+        except KeyboardInterrupt:
+            if thread.ident is None:  # perhaps it has not started; to close twice does no harm
+                self._closed.clear()
+            raise
+        return future
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` was called."""
+        return self.lifecycle.leaving
+
+    def _close(
+        self,
+        future: APIFuture[None],
+        status: FinishStatus,
+        detail: str | None,
+        limit_s: float,
+        pending_s: float,
+    ) -> None:
+        try:
+            self._finalizer.detach()
+            self.lifecycle.wait_for_changes(pending_s)
+            self.lifecycle.closed = True
+            self.lifecycle.fail_calls()
+            finished = self.lifecycle.finish(status, detail, limit_s)
+            if finished is not None:
+                self.clock.wait(finished, limit_s)
+        except Exception:  # noqa: BLE001  # no failure may prevent the end
+            _log.exception("the client could not be closed in order")
+        finally:
+            try:
+                self.lifecycle.shut()
+            finally:
+                future.resolve(None)
+
+    def renew_after_fork(self) -> None:
+        """Begin anew in a forked child, in one place for all parts of the client.
+
+        The child keeps the settings, the keys, the observers, the facts about the server and the id of the
+        session. It drops the threads, connections, calls and numbers of its parent, and the locks that its
+        threads may hold. The parts that depend on the facts, such as the admission, are made again by the
+        first call (`Server.start`); `exits` drops the connections, also those of a lost client.
+        """
+        if self._closed:
+            closed = self._closed["future"] = APIFuture(clock=self.clock)
+            closed.resolve(None)  # the child's client is closed already
+        for pool in self.pools.in_order_of_end():
+            pool.begin()
+        self.reactor.renew_after_fork()
+        self.server.flows.renew_after_fork()
+        self.notices.renew_after_fork()
+        self.lifecycle.renew_after_fork()
+        self.connection.renew_after_fork()
+        self.server.renew_after_fork()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.server.known_session_id or "not started"
+        return f"<{type(self).__name__} {self.settings.base_url} {state}>"
