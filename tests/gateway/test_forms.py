@@ -198,6 +198,25 @@ def test_broken_http_ends_with_a_status(gateway: Gateway, octets: bytes, status:
             assert file.readline().startswith(b"HTTP/1.1 %d " % status)
 
 
+def test_an_agent_without_a_thread_leaves_the_endpoint_open_for_others(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "tinker-gateway-agent":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    address = urlsplit(gateway.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_others)
+        with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as client:
+            assert client.recv(1) == b""
+    with Agent(gateway) as agent:
+        assert agent.call("GET", "/v1/models")[0] == 200
+
+
 class Slow:
     """A sampler whose samples never end by themselves."""
 

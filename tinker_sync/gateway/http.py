@@ -116,6 +116,11 @@ class Connection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def drop(self) -> None:
+        """Close the connection in place of `run`."""
+        with self._socket, self._file:
+            pass
+
     def _has_gone(self) -> bool:
         try:
             self._socket.settimeout(0)
@@ -241,9 +246,13 @@ class Server:
                     if not closed:
                         self._open[thread] = connection
                 if closed:
-                    accepted.close()
+                    connection.drop()
                     return
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread; the agent may try again
+                    connection.drop()
+                    self._forget(thread)
 
     def _pause(self) -> bool:
         """Wait a moment, and return True if the server is closed."""
@@ -255,8 +264,11 @@ class Server:
         try:
             connection.run()
         finally:
-            with self._lock:
-                self._open.pop(threading.current_thread(), None)
+            self._forget(threading.current_thread())
+
+    def _forget(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._open.pop(thread, None)
 
 
 def ipaddress_of(host: str) -> str | None:
