@@ -84,6 +84,21 @@ def test_a_call_cancelled_in_the_queue_leaves_no_hole() -> None:
         assert third.result(PATIENCE_S).metrics == {"step:max": 2.0}
 
 
+def test_a_pass_cancelled_in_the_queue_leaves_none_of_its_chunks() -> None:
+    with world({"fwdbwd_max_chunk_len": 2}) as (stub, client):
+        trainer = trainer_of(client)
+        release = stub.hold("/optim_step")
+        first = trainer.optim_step(STEP)
+        stub.await_asked("/optim_step")
+        passed = trainer.forward_backward(data(7), "cross_entropy")
+        assert passed.cancel()
+        release.set()
+        first.result(PATIENCE_S)
+        assert trainer.optim_step(STEP).result(PATIENCE_S).metrics == {"step:max": 2.0}
+        until(lambda: client.holder.lifecycle.unfinished == 0)
+        assert stub.asked("/forward_backward") == []
+
+
 def test_what_cannot_be_built_takes_no_number() -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="s3://somewhere", expected_tokens=1)
     unsendable = types.Datum(types.ModelInput(chunks=[pointer]), {"target_tokens": [1]})

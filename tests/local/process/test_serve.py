@@ -197,6 +197,30 @@ def test_allow_remote_and_stop_from_a_thread(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
+def test_bodies_of_senders_without_a_key_take_no_memory(tmp_path: Path) -> None:
+    with served("--data-dir", tmp_path / "data") as (process, url), ExitStack() as lines:
+
+        def peak_bytes() -> int:
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+        before, size = peak_bytes(), 32 << 20
+        for path in ("/api/v1/forward_backward", "/api/v1/files/upload/a/file/b?signature=c"):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
+            line.settimeout(PATIENCE_S)
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: h\r\nX-API-Key: tml-wrong\r\nContent-Length: {size}\r\n\r\n"
+            )
+            for _ in range(2):  # the connection stays usable
+                line.sendall(head.encode() + b"x" * size)
+                answer = b""
+                while b'"}' not in answer:
+                    answer += line.recv(1000)
+                assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 403", b"HTTP/1.1 405"))
+        assert peak_bytes() - before < size
+
+
 @pytest.mark.parametrize("content", [None, "", "\n \n"])
 def test_a_key_file_without_a_key_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
