@@ -178,7 +178,8 @@ class LoopCheckpoints(Generic[ClientT]):
             NotFoundError: there were saves, and the server has none of them any more.
         """
         self._look_after()
-        missing: NotFoundError | None = None
+        missing: list[SavedStep] = []
+        latest: NotFoundError | None = None
         for saved in reversed(self.kept):
             metadata = {"parent": saved.path, "step": str(saved.step)}
             made = self._service.create_training_client_from_state_with_optimizer(
@@ -187,15 +188,18 @@ class LoopCheckpoints(Generic[ClientT]):
             try:
                 training: ClientT = made.result()
             except NotFoundError as error:
-                missing = error
-                _log.warning("%s cannot be resumed from, because the server does not have it", saved.path)
-                self._write({"deleted": saved.path})
-                self._kept.remove(saved)
+                latest = latest or error
+                missing.append(saved)
                 continue
+            # Only now: a server that has none of them may be another one, where the loop is by mistake.
+            for each in missing:
+                _log.warning("%s cannot be resumed from, because the server does not have it", each.path)
+                self._write({"deleted": each.path})
+                self._kept.remove(each)
             self._parent, self._run = saved.path, made.model_id
             return training, saved.step + 1
-        if missing is not None:
-            raise missing
+        if latest is not None:
+            raise latest
         return None
 
     def after_step(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep | None:
