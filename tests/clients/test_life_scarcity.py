@@ -176,3 +176,26 @@ def test_a_call_that_no_thread_starts_is_not_made_later(monkeypatch: pytest.Monk
                 trainer.optim_step(types.AdamParams())
         trainer.save_state("a").result(120)
         assert arrived(stub) == ["1 save"]
+
+
+def test_a_client_for_whose_creation_no_thread_starts_fails_with_this_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with world() as (stub, trainer):
+        service = trainer.service
+        release = stub.hold("/save_weights_for_sampler")
+        sampler = trainer.save_weights_and_get_sampling_client()
+        prompt, params = types.ModelInput.from_ints([1]), types.SamplingParams(max_tokens=2)
+        held = sampler.sample(prompt, 1, params)
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                service.holder.pools.create, "run", raising(RuntimeError("can't start new thread"))
+            )
+            with pytest.raises(TinkerError, match="no thread for this call"):
+                service.create_sampling_client(base_model="stub/model")
+            stub.await_asked("/save_weights_for_sampler")
+            release.set()
+            for call in (sampler, held):
+                assert "no thread for this call: can't start new thread" in str(call.exception(120))
+        later = trainer.save_weights_and_get_sampling_client()
+        assert later.sample(prompt, 1, params).result(120).sequences

@@ -252,9 +252,14 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
 
     Raises:
         ClientClosedError: the service client is closed.
+        TinkerError: the system starts no thread for the creation.
     """
     _expect(client)
-    _run(client, carried(partial(_carry_out, client, work)))
+    try:
+        _run(client, carried(partial(_carry_out, client, work)))
+    except TinkerError:
+        client.cancel()  # nobody has it
+        raise
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
@@ -285,8 +290,8 @@ def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFutu
         return
     try:
         _run(client, partial(_carry_out, client, lambda: work(call.result())))
-    except ClientClosedError as closed:
-        client.fail(closed)
+    except TinkerError as refused:  # closed, or no thread is left
+        client._fail_creation(refused)
 
 
 def _run(client: ClientFuture[Any], job: Callable[[], object]) -> None:
