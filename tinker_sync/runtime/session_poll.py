@@ -22,6 +22,7 @@ The poll is a flow, which runs while a sample waits or a result is to be acknowl
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections import OrderedDict
@@ -85,6 +86,7 @@ class SessionPoll:
         self._clock = clock
         self._next_number = numbers().__next__  # for samples and probes, to show their order
         self._waiting: dict[str, _Waiter] = {}
+        self._deadlines: list[tuple[float, int, _Waiter]] = []  # a heap; also has waits that have ended
         self._early: OrderedDict[str, int] = OrderedDict()  # request id to size
         self._retrieved: set[str] = set()  # not acknowledged yet; replaced as a whole by `last_call`
         self._polling = False  # a poll is under way, or a pause before the next
@@ -129,6 +131,8 @@ class SessionPoll:
             self._go_on()
             return size
         self._waiting[request_id] = waiter
+        if waiter.deadline_at < math.inf:
+            self._watch(waiter)
         self._go_on()
         try:
             announced: int | None = yield waiter
@@ -158,8 +162,7 @@ class SessionPoll:
                 reported, awaited = sorted(self._retrieved), bool(self._waiting)
                 if not (reported or awaited):
                     continue
-                for waiter in self._waiting.values():
-                    self._limit(waiter)
+                self._limit_waits()
                 asked_at = self._clock.now()
                 outcome = yield self._call(reported, awaited=awaited)
                 if self._on_outcome(outcome, reported, awaited=awaited, held_s=self._clock.now() - asked_at):
@@ -172,12 +175,20 @@ class SessionPoll:
         finally:
             self._polling = False
 
-    def _limit(self, waiter: _Waiter) -> None:
-        """Start a timer for a sample whose deadline may come while the server holds a poll."""
-        left_s = waiter.deadline_at - self._clock.now()
-        if left_s <= self._polls.read_timeout_s:
+    def _watch(self, waiter: _Waiter) -> None:
+        heapq.heappush(self._deadlines, (waiter.deadline_at, waiter.number, waiter))
+        if len(self._deadlines) > 2 * len(self._waiting) + EARLY_KEPT:
+            waiting = set(self._waiting.values())
+            self._deadlines = [each for each in self._deadlines if each[2] in waiting]
+            heapq.heapify(self._deadlines)
+
+    def _limit_waits(self) -> None:
+        """Start timers for the samples whose deadlines may come while the server holds a poll."""
+        now = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now + self._polls.read_timeout_s:
+            deadline_at, _, waiter = heapq.heappop(self._deadlines)
             # The sample is then asked for once more, and fails.
-            waiter.limit(max(left_s, 0.0))
+            waiter.limit(max(deadline_at - now, 0.0))
 
     def _call(self, reported: list[str], *, awaited: bool) -> Call:
         request = FuturesRetrieveRequest(
