@@ -22,7 +22,6 @@ from tinker_sync.runtime.polls import (
     LOG_EVERY_S,
     TROUBLE_LIMIT_S,
     Ask,
-    Failed,
     Finished,
     Notices,
     Polls,
@@ -31,7 +30,6 @@ from tinker_sync.runtime.polls import (
     QueueReport,
     Retrieval,
     TakeBytes,
-    Wait,
 )
 from tinker_sync.runtime.reactor import outcome_of
 from tinker_sync.transport.call import Reply, SendFailed
@@ -344,7 +342,11 @@ class Asking:
     def gets(self, outcome: Reply | SendFailed, after_s: float = 1.0) -> Any:
         asked_at = self.now
         self.now += after_s
-        action = self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
+        action: Any
+        try:
+            action = self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
+        except Exception as error:  # noqa: BLE001  # the retrieval has ended with it
+            action = error
         if self.retrieval.notice is not None:
             self.notices.append(self.retrieval.notice)
         return action
@@ -354,17 +356,16 @@ class Asking:
         pauses: list[float | None] = []
         for outcome in outcomes:
             action = self.gets(outcome)
-            assert isinstance(action, (Ask, Wait)), action
-            pauses.append(action.delay_s if isinstance(action, Wait) else None)
-            if isinstance(action, Wait):
-                self.now += action.delay_s
-                self.retrieval.ask()
+            assert isinstance(action, float), action
+            pauses.append(action or None)
+            self.now += action
+            self.retrieval.ask()
         return pauses
 
     def fails_with(self, outcome: Reply | SendFailed) -> Exception:
         action = self.gets(outcome)
-        assert isinstance(action, Failed), action
-        return action.error
+        assert isinstance(action, Exception), action
+        return action
 
 
 def question(ask: Ask) -> Any:
@@ -444,23 +445,20 @@ def test_silence_of_a_healthy_server_is_no_failure() -> None:
     asking = Asking()
     for _ in range(1000):
         asking.now += 45
-        assert isinstance(asking.gets(SILENCE), Ask)
+        assert asking.gets(SILENCE) == 0.0
 
 
 def test_polls_that_come_back_at_once_are_slowed_down() -> None:
     asking = Asking()
     pauses = []
     for _ in range(8):
-        action = asking.gets(reply(408, {}), after_s=0.001)
-        assert isinstance(action, Wait)
-        pauses.append(action.delay_s)
-        asking.now += action.delay_s
+        pause_s = asking.gets(reply(408, {}), after_s=0.001)
+        pauses.append(pause_s)
+        asking.now += pause_s
         asking.retrieval.ask()
     assert pauses == [FLOOR_S, 2 * FLOOR_S, 4 * FLOOR_S, 8 * FLOOR_S, 16 * FLOOR_S, 5.0, 5.0, 5.0]
-    assert isinstance(asking.gets(reply(408, {}), after_s=20.0), Ask)
-    action = asking.gets(reply(408, {}), after_s=0.001)
-    assert isinstance(action, Wait)
-    assert action.delay_s == FLOOR_S
+    assert asking.gets(reply(408, {}), after_s=20.0) == 0.0
+    assert asking.gets(reply(408, {}), after_s=0.001) == FLOOR_S
 
 
 # ------------------------------------------------------------------------------------ trouble that passes
@@ -497,22 +495,22 @@ def test_trouble_ends_at_its_limit_and_not_before(outcome: Any, error: type[Exce
     began = asking.now + 1
     while True:
         action = asking.gets(outcome)
-        if isinstance(action, Failed):
+        if isinstance(action, Exception):
             break
-        asking.now += action.delay_s
+        asking.now += action
         asking.retrieval.ask()
         assert asking.now - began <= TROUBLE_LIMIT_S + 1
-    assert isinstance(action.error, error)
+    assert isinstance(action, error)
     assert asking.now - began >= TROUBLE_LIMIT_S - 31
-    assert action.error.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
+    assert action.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
 
 
 def test_the_size_of_a_result_is_a_good_answer() -> None:
     asking = Asking()
-    assert isinstance(asking.gets(reply(503)), Wait)
+    assert isinstance(asking.gets(reply(503)), float)
     size = reply(200, {"status": "complete_metadata", "response_payload_size": 7})
     assert isinstance(asking.gets(size, after_s=TROUBLE_LIMIT_S - 10), TakeBytes)
-    assert isinstance(asking.gets(reply(503), after_s=20.0), Wait)
+    assert isinstance(asking.gets(reply(503), after_s=20.0), float)
 
 
 def test_trouble_is_described_until_a_good_answer() -> None:
@@ -553,9 +551,9 @@ def test_a_key_that_is_missing_for_a_moment_is_waited_for() -> None:
     asking.pauses(missing, missing)
     assert isinstance(asking.gets(reply(200, {})), Finished)
     asking = Asking()
-    while not isinstance(action := asking.gets(missing), Failed):
-        asking.now += action.delay_s
-    assert action.error is missing.__cause__
+    while isinstance(action := asking.gets(missing), float):
+        asking.now += action
+    assert action is missing.__cause__
 
 
 # ---------------------------------------------------------------------------------------------------- 4xx

@@ -276,7 +276,7 @@ class Turn:
         self.task: Task | None = None
         """The flow while it waits."""
         self._slot = False
-        self._bytes: int | None = None
+        self._bytes = 0
         self._permit: Permit | None = None
 
     # -------------------------------------------------------------------------------------- the wait
@@ -318,15 +318,9 @@ class Turn:
 
     def sent(self, *, accepted: bool = False) -> None:
         """Give back the permit and the bytes, because the request is over."""
-        permit, self._permit = self._permit, None
-        admission = self._admission
-        if permit is not None and accepted:
-            admission.gate.succeeded(permit)
-        size, self._bytes = self._bytes, None
-        if size is not None:
-            admission.bytes += size
-            if admission._queue:
-                admission.pump()
+        if self._permit is not None and accepted:
+            self._admission.gate.succeeded(self._permit)
+        self._let_go()
 
     def throttled(self, pause_s: float | None) -> None:
         """Close the limiter, because the server asks for fewer requests."""
@@ -339,9 +333,11 @@ class Turn:
         slot, self._slot = self._slot, False
         if slot:
             self._admission.slots += 1
-            self._permit = None
-            size, self._bytes = self._bytes, None
-            if size is not None:
-                self._admission.bytes += size
-            if self._admission._queue:
-                self._admission.pump()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        admission, self._permit = self._admission, None
+        admission.bytes += self._bytes
+        self._bytes = 0
+        if admission._queue:
+            admission.pump()

@@ -57,6 +57,7 @@ from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.retries import Caller
 
 if TYPE_CHECKING:
+    from tinker_sync.runtime.rate_limiter import Gate
     from tinker_sync.runtime.workers import Workers
     from tinker_sync.transport.call import Call
 
@@ -232,12 +233,6 @@ class PendingChanges:
             _log.warning("the client ends before the server has answered, so these may be lost: %s", names)
 
 
-class Closable(Protocol):
-    """An object in which calls wait for their turn, such as a byte budget. Its `close` fails them."""
-
-    def close(self, failure: Exception, /) -> object: ...
-
-
 class HasLastCall(Protocol):
     """An object with a last call to the server, which is sent before the session is finished."""
 
@@ -265,8 +260,8 @@ class Lifecycle:
         self.session: Session | None = None
         self.asked_to_end: tuple[str, str | None] | None = None
         """The status and the detail that were given to the `close` of the client; None before it."""
-        self.queues: tuple[Closable, ...] = ()
-        """The places where calls wait for their turn."""
+        self.gate: Gate | None = None
+        """The gate to the shared rate limiter, where a worker may wait; None before the start."""
         self._lock = make_lock()
         self._last_calls: _fork.Members[HasLastCall] = _fork.Members()
         self._unfinished: set[APIFuture[Any]] = set()
@@ -300,19 +295,16 @@ class Lifecycle:
             self.session.beat_if_suspicious(failure)
         self.notify(CallFailed(error=failure))
 
-    def make_future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
+    def make_future(self) -> APIFuture[Any]:
         """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
         A failure of the call goes to `report`.
-
-        Args:
-            when_done: called inline, one after the other, when the future ends.
         """
         made: APIFuture[Any] = APIFuture(
             submit=self._run_callback,
             soon=self.run_soon,
             clock=self.connection.clock,
-            when_done=(self.on_ended, *when_done),
+            when_done=(self.on_ended,),
         )
         self._track(made)
         if self.events.wants(CallMade):
@@ -509,8 +501,8 @@ class Lifecycle:
         failure = self._failure = self._failure or ClientClosedError()
         for future in list(self._unfinished):
             future.fail(copy_exception(failure))
-        for queue in self.queues:
-            queue.close(failure)
+        if self.gate is not None:
+            self.gate.close(failure)
 
     def shut(self) -> None:
         """End the threads and the connections of the client. Calls under way fail.
@@ -536,7 +528,7 @@ class Lifecycle:
         """Drop the parent's calls in a forked child; the parent ends them. A closed client stays closed."""
         self._lock = make_lock()
         self._last_calls = _fork.Members()
-        self._unfinished, self._promised, self.queues = set(), {}, ()
+        self._unfinished, self._promised, self.gate = set(), {}, None
         self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:

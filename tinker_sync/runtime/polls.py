@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from json.encoder import encode_basestring_ascii
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from attrs import define, field
 
@@ -66,9 +66,6 @@ from tinker_sync.transport.retries import QUIET_S, Trouble, retry_after_s
 from tinker_sync.types.future import QueueState
 from tinker_sync.wire import json as wire_json
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
 T = TypeVar("T")
 
 # The server holds a poll for about 30 s; a poll that is silent for longer than this is sent again.
@@ -102,17 +99,10 @@ _log = Log("tinker_sync.queue")
 
 
 class Ask(NamedTuple):
-    """The action to poll now: to send a request with these headers and this body."""
+    """A poll: a request with these headers and this body."""
 
     headers: HeaderMap
     body: bytes
-
-
-class Wait(NamedTuple):
-    """The action to back off for a time, and then to poll again."""
-
-    delay_s: float
-    why: str
 
 
 class TakeBytes(NamedTuple):
@@ -129,19 +119,12 @@ class Finished:
     tree: Any = field(repr=False)
 
 
-class Failed(NamedTuple):
-    """The end of a retrieval without a result."""
+class GoneError(Exception):
+    """The server has forgotten a promise, so only a new submission can help. `error` is for the user."""
 
-    error: Exception
-
-
-class Gone(NamedTuple):
-    """The end of a retrieval whose promise the server has forgotten; only a new submission can help."""
-
-    error: Exception
-
-
-Action: TypeAlias = "Ask | Wait | TakeBytes | Finished | Failed | Gone"
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class QueueNotice(NamedTuple):
@@ -211,13 +194,18 @@ class Retrieval:
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
         return Ask(HeaderMap.of_lines(lines), body % encode_basestring_ascii(self.request_id).encode("ascii"))
 
-    def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
-        """Return the action that follows from an answer or a failure to get one.
+    def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Finished | TakeBytes | float:
+        """Return what follows from an answer or a failure to get one: the result, or bytes to reserve, or the
+        pause before the next poll.
 
         Args:
             outcome: the answer, or the failure of the transport.
             asked_at: the time at which the request was sent, by the clock of `now`.
             now: the time at which the answer came.
+
+        Raises:
+            GoneError: the server has forgotten the promise.
+            TinkerError: there is no result.
         """
         self.notice = None
         if isinstance(outcome, SendFailed):
@@ -228,7 +216,7 @@ class Retrieval:
 
     # -------------------------------------------------------------------------------------- no answer
 
-    def _on_no_answer(self, failed: SendFailed, asked_at: float, now: float) -> Action:
+    def _on_no_answer(self, failed: SendFailed, asked_at: float, now: float) -> float:
         self.last_words = str(failed)
         if failed.timed_out and failed.maybe_received:
             # The server has the poll and holds it longer than the read timeout. Nothing is wrong.
@@ -238,13 +226,13 @@ class Retrieval:
             # The submission had a key, so a new key may be available soon.
             return self._back_off_connection(now, lambda: cause)
         if failed.final:
-            return Failed(self._connection_error(failed))
+            raise self._connection_error(failed)
         return self._back_off_connection(now, lambda: self._connection_error(failed))
 
-    def _back_off_connection(self, now: float, error: Callable[[], Exception]) -> Action:
+    def _back_off_connection(self, now: float, error: Callable[[], Exception]) -> float:
         self._connection_failures += 1
         pause_s = delay_s(self._connection_failures, draw=self.draw(), first_s=1.0)
-        return self._wait_out(now, pause_s, "no answer", error)
+        return self._wait_out(now, pause_s, error)
 
     def _connection_error(self, failed: SendFailed) -> Exception:
         if isinstance(failed.__cause__, MemoryError):
@@ -262,16 +250,16 @@ class Retrieval:
         error.__cause__ = failed
         return error
 
-    def _wait_out(self, now: float, pause_s: float, why: str, error: Callable[[], Exception]) -> Action:
+    def _wait_out(self, now: float, pause_s: float, error: Callable[[], Exception]) -> float:
         if self.trouble_since is None:
             self.trouble_since = now
         found = error()
         # A clock may shorten pauses; they count in full, so that the number of polls stays the same.
         if max(now - self.trouble_since, self._paused_s) + pause_s > TROUBLE_LIMIT_S:
-            return Failed(found)
+            raise found
         self._paused_s += pause_s
         self.trouble = str(found)
-        return Wait(pause_s, why)
+        return pause_s
 
     def _forget_trouble(self) -> None:
         self.trouble_since, self._paused_s = None, 0.0
@@ -290,21 +278,18 @@ class Retrieval:
             self._doubts = Ledger(Stage.RETRIEVE)
         return self._doubts
 
-    def _poll_again(self, asked_at: float, now: float) -> Action:
-        """Return the action of a new poll: at once if the server held the last one, else after a pause."""
+    def _poll_again(self, asked_at: float, now: float) -> float:
+        """Return the pause before a new poll: 0 if the server held the last one."""
         self._forget_trouble()
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0
-            return self.ask()
+            return 0.0
         self._quick_polls += 1
-        pause_s = delay_s(
-            self._quick_polls, draw=self.draw(), first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S
-        )
-        return Wait(pause_s, "the long poll came back at once")
+        return delay_s(self._quick_polls, draw=self.draw(), first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
 
     # -------------------------------------------------------------------------------------- 2xx
 
-    def _on_success(self, reply: Reply, asked_at: float, now: float) -> Action:
+    def _on_success(self, reply: Reply, asked_at: float, now: float) -> Finished | TakeBytes | float:
         if "application/x-protobuf" in reply.headers.get("content-type", "").lower():
             if reply.may_be_cut:
                 # A protobuf message that is cut between two fields is still a valid message.
@@ -325,9 +310,10 @@ class Retrieval:
             return self._poll_again(asked_at, now)
         if tree.get("status") == "complete_metadata":
             return self._on_metadata(reply, tree, now)
-        return self._failure_in(tree) or Finished(reply, tree)
+        self._raise_failure(tree)
+        return Finished(reply, tree)
 
-    def _on_metadata(self, reply: Reply, tree: dict[str, Any], now: float) -> Action:
+    def _on_metadata(self, reply: Reply, tree: dict[str, Any], now: float) -> TakeBytes | float:
         if not self.allow_metadata_only:
             return self._on_odd(reply, now, "the size of the result, once more, in place of the result")
         self.allow_metadata_only = False
@@ -335,22 +321,21 @@ class Retrieval:
         size = tree.get("response_payload_size")
         return TakeBytes(size if isinstance(size, int) and size > 0 else 0)
 
-    def _failure_in(self, tree: dict[str, Any]) -> Action | None:
+    def _raise_failure(self, tree: dict[str, Any]) -> None:
         message = tree.get("error")
         if message is None and tree.get("type") == "RequestFailedResponse":
             message = tree.get("error_message") or "the server gave no reason"
-        if message is None:
-            return None
-        category = tree.get("category")
-        return Failed(self._request_failed(str(message), category if isinstance(category, str) else None))
+        if message is not None:
+            category = tree.get("category")
+            raise self._request_failed(str(message), category if isinstance(category, str) else None)
 
     def _request_failed(self, message: str, category: str | None) -> RequestFailedError:
         return RequestFailedError(
             self._mask(message), self.request_id, RequestErrorCategory(category or "unknown")
         )
 
-    def _on_odd(self, reply: Reply, now: float, what: str) -> Action:
-        """Return the action after an invalid answer: poll a few more times, then fail.
+    def _on_odd(self, reply: Reply, now: float, what: str) -> float:
+        """Return the pause after an invalid answer: poll a few more times, then fail.
 
         The answer may come from a proxy.
         """
@@ -365,9 +350,9 @@ class Retrieval:
             attempts=self.iteration,
         )
         if self._ledger.is_spent(UNREADABLE):
-            return Failed(error)
+            raise error
         pause_s = delay_s(self._ledger.count(UNREADABLE), draw=self.draw(), first_s=1.0)
-        return self._wait_out(now, pause_s, what, lambda: error)
+        return self._wait_out(now, pause_s, lambda: error)
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
         name, reason = tree.get("queue_state"), tree.get("queue_state_reason")
@@ -379,29 +364,29 @@ class Retrieval:
 
     # -------------------------------------------------------------------------------------- other statuses
 
-    def _on_status(self, reply: Reply, asked_at: float, now: float) -> Action:
+    def _on_status(self, reply: Reply, asked_at: float, now: float) -> float:
         self.last_words = f"status {reply.status}"
         status = EMPTY_400 if reply.status == 400 and not reply.body else reply.status
         rule = rule_for(status, Stage.RETRIEVE)
         if rule.meaning is Meaning.BLOCKED:
-            failed = not self.may_pause_billing()
-            return Failed(self._status_error(reply)) if failed else Wait(BLOCKED_PAUSE_S, "billing")
-        if rule.meaning is Meaning.NO_NEWS:
+            if self.may_pause_billing():
+                return BLOCKED_PAUSE_S
+        elif rule.meaning is Meaning.NO_NEWS:
             return self._on_expired_poll(reply, asked_at, now)
-        if rule.passes:
-            spent = self._ledger.is_spent(status)
-            return Failed(self._status_error(reply)) if spent else self._on_passing(reply, now)
-        if rule.meaning is Meaning.SUSPECT:
+        elif rule.passes:
+            if not self._ledger.is_spent(status):
+                return self._on_passing(reply, now)
+        elif rule.meaning is Meaning.SUSPECT:
             return self._on_suspect(reply)
-        if rule.meaning is Meaning.FORGOTTEN:
-            return Gone(self._status_error(reply))
-        if rule.meaning is Meaning.NOT_READY:
+        elif rule.meaning is Meaning.FORGOTTEN:
+            raise GoneError(self._status_error(reply))
+        elif rule.meaning is Meaning.NOT_READY:
             self._forget_trouble()
             self._forget_doubts()
-            return Wait(delay_s(1, draw=self.draw(), first_s=_NOT_READY_PAUSE_S), "not ready")
-        return Failed(self._status_error(reply))
+            return delay_s(1, draw=self.draw(), first_s=_NOT_READY_PAUSE_S)
+        raise self._status_error(reply)
 
-    def _on_expired_poll(self, reply: Reply, asked_at: float, now: float) -> Action:
+    def _on_expired_poll(self, reply: Reply, asked_at: float, now: float) -> float:
         try:
             tree = wire_json.loads(reply.body)
         except WireError:
@@ -412,11 +397,11 @@ class Retrieval:
             self._notice(tree)
         return self._poll_again(asked_at, now)
 
-    def _on_passing(self, reply: Reply, now: float) -> Action:
+    def _on_passing(self, reply: Reply, now: float) -> float:
         wish_s = retry_after_s(reply.headers, self.wall()) if reply.status == 429 else None
         if wish_s is not None:
             # The server asks for this pause, so it is not trouble, however long. A deadline may end it.
-            return Wait(wish_s, "status 429")
+            return wish_s
         if reply.status < 500:
             return self._back_off_connection(now, lambda: self._status_error(reply))
         self._failures += 1
@@ -425,27 +410,27 @@ class Retrieval:
         if self.open_server and reply.status == 500 and self._equal_errors >= EQUAL_ERRORS:
             error = self._status_error(reply)
             if isinstance(error.body, dict):
-                return Failed(error)
+                raise error
         pause_s = delay_s(self._failures, draw=self.draw())
-        return self._wait_out(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
+        return self._wait_out(now, pause_s, lambda: self._status_error(reply))
 
-    def _on_suspect(self, reply: Reply) -> Action:
-        """Return the action after a doubtful status: poll a few more times, then fail.
+    def _on_suspect(self, reply: Reply) -> float:
+        """Return the pause after a doubtful status: poll a few more times, then fail.
 
         An open server reports a failed request by a repeated 400 or 422. For other servers, the first 422
         ends the retrieval.
         """
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
-            return Failed(self._status_error(reply))
+            raise self._status_error(reply)
         spent = self._ledger.is_spent(reply.status)
         count = self._ledger.count(400, 422) if reports else self._ledger.count(reply.status)
         if reports and self.open_server and count > 1:
-            return Failed(self._reported_failure(reply))
+            raise self._reported_failure(reply)
         if spent:
-            return Failed(self._status_error(reply))
+            raise self._status_error(reply)
         first_s = _BAD_POLL_PAUSE_S if reports else FIRST_S
-        return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")
+        return delay_s(count, draw=self.draw(), first_s=first_s)
 
     def _reported_failure(self, reply: Reply) -> Exception:
         """Return the error for a failure that an open server reports by a status. Its category is unknown."""
@@ -507,14 +492,6 @@ class Promise:
     """For a sample: the pause of its model."""
     result_bytes: int = ANSWER_BYTES
     """The largest result that the request can have."""
-
-
-class GoneError(Exception):
-    """The server has forgotten a promise, so only a new submission can help. Its cause is for the user."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Polls:
@@ -616,12 +593,11 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
         TinkerError: there is no result.
     """
     clock, room = polls.clock, polls.room
-    began_at = asked_at = clock.now()
+    began_at = clock.now()
     held_bytes: int | None = None
     odd: Exception | None = None
-    large = False  # the last answer
     trouble: Trouble | None = None  # the failures since the last good answer
-    announced = promise.announced_bytes
+    announced = promise.announced_bytes or None  # to be reserved before the next poll
     retrieval = Retrieval(
         promise.request_id,
         promise.request_type,
@@ -633,67 +609,65 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
         secrets=polls.secrets,
     )
 
-    action: Action = TakeBytes(announced) if announced else retrieval.ask()
+    pause_s = 0.0
     try:
         while True:
-            if isinstance(action, Ask):
-                asked_at = clock.now()
-                left_s = deadline_at - asked_at
-                if left_s <= 0:
+            if announced is not None:
+                if not (yield from room.take(announced, deadline_at - clock.now())):
                     raise _late(retrieval, clock.now() - began_at)
-                outcome = yield Call(
-                    path=PATH,
-                    body=action.body,
-                    headers=action.headers,
-                    sdk_method=promise.sdk_method,
-                    accept=_PROTO_FIRST if promise.wants_proto else "application/json",
-                    read_s=polls.read_timeout_s,
-                    deadline_s=None if left_s == math.inf else left_s,
-                    max_retries=0,
-                    fresh=odd is not None,
-                    answer_bytes=promise.result_bytes,
-                )
-                now = clock.now()
-                if isinstance(outcome, SendFailed) and now >= deadline_at:
+                held_bytes, announced = announced, None
+            if pause_s > 0:
+                if clock.now() + clock.shorten(pause_s) >= deadline_at:
                     raise _late(retrieval, clock.now() - began_at)
-                large = isinstance(outcome, Reply) and len(outcome.body) > _LARGE_BYTES
+                yield pause_s
+            ask = retrieval.ask()
+            asked_at = clock.now()
+            left_s = deadline_at - asked_at
+            if left_s <= 0:
+                raise _late(retrieval, clock.now() - began_at)
+            outcome = yield Call(
+                path=PATH,
+                body=ask.body,
+                headers=ask.headers,
+                sdk_method=promise.sdk_method,
+                accept=_PROTO_FIRST if promise.wants_proto else "application/json",
+                read_s=polls.read_timeout_s,
+                deadline_s=None if left_s == math.inf else left_s,
+                max_retries=0,
+                fresh=odd is not None,
+                answer_bytes=promise.result_bytes,
+            )
+            now = clock.now()
+            if isinstance(outcome, SendFailed) and now >= deadline_at:
+                raise _late(retrieval, clock.now() - began_at)
+            large = isinstance(outcome, Reply) and len(outcome.body) > _LARGE_BYTES
+            try:
                 if large:
                     read = partial(retrieval.on, outcome, asked_at=asked_at, now=now)
-                    action = yield from polls.flows.on_worker(polls.workers, read)
+                    found = yield from polls.flows.on_worker(polls.workers, read)
                 else:
-                    action = retrieval.on(outcome, asked_at=asked_at, now=now)
-                if retrieval.notice is not None:
-                    _pass_on(retrieval.notice, polls, promise, future)
-                if trouble is not None or retrieval.trouble_since is not None:
-                    trouble = _show_trouble(retrieval, action, trouble, polls, promise, future, now)
-            elif isinstance(action, Finished):
+                    found = retrieval.on(outcome, asked_at=asked_at, now=now)
+            except Exception:
+                if odd is not None:
+                    raise odd from odd.__cause__
+                raise
+            pause_s = 0.0 if isinstance(found, (Finished, TakeBytes)) else found
+            if retrieval.notice is not None:
+                _pass_on(retrieval.notice, polls, promise, future)
+            if trouble is not None or retrieval.trouble_since is not None:
+                trouble = _show_trouble(retrieval, pause_s, trouble, polls, promise, future, now)
+            if isinstance(found, TakeBytes):
+                announced = found.size
+            elif isinstance(found, Finished):
                 try:
                     if large:
-                        make = partial(decode, action.reply, action.tree)
+                        make = partial(decode, found.reply, found.tree)
                         return (yield from polls.flows.on_worker(polls.workers, make))
-                    return decode(action.reply, action.tree)
+                    return decode(found.reply, found.tree)
                 except (WireError, InvalidInputError) as cause:
-                    first, odd = (
-                        odd is None,
-                        _odd_result(promise, retrieval, action.reply, cause, polls.secrets),
-                    )
-                if not first:
-                    raise odd
-                action = retrieval.ask()
-            elif isinstance(action, Wait):
-                if clock.now() + clock.shorten(action.delay_s) >= deadline_at:
-                    raise _late(retrieval, clock.now() - began_at)
-                yield action.delay_s
-                action = retrieval.ask()
-            elif isinstance(action, TakeBytes):
-                if not (yield from room.take(action.size, deadline_at - clock.now())):
-                    raise _late(retrieval, clock.now() - began_at)
-                held_bytes = action.size
-                action = retrieval.ask()
-            elif isinstance(action, Gone) and odd is None:
-                raise GoneError(action.error)
-            else:
-                raise odd or action.error
+                    if odd is not None:
+                        raise _odd_result(promise, retrieval, found.reply, cause, polls.secrets)  # noqa: B904
+                    odd = _odd_result(promise, retrieval, found.reply, cause, polls.secrets)
     finally:
         if held_bytes is not None:
             room.give_back(held_bytes)
@@ -710,7 +684,7 @@ def _pass_on(notice: QueueNotice, polls: Polls, promise: Promise, future: APIFut
 
 def _show_trouble(
     retrieval: Retrieval,
-    action: object,
+    pause_s: float,
     trouble: Trouble | None,
     polls: Polls,
     promise: Promise,
@@ -722,11 +696,11 @@ def _show_trouble(
         if future.status().state is FutureState.WAITING:
             future._mark_waiting()
         return None
-    if isinstance(action, Wait):
+    if pause_s > 0:
         trouble = trouble or Trouble()
-        if trouble.is_due(now, action.delay_s):
+        if trouble.is_due(now, pause_s):
             polls.on_trouble(promise.request_type, retrieval.trouble)
-        if now + action.delay_s - retrieval.trouble_since >= QUIET_S:
+        if now + pause_s - retrieval.trouble_since >= QUIET_S:
             future._mark_waiting(retrieval.trouble)
     return trouble
 

@@ -238,7 +238,7 @@ class Server:
         )
         policy = SubmitPolicy(self.connection.caller.judge, billing)
         train_bytes = Quota(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES))
-        self.lifecycle.queues = (gate,)
+        self.lifecycle.gate = gate
         return Machinery(facts, billing, polls, admission, policy, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:

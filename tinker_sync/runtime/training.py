@@ -152,8 +152,7 @@ class TrainingLine:
             TinkerError: the client is closed; or, if the model exists, the server does not support the call
                 or a budget refuses it. Nothing was sent.
         """
-        if self.runtime.lifecycle.leaving:
-            raise ClientClosedError
+        self.runtime.lifecycle.refuse_if_leaving()
         if call.name == "optim_step":
             self._report_passes()
         if self.held.open:
@@ -381,9 +380,6 @@ class OrderedCall(TrainingCall):
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         del limiters  # it uses no tokens
-        return self._make_future()
-
-    def _make_future(self) -> APIFuture[Any]:
         self._future = future = self.line.runtime.lifecycle.make_future()
         return future
 
@@ -397,7 +393,7 @@ class OrderedCall(TrainingCall):
         runtime = self.line.runtime
         dialect = runtime.server.ready().facts.dialect
         body, decode = self._encode(dialect)
-        future = self._future or self._make_future()
+        future = self._future or self.wait_for_model(())
         sent = TrainingRequest(
             future,
             self.name,
