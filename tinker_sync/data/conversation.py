@@ -37,7 +37,8 @@ _ENDS_OF_CALLS: Final = ("<|eom_id|>", "<|call|>")
 
 
 def _as_prompt(given: TokenIds) -> Ids32:
-    return as_ids(given, "prompt")
+    # A conversation has made the array itself, and need not look through its tokens again.
+    return given if isinstance(given, np.ndarray) and given.dtype == np.int32 else as_ids(given, "prompt")
 
 
 @frozen(eq=False)

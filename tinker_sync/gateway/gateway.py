@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from hashlib import blake2b
@@ -349,7 +349,7 @@ class Gateway:
         asked = self._complete(anthropic.read_message(tree))
         name = f"msg_{secrets.token_hex(12)}"
         prompt, [answer] = self._converse(asked, name, label, connection)
-        return Reply(anthropic.message(name, tree, len(prompt), answer))
+        return Reply(anthropic.message(name, tree, prompt.length, answer))
 
     def _anthropic_count(self, tree: dict[str, Any], label: str, _connection: Connection) -> Reply:
         conversation, known, _ = self._conversation(anthropic.read_message(tree), label)
@@ -397,8 +397,8 @@ class Gateway:
 
     def _converse(
         self, asked: Asked, name: str, label: str, connection: Connection
-    ) -> tuple[Sequence[int], list[Answer]]:
-        """Sample answers to a chat and keep them; return the tokens of the prompt too."""
+    ) -> tuple[ModelInput, list[Answer]]:
+        """Sample answers to a chat and keep them; return the prompt too."""
         conversation, known, digest = self._conversation(asked, label)
         before = len(known.conversation.messages) if known else 0
         sampler, version = self._current
@@ -428,7 +428,7 @@ class Gateway:
             kept.append(exchange)
             ended.append((_add_message(digest, message), _Known(fork, exchange.id)))
         self._keep(kept, ended)
-        return prompt.to_ints(), answers
+        return prompt, answers
 
     def _conversation(self, asked: Asked, label: str) -> tuple[Conversation, _Known | None, bytes]:
         """Return the conversation that a request continues, with its new messages, and a digest of it all."""

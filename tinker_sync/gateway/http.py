@@ -25,7 +25,7 @@ T = TypeVar("T")
 _MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 _MOST_LINE_BYTES: Final = 64 * 1024
 _MOST_HEADERS: Final = 200
-_IDLE_S: Final = 300.0
+_NO_WAIT: Final = int(getattr(socket, "MSG_DONTWAIT", 0))  # Windows has no such flag
 _LOOK_EVERY_S: Final = 1.0
 """How often a wait for a sample looks whether the agent has gone."""
 _WAITING_CONNECTIONS: Final = 4096
@@ -74,8 +74,8 @@ class Connection:
     def run(self) -> None:
         """Answer requests until one side closes the connection."""
         with suppress(OSError, Gone), self._socket, self._file:
-            self._socket.settimeout(_IDLE_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             while True:
                 try:
                     request = self._read()
@@ -123,15 +123,17 @@ class Connection:
 
     def _has_gone(self) -> bool:
         try:
-            self._socket.settimeout(0)
-            return self._socket.recv(1, socket.MSG_PEEK) == b""
+            if not _NO_WAIT:
+                self._socket.setblocking(False)
+            return self._socket.recv(1, socket.MSG_PEEK | _NO_WAIT) == b""
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             return True
         finally:
-            with suppress(OSError):
-                self._socket.settimeout(_IDLE_S)
+            if not _NO_WAIT:
+                with suppress(OSError):
+                    self._socket.setblocking(True)
 
     def _read(self) -> Request | None:
         """Return the next request; None at the end of the connection."""

@@ -222,7 +222,7 @@ def make_call(name: str | None, function: str, arguments: Mapping[str, Any]) -> 
 
 
 def chat(
-    name: str, tree: Mapping[str, Any], prompt: Sequence[int], answers: Sequence[Answer], tokenizer: Any
+    name: str, tree: Mapping[str, Any], prompt: ModelInput, answers: Sequence[Answer], tokenizer: Any
 ) -> Any:
     """Return the answers as a chat completion, or as the events of a streamed one."""
     choices = []
@@ -233,12 +233,12 @@ def chat(
         if tree.get("return_token_ids"):
             choice["token_ids"] = answer.sequence.tokens
         choices.append(choice)
-    usage = _usage(len(prompt), answers)
+    usage = _usage(prompt.length, answers)
     head = {"id": name, "created": int(time.time()), "model": str(tree.get("model") or "")}
     if tree.get("stream"):
         return "".join(_chat_events(head, tree, choices, usage))
     done = {**head, "object": "chat.completion", "choices": choices, "usage": usage}
-    return {**done, "prompt_token_ids": list(prompt)} if tree.get("return_token_ids") else done
+    return {**done, "prompt_token_ids": prompt.to_ints()} if tree.get("return_token_ids") else done
 
 
 def _write_message(message: Mapping[str, Any]) -> dict[str, Any]:
