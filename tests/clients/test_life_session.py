@@ -35,6 +35,7 @@ from tinker_sync._base.events import (
     SessionLost,
     SessionStarted,
 )
+from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.config import Settings
 from tinker_sync.errors import (
@@ -51,6 +52,7 @@ from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.session import PERIOD_S, Session
 from tinker_sync.transport.call import Call, Reply
 
+AT_ONCE = ("/client/config", "/client/dynamic_config", "/create_session")
 FULL = {"custom_loss_server_side": False}
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
@@ -116,13 +118,84 @@ def test_nothing_goes_out_before_it_is_needed(stub: Stub) -> None:
 def test_the_order_of_the_start(stub: Stub, service: ServiceClient) -> None:
     service.create_sampling_client(base_model="stub/model").result()
     service.create_sampling_client(base_model="stub/model").result()
-    assert stub.paths() == [
-        "/client/config",
-        "/client/dynamic_config",
-        "/create_session",
-        "/create_sampling_session",
-        "/create_sampling_session",
-    ]
+    assert sorted(stub.paths()[:3]) == sorted(AT_ONCE)
+    assert stub.paths()[3:] == ["/create_sampling_session"] * 2
+
+
+def test_a_first_sample_waits_for_four_answers_one_after_the_other(
+    stub: Stub, service: ServiceClient
+) -> None:
+    """With the round trip that opens the connections, it is there after five."""
+    stub.behaviour.config = {"fwdbwd_max_chunk_len": 1024}  # of a server that is asked for its models too
+    released = {path: stub.hold(path) for path in (*AT_ONCE, "/get_server_capabilities")}
+    sample = service.create_sampling_client(base_model="stub/model").sample(PROMPT, 1, PARAMS)
+    for path in AT_ONCE:  # all are there before any is answered
+        stub.await_asked(path)
+    for path in AT_ONCE:
+        released[path].set()
+    assert len(sample.result().sequences) == 1
+    released["/get_server_capabilities"].set()
+    ones = [path for path in stub.paths() if path != "/get_server_capabilities"]
+    assert ones[3:] == ["/create_sampling_session", "/asample", "/retrieve_future"]
+
+
+def make_with_late_settings(stub: Stub, service: ServiceClient) -> SamplingClient:
+    """Make a client. The server sends its settings when it has got what is asked for at the same time."""
+    settings = stub.hold("/client/config")
+    client = service.create_sampling_client(base_model="stub/model")
+    for path in AT_ONCE:
+        stub.await_asked(path)
+    settings.set()
+    return client.result()
+
+
+def test_a_session_that_the_key_has_opened_counts_beside_the_token(
+    stub: Stub, service: ServiceClient
+) -> None:
+    stub.behaviour.config = {**FULL, "pjwt_auth_enabled": True}
+    made = make_with_late_settings(stub, service)
+    assert sorted(stub.paths()[:3]) == sorted(AT_ONCE)
+    assert stub.paths()[3:] == ["/auth/token", "/create_sampling_session"]
+    assert made._sampling_session_id.startswith("session-0:")
+    assert stub.asked("/create_sampling_session")[0].headers["x-api-key"].startswith("eyJ")
+
+
+def test_what_a_server_of_tokens_refuses_to_the_key_is_asked_again_with_the_token(
+    stub: Stub, service: ServiceClient
+) -> None:
+    stub.behaviour.config = {**FULL, "pjwt_auth_enabled": True}
+    for path in AT_ONCE[1:]:
+        stub.script(path, Answer(401, {"detail": "no token"}))
+    make_with_late_settings(stub, service)
+    for path in AT_ONCE[1:]:
+        key, token = (asked.headers["x-api-key"] for asked in stub.asked(path))
+        assert (key, token[:3]) == ("tml-x", "eyJ")
+    assert len(stub.asked("/auth/token")) == 1
+
+
+def test_a_session_that_was_opened_beside_settings_that_failed_is_used_by_the_next_try(
+    stub: Stub, service: ServiceClient
+) -> None:
+    stub.script("/client/config", Answer(400, {"detail": "not today"}))
+    opened = stub.hold("/create_session")
+    with pytest.raises(TinkerError, match="not today"):
+        service.create_sampling_client(base_model="stub/model").result()
+    opened.set()
+    client = service.create_sampling_client(base_model="stub/model").result()
+    assert len(stub.asked("/create_session")) == 1
+    assert client._sampling_session_id.startswith("session-0:")
+
+
+def test_a_credential_command_comes_after_the_settings(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-printed")
+    settings = stub.hold("/client/config")
+    with ServiceClient(base_url=stub.url) as service:
+        client = service.create_sampling_client(base_model="stub/model")
+        stub.await_asked("/client/config")
+        assert stub.paths() == ["/client/config"]
+        settings.set()
+        client.result()
+    assert stub.paths()[:3] == list(AT_ONCE)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +460,8 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
         with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
             service.get_server_capabilities()
         assert "answers with text/html, as no Tinker server does: check the base URL" in str(caught.value)
-        assert len(server.seen) <= 3  # a proxy on the way may have answered
+        asked = [seen for seen in server.seen if seen.target.endswith("/client/config")]
+        assert len(asked) <= 3  # a proxy on the way may have answered
 
 
 def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> None:

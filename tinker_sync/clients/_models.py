@@ -143,6 +143,7 @@ class LoadedModel:
         """Create the model, and set its id in `line`. Blocks."""
         runtime = line.runtime
         line.last_state = self.request
+        runtime.server.open_session(self.deadline_at)
         if not runtime.server.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             self._make_in_three(line)
             return
@@ -235,7 +236,7 @@ def create_model(runtime: ClientRuntime, asked: CreateModelRequest, deadline_at:
     dialect = runtime.server.ready().facts.dialect
     request = fit(request, dialect)
     runtime.server.published.check_fields("create_model", request, dialect)
-    runtime.server.published.check_model(request.base_model, dialect)
+    runtime.server.warn_of_unlisted(request.base_model)
     _, made = promised(runtime, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")

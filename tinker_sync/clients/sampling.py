@@ -708,10 +708,10 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
     """Create the sampling session. Runs on a worker."""
     runtime = line.runtime
+    request = asked.model_copy(update={"session_id": runtime.server.open_session()})
     if asked.model_path is not None and runtime.server.ready().facts.dialect.knows_all:
         refuse_bare_path(asked.model_path, "create_sampling_client")
-    request = asked.model_copy(update={"session_id": runtime.server.open_session()})
-    runtime.server.published.check_model(asked.base_model, runtime.server.ready().facts.dialect)
+    runtime.server.warn_of_unlisted(asked.base_model)
     created = runtime.server.call("create_sampling_session", request, usual_s=CREATE_S)
     runtime.lifecycle.notify(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id

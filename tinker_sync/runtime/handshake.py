@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from attrs import field, frozen
 
 from tinker_sync._base.log import Log
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
+from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.transport.call import Reply
 from tinker_sync.transport.retries import Caller
@@ -30,6 +32,8 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import Connection
 
+T = TypeVar("T")
+
 # A server without protobuf may fail on every probe. The failure identifies it, so few retries are enough.
 _PROBE_RETRIES: Final = 2
 # The statuses with which an existing call may answer an empty body.
@@ -38,6 +42,10 @@ _log = Log(__name__)
 
 # The dialects that probes have found, for all clients of this process.
 _probed: Final = DialectCache()
+
+
+Ahead = Future[T] | None
+"""A call that was sent before the server's settings were known, or None."""
 
 
 class ServerFacts(NamedTuple):
@@ -76,17 +84,23 @@ class Handshake:
         self._secrets = connection.secrets
         self._left_s = left_s
 
-    def ask(self) -> ServerFacts:
+    def ask(self, begin: Callable[[Callable[[], _Answer]], Ahead[_Answer]] | None = None) -> ServerFacts:
         """Ask the server for its settings and find its dialect.
+
+        Args:
+            begin: begins to ask for the settings that may change, at the same time as for the others; None to
+                ask for them later, if the server has them.
 
         Raises:
             TinkerError: the server cannot be reached, refuses the client, or answers in an unknown form.
         """
+        ask_dynamic = partial(self._get, "dynamic_config")
+        begun = None if begin is None else begin(ask_dynamic)
         answer, config = self.sign_in()
         dialect = self._dialect(answer)
         dynamic = ClientDynamicConfigResponse()
         if dialect.offers("dynamic_config"):
-            answer = self._get("dynamic_config")
+            answer = outcome_of_ahead(begun, ask_dynamic, lambda: config.pjwt_auth_enabled)
             dialect = dialect.after_dynamic_config(answer.status, answer.tree)
             dynamic = self._convert("dynamic_config", answer, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
@@ -194,6 +208,29 @@ class Handshake:
             )
         _log.debug("the server at %s speaks %s", self._settings.base_url, spoken)
         return found
+
+
+def outcome_of_ahead(begun: Ahead[T], again: Callable[[], T], would_differ: Callable[[], bool]) -> T:
+    """Return the outcome of a call that was sent before the server's settings were known.
+
+    Args:
+        begun: the call; None if it was not sent.
+        again: makes the call in line.
+        would_differ: returns True if the call that failed would be another one now that the settings are
+            known, with a token or without newer fields, so that it is made again.
+
+    Raises:
+        TinkerError: the call failed.
+    """
+    try:
+        if begun is not None:
+            return begun.result()
+    except CancelledError:  # the client is closed
+        pass
+    except TinkerError:
+        if not would_differ():
+            raise
+    return again()
 
 
 def _exchange(caller: Caller, settings: Settings) -> Callable[[], Any]:

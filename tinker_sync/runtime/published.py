@@ -91,13 +91,11 @@ class Published:
                 )
             self.warn_once(f"this server does not know {each.name} of {name} and leaves it out")
 
-    def check_model(self, base_model: str | None, dialect: Dialect) -> None:
+    def check_model(self, base_model: str) -> None:
         """Log a warning, once, if the server lists its base models and `base_model` is not among them.
 
         Some servers then train another model.
         """
-        if base_model is None or dialect.knows_all:
-            return
         listed = [model.model_name for model in self.models() if model.model_name]
         if listed and base_model not in listed:
             self.warn_once(

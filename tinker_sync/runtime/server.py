@@ -2,8 +2,9 @@
 
 The first call that needs the server asks it for its settings (`Handshake`), and gets the immutable
 `ServerFacts`. Then the schedulers and the limits that depend on them are made, once. The first call that
-needs the session opens it. A failed start is not stored: the next call tries again. Any thread may call the
-methods; these first calls block.
+needs the session opens it. Both kinds of settings and the session are asked for at the same time, because a
+distant server takes a tenth of a second for each answer. A failed start is not stored: the next call tries
+again. Any thread may call the methods; these first calls block.
 
 While a client lives, its heartbeats have the access token and the settings renewed (`Refresher`). After a
 402 (payment required), calls are repeated for a limited time, in which the user may pay (`BillingPause`).
@@ -16,10 +17,11 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import carried
 from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.errors import (
     APIConnectionError,
@@ -33,7 +35,7 @@ from tinker_sync.runtime import exits
 from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.flows import Flows, Quota
-from tinker_sync.runtime.handshake import Handshake, ServerFacts
+from tinker_sync.runtime.handshake import Ahead, Handshake, ServerFacts
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise, QueueNotice
 from tinker_sync.runtime.published import Published
@@ -47,6 +49,8 @@ from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigRe
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import Connection, Lifecycle
+
+T = TypeVar("T")
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
 # it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
@@ -192,6 +196,14 @@ class Server:
         if not self._has_forward.get(Handshake(self.connection).has_forward):
             raise UnsupportedByServerError("this server has no forward passes", feature="forward")
 
+    def warn_of_unlisted(self, base_model: str | None) -> None:
+        """Log a warning, soon, if the server lists its base models and `base_model` is not among them."""
+        dialect = self.start().facts.dialect
+        if base_model is None or dialect.knows_all:
+            return
+        with suppress(RuntimeError):  # closed, or the system starts no thread
+            self._pools.ahead.run(carried(partial(self.published.check_model, base_model)))
+
     def refuse_closed(self) -> None:
         """Raise if the client is closed.
 
@@ -245,13 +257,23 @@ class Server:
         if self._facts is not None:
             return self._facts
         try:
-            facts = self._facts = Handshake(self.connection, lambda: self._left_s(deadline_at)).ask()
+            handshake = Handshake(self.connection, lambda: self._left_s(deadline_at))
+            facts = self._facts = handshake.ask(self._ahead)
         except TinkerError as error:
             if self.lifecycle.closed:
                 raise ClientClosedError from error
             self.lifecycle.report(error)
             raise
         return facts
+
+    def _ahead(self, ask: Callable[[], T]) -> Ahead[T]:
+        """Begin a call before the server's settings are known, unless its credential may depend on them."""
+        if self._settings.credential_cmd or self.connection.http.embedded:
+            return None
+        try:
+            return self._pools.ahead.submit(carried(ask))
+        except RuntimeError:  # closed, or the system starts no thread
+            return None
 
     @property
     def rate_limiter(self) -> RateLimiter:
@@ -305,8 +327,14 @@ class Server:
 
     def _open(self, deadline_at: float) -> Session:
         session = self.session
-        dialect = self._make_once(deadline_at).facts.dialect
-        session.open(self, dialect, deadline_at)
+        if self.machinery.value is None and self._facts is None:
+            session.ask_ahead(lambda ask: self._ahead(partial(ask, self, deadline_at)))
+        facts = self._make_once(deadline_at).facts
+        try:
+            session.open(self, facts, deadline_at)
+        except TinkerError as error:
+            self.lifecycle.report(error)
+            raise
         self.lifecycle.session = session
         if session.owned:
             exits.finish_at_exit(self.lifecycle)
@@ -363,16 +391,19 @@ class Server:
         )
         try:
             read = read or partial(read_reply, name, secrets=self.connection.secrets)
-            send = partial(self._send, call, read, deadline_at, pause_billing=pause_billing)
+            send = partial(self.send, call, read, deadline_at, pause_billing=pause_billing)
             return self._pools.off_main(send)
         except TinkerError as error:
             self.lifecycle.report(error)
             raise
 
-    def _send(
+    def send(
         self, call: Call, read: Callable[[Reply], Any], deadline_at: float, *, pause_billing: bool
     ) -> Any:
-        """Send a call, again after a 402 if that is allowed, and return its answer as `read` reads it."""
+        """Send a call, again after a 402 if that is allowed, and return its answer as `read` reads it.
+
+        Blocks, and must not run on the main thread. Errors as for `call`, which also reports them.
+        """
         connection = self.connection
         while True:
             call = call.but(deadline_s=self._left_s(deadline_at))

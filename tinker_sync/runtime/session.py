@@ -13,11 +13,13 @@ of a process too, when no new thread may start.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._base.api_errors import copy_exception
@@ -28,12 +30,16 @@ from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync._base.secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
-from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.calls import make_call, read_reply
+from tinker_sync.runtime.handshake import Ahead, ServerFacts, outcome_of_ahead
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
+from tinker_sync.wire.adapt import json_body
+from tinker_sync.wire.json import encode
 
 if TYPE_CHECKING:
     from tinker_sync._base.events import Event
+    from tinker_sync.config import Settings
     from tinker_sync.runtime.client import Lifecycle
     from tinker_sync.runtime.server import Server
     from tinker_sync.wire.dialect import Dialect
@@ -86,6 +92,7 @@ class Session:
         """The id of the session; None before it is created."""
         self.owned = joined is None
         self._heartbeat: Heartbeat | None = None
+        self._asked: Ahead[Any] = None
         self._finish_offered = False
         self._lost: SessionLostError | None = None
         # Weak, because the thread of the heartbeats refers to the session, and must not keep a client alive.
@@ -104,15 +111,21 @@ class Session:
 
     # -------------------------------------------------------------------------------------- its life
 
-    def open(self, server: Server, dialect: Dialect, deadline_at: float) -> None:
+    def ask_ahead(self, begin: Callable[[Callable[..., Any]], Ahead[Any]]) -> None:
+        """Let `begin` ask for the session before the server's settings are known, unless its id is known."""
+        asked = self._asked
+        if self.session_id is None and (asked is None or (asked.done() and asked.exception() is not None)):
+            self._asked = begin(self._ask)
+
+    def open(self, server: Server, facts: ServerFacts, deadline_at: float) -> None:
         """Create the session, unless its id is known. Start its heartbeats.
 
         Raises:
             TinkerError: the session cannot be created.
         """
         connection = server.connection
-        session_id = self.session_id or self._create(server, deadline_at)
-        self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
+        session_id = self.session_id or self._create(server, facts, deadline_at)
+        self.session_id, self._finish_offered = session_id, facts.dialect.offers("finish_session")
         self._server = weakref.ref(server)
         beats = Heartbeat(
             self.beat,
@@ -127,20 +140,16 @@ class Session:
         if self.owned:
             server.lifecycle.notify(SessionStarted(session_id=session_id))
 
-    def _create(self, server: Server, deadline_at: float) -> str:
-        connection = server.connection
-        created = server.call(
-            "create_session",
-            CreateSessionRequest(
-                tags=list(connection.settings.tags),
-                user_metadata=self._user_metadata,
-                sdk_version=connection.settings.sdk_version,
-                project_id=self._project_id,
-                display_name=self._display_name,
-            ),
-            deadline_at=deadline_at,
-            # An account that cannot pay gets the error at once, because it has no work under way.
-            pause_billing=False,
+    def _create(self, server: Server, facts: ServerFacts, deadline_at: float) -> str:
+        connection, asked = server.connection, self._asked
+        self._asked = None
+
+        def would_differ() -> bool:
+            request = self._request(connection.settings)
+            return facts.config.pjwt_auth_enabled or json_body(request, facts.dialect) != encode(request)
+
+        created = outcome_of_ahead(
+            asked, partial(self._ask, server, deadline_at, facts.dialect), would_differ
         )
         for level, message in (
             (logging.INFO, created.info_message),
@@ -151,6 +160,25 @@ class Session:
                 _log.log(level, "%s", mask_text(message, connection.secrets()))
         session_id: str = created.session_id
         return session_id
+
+    def _ask(self, server: Server, deadline_at: float, dialect: Dialect | None = None) -> Any:
+        if deadline_at == math.inf:
+            deadline_at = server.give_up_at(None, math.inf)
+        connection = server.connection
+        request = self._request(connection.settings)
+        call = make_call("create_session", connection.settings, request, dialect=dialect)
+        read = partial(read_reply, "create_session", secrets=connection.secrets)
+        # An account that cannot pay gets the error at once, because it has no work under way.
+        return server.send(call, read, deadline_at, pause_billing=False)
+
+    def _request(self, settings: Settings) -> CreateSessionRequest:
+        return CreateSessionRequest(
+            tags=list(settings.tags),
+            user_metadata=self._user_metadata,
+            sdk_version=settings.sdk_version,
+            project_id=self._project_id,
+            display_name=self._display_name,
+        )
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
         """End the heartbeats. Their thread calls `last`, then sets the event that this method returns.
@@ -202,7 +230,7 @@ class Session:
 
     def renew_after_fork(self) -> None:
         """Continue the parent's session in a forked child. The parent alone finishes the session."""
-        self._heartbeat = None
+        self._heartbeat = self._asked = None
         if self.session_id is not None:
             self.owned = False
             self._number_from(_somewhere_far())

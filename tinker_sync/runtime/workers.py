@@ -62,6 +62,8 @@ _LOSS_THREADS: Final = 4
 _AWAIT_THREADS: Final = 32
 # Each creation under way holds one thread.
 _CREATE_THREADS: Final = 32
+# The calls that a client sends before it knows the server's settings; see `server`.
+_AHEAD_THREADS: Final = 2
 
 
 class _Entry:
@@ -431,6 +433,8 @@ class WorkerPools:
         self.loss = Workers("loss", _LOSS_THREADS, needed=needed, log=log)
         self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed, log=log)
         self.awaited = Workers("await", _AWAIT_THREADS, needed=needed, log=log)
+        # A pool of their own, because the jobs of any other pool may wait for these calls.
+        self.ahead = Workers("ahead", _AHEAD_THREADS, log=log)
 
     def off_main(self, work: Callable[[], T]) -> T:
         """Return `work()`. On the main thread, let a worker do the work, and wait for it.
@@ -454,6 +458,6 @@ class WorkerPools:
     def in_order_of_end(self) -> tuple[Workers, ...]:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
         return (
-            self.enter, self.create, self.send, self.rest, self.fetch, self.loss, self.callback, self.awaited,
-            self.log,
+            self.enter, self.create, self.ahead, self.send, self.rest, self.fetch, self.loss, self.callback,
+            self.awaited, self.log,
         )  # fmt: skip

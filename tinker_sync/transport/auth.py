@@ -106,7 +106,7 @@ class KeyRing:
     def __init__(self, settings: Settings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
         self._clock = clock
-        # The thread that sets up the client writes these two before other threads use the ring.
+        # Written by the thread that sets up the client. Calls that are sent before use the key.
         self._enforce_cmd = False
         self._tokens = _printed_tokens(settings, clock)
         self._static: str | None = None  # the settings' key, cached: settings do not change

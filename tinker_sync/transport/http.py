@@ -207,6 +207,11 @@ class Http:
     def closed(self) -> bool:
         return self.pools.closed
 
+    @property
+    def embedded(self) -> bool:
+        """True if the calls go to the embedded server of this process."""
+        return self._embedded is not None
+
     def renew_after_fork(self) -> None:
         """Drop the copies of the parent's connections, in a forked child."""
         self.pools.renew_after_fork()
