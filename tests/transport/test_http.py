@@ -490,7 +490,7 @@ def test_connections_idle_for_long_are_not_used() -> None:
     clock = FakeClock()
     with AnsweringServer() as server, http_for(server, clock=clock) as http:
         http.send(post())
-        clock.advance(60)
+        clock.advance(601)
         http.send(post())
     assert server.connections == 2
 

@@ -12,7 +12,16 @@ import pytest
 from support.clock import FakeClock
 from support.servers import Peer, ScriptedServer
 
-from tinker_sync.transport.pools import MAX_IDLE_S, ConnectFailed, Connection, Origin, Pools, Route, connect
+from tinker_sync.transport.pools import (
+    MAX_IDLE_S,
+    ConnectFailed,
+    Connection,
+    Origin,
+    Pools,
+    Route,
+    connect,
+    has_arrived,
+)
 
 
 @pytest.fixture
@@ -63,6 +72,41 @@ def test_expired_connections_are_closed(
     pools.give_back(second)  # also closes expired connections
     assert repr(pools) == "<Pools open, 1 idle, 0 busy>"
     assert first.sock.fileno() == -1
+
+
+def test_connections_that_the_server_has_closed_are_closed_at_the_next_look(
+    pools: Pools, clock: FakeClock
+) -> None:
+    hang_up = threading.Event()
+
+    def close_when_told(peer: Peer) -> None:
+        hang_up.wait(120)
+        peer.close()
+
+    with ScriptedServer(close_when_told, close_when_told, Peer.wait_gone) as server:
+        route = Route(Origin.of(server.url))
+        first, second, third = (connect(route, 5) for _ in range(3))
+        for connection in (first, second, third):
+            assert pools.adopt(connection)
+        for connection in (first, second):
+            pools.give_back(connection)
+        hang_up.set()
+        assert all(has_arrived(connection.sock, 120) for connection in (first, second))
+        clock.advance(2)
+        pools.give_back(third)
+        assert repr(pools) == "<Pools open, 1 idle, 0 busy>"
+        assert (first.sock.fileno(), second.sock.fileno()) == (-1, -1)
+        pools.close()
+
+
+def test_a_connection_stays_for_minutes(
+    pools: Pools, opened: Callable[..., Connection], clock: FakeClock
+) -> None:
+    connection = opened()
+    pools.give_back(connection)
+    clock.advance(300)
+    assert pools.take(connection.route) is connection
+    pools.discard(connection)
 
 
 def test_a_call_may_limit_the_idle_time_of_its_connection(

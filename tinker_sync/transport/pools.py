@@ -20,6 +20,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 # Enough for every long poll of a busy client to reuse its connection. Each idle one costs a file descriptor.
 MAX_IDLE: Final = 1000
-# Most balancers and servers drop connections that are silent for a minute; a request on one could be lost.
-MAX_IDLE_S: Final = 50.0
+# Servers close idle connections after 5 s to an hour, and that is noticed before the next use. Until then a
+# new burst needs no handshakes. What drops silent connections on the way sees probes of TCP (below).
+MAX_IDLE_S: Final = 600.0
 _LOOK_EVERY_S: Final = 1.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # The names in various versions of OpenSSL for an answer that is not TLS.
@@ -585,7 +587,7 @@ class Pools:
         """Keep a connection for reuse, after its answer was read to the end.
 
         Close it if the pools are full or closed. About once a second, also close the connections that were
-        idle for too long.
+        idle for too long, or that the server has closed.
         """
         now_s = self._clock.now()
         connection.idle_since_s = now_s
@@ -600,8 +602,21 @@ class Pools:
             self._look_at_s = now_s + _LOOK_EVERY_S
             fresh = bisect_left(self._idle, now_s - self._max_idle_s, key=_idle_since_s)
             expired, self._idle = self._idle[:fresh], self._idle[fresh:]
+            others = self._idle[:-1]
         for old in expired if keep else [connection, *expired]:
             old.close()
+        # Servers close those first that were idle for longest.
+        self._drop_idle(list(takewhile(lambda idle: not idle.is_quiet(), others)))
+
+    def _drop_idle(self, connections: list[Connection]) -> None:
+        """Close those of these connections that are still idle."""
+        if not connections:
+            return
+        with self._lock:
+            dropped = [each for each in self._idle if each in connections]
+            self._idle = [each for each in self._idle if each not in connections]
+        for connection in dropped:
+            connection.close()
 
     def discard(self, connection: Connection) -> None:
         """Close a connection that cannot be used again."""
