@@ -58,12 +58,25 @@ def test_defaults() -> None:
         "timeout": Timeout(connect=5.0, read=60.0, idle=None),
         "max_retries": 10,
         "max_body_bytes": 1 << 30,
+        "max_connections": None,
         "sdk_version": "0.38.0",
         "dialect": "auto",
         "deadline_s": None,
         "pace": 1.0,
     }
     assert settings == Settings()
+
+
+def test_the_most_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_MAX_CONNECTIONS", " 200 ")
+    assert Settings.resolve().max_connections == 200
+    assert Settings.resolve(max_connections=3).max_connections == 3
+    for wrong in ("0", "-1", "many", "1.5"):
+        monkeypatch.setenv("TINKER_MAX_CONNECTIONS", wrong)
+        with pytest.raises(ConfigurationError, match=f"TINKER_MAX_CONNECTIONS .*{wrong}"):
+            Settings.resolve()
+    with pytest.raises(ConfigurationError, match="max_connections must be a whole number from 1, not 0"):
+        Settings(max_connections=0)
 
 
 def test_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:

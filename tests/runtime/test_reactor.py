@@ -238,7 +238,9 @@ def test_what_is_under_way_fails_at_the_close() -> None:
 
 
 # ------------------------------------------------------------------------------------- limits and calling off
-def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn() -> None:
+def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gate = threading.Semaphore(0)
 
     def script(peer: Peer) -> None:
@@ -257,6 +259,8 @@ def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn() -> None:
             gate.release()
         assert {held.reply().body for _ in range(6)} == {b"%d" % number for number in range(6)}
         assert server.connections == 2
+    [said] = caplog.messages
+    assert said.startswith("2 requests are under way, and others wait for a connection; TINKER_MAX_CONN")
 
 
 def test_a_request_called_off_is_closed_and_makes_room() -> None:

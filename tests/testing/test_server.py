@@ -156,10 +156,8 @@ def test_calls_are_recorded_in_order() -> None:
     with local() as server, server.service() as service:
         train(service, steps=1)
         names = [call.endpoint for call in server.calls if call.endpoint != "retrieve_future"]
-        assert names[:7] == [
-            *("client_config", "dynamic_config", "create_session", "create_model"),
-            *("forward_backward", "optim_step", "save_weights_for_sampler"),
-        ]
+        assert set(names[:3]) == {"client_config", "dynamic_config", "create_session"}  # sent together
+        assert names[3:7] == ["create_model", "forward_backward", "optim_step", "save_weights_for_sampler"]
         [passed] = server.calls_to("forward_backward")
         assert passed.request.forward_backward_input.loss_fn == "cross_entropy"
         [stepped] = server.calls_to("optim_step")

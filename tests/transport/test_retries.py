@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.servers import Peer, ScriptedServer, answer, resets, silent
+from support.servers import AnsweringServer, Peer, ScriptedServer, answer, resets, silent
 from support.wires import KEY, Notebook, http_for, post, settings_for
 
 from tinker_sync import errors
@@ -370,6 +370,14 @@ def test_deprecation_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
     assert "use v2" in caplog.text
     assert "marked" not in caplog.text
+
+
+def test_a_key_among_the_headers_of_a_call_is_the_only_one() -> None:
+    with AnsweringServer() as server, http_for(server) as http:
+        caller = Caller(http, settings_for(server))
+        caller.call(post(headers={"X-Idempotency-Key": "mine"}))
+        caller.call(post(headers={"X-Idempotency-Key": "mine"}, attempt=2))
+    assert [seen.header("x-idempotency-key") for seen in server.seen] == ["mine"] * 2
 
 
 def test_over_real_sockets() -> None:

@@ -204,6 +204,7 @@ class Settings:
     timeout: Timeout = field(factory=Timeout)
     max_retries: int = field(default=MAX_RETRIES, validator=_require_minimum(0))
     max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_require_minimum(1))
+    max_connections: int | None = field(default=None, validator=optional(_require_minimum(1)))
     sdk_version: str = SDK_VERSION
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
@@ -252,6 +253,7 @@ class Settings:
         timeout: Timeout | float | tuple[float, float] | None = None,
         max_retries: int = MAX_RETRIES,
         max_body_bytes: int = MAX_BODY_BYTES,
+        max_connections: int | None = None,
         sdk_version: str | None = None,
         dialect: object = "auto",
         deadline_s: float | None = None,
@@ -285,6 +287,8 @@ class Settings:
             max_body_bytes: a larger response is an error. The default depends on the call: 1 MiB where the
                 answer is a promise, in proportion to the request where it is a result, 8 MiB for most
                 others, and never more than 1 GiB.
+            max_connections: `TINKER_MAX_CONNECTIONS`. The most connections for samples and passes; None: half
+                of the files that the process may open. Further requests wait, and a warning says so.
             sdk_version: the protocol version to declare.
             dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
             deadline_s: the limit for a call with all its retries; None: minutes or hours, by kind of call.
@@ -330,6 +334,7 @@ class Settings:
             timeout=Timeout.of(timeout),
             max_retries=max_retries,
             max_body_bytes=max_body_bytes,
+            max_connections=_read_max_connections(max_connections, env),
             sdk_version=sdk_version or SDK_VERSION,
             dialect=dialect,
             deadline_s=deadline_s,
@@ -429,6 +434,15 @@ def _read_pace(env: _Environment) -> float:
         return 1.0 if text is None else float(text)
     except ValueError:
         raise ConfigurationError(f"TINKER_PACE must be a positive factor, not {text!r}") from None
+
+
+def _read_max_connections(argument: int | None, env: _Environment) -> int | None:
+    text = env.text("TINKER_MAX_CONNECTIONS")
+    if argument is not None or text is None:
+        return argument
+    if not (text.strip().isdecimal() and int(text)):
+        raise ConfigurationError(f"TINKER_MAX_CONNECTIONS must be a whole number from 1, not {text!r}")
+    return int(text)
 
 
 def _read_log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:

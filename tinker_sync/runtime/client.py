@@ -598,7 +598,13 @@ class ClientRuntime:
         pending = PendingChanges()
         self.pools = pools = WorkerPools(pending.under_way)
         self.notices = Notices(clock, pools.callback.run, connection.events)
-        self.reactor = Reactor(connection.http, pools.fetch, clock, needed=pending.under_way)
+        self.reactor = Reactor(
+            connection.http,
+            pools.fetch,
+            clock,
+            max_open=settings.max_connections,
+            needed=pending.under_way,
+        )
         flows = Flows(self.reactor, pools.fetch)
         self.lifecycle = Lifecycle(connection, flows, pools, pending)
         self.server = Server(

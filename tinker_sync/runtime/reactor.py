@@ -68,6 +68,11 @@ _SHARE_OF_FILES: Final = 0.5
 _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
 
+_MANY_OPEN: Final = (
+    "%d requests are under way, and others wait for a connection; TINKER_MAX_CONNECTIONS sets the most, "
+    "which otherwise is half of the files that the process may open (ulimit -n)"
+)
+
 _descriptor_in: Final = itemgetter(0)  # of an event of epoll
 
 Step = tuple[Any, ...]
@@ -406,6 +411,7 @@ class Reactor:
         self._clock = clock
         self._needed = needed
         self._max_open = max_open or files_to_use()
+        self._has_told = False  # that requests wait
         self._sequence = numbers()
         self._closed = False  # guarded by _lock; final
         self._begin()
@@ -464,6 +470,9 @@ class Reactor:
             self._end(ticket, closed_failure())
         elif begin:
             self._schedule_send(ticket)
+        elif not self._has_told:
+            self._has_told = True
+            _log.warning(_MANY_OPEN, self._max_open)
         return ticket
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:

@@ -49,6 +49,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.request import IDEMPOTENCY_KEY
 
 LONGEST_HINT_S: Final = 120.0
 """The longest pause that a server gets by asking for it: a wrong header must not stop a client for hours."""
@@ -530,7 +531,8 @@ def _may_have_been_done(error: APIError) -> bool:
 
 def _keyed(call: Call) -> Call:
     """Return the call with an idempotency key. A call that has one, a GET and a HEAD stay as they are."""
-    if call.idempotency_key or call.method in ("GET", "HEAD"):
+    named = IDEMPOTENCY_KEY.lower() in call.headers.lines
+    if call.idempotency_key or named or call.method in ("GET", "HEAD"):
         return call
     return call.but(idempotency_key=str(uuid.uuid4()))
 
