@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.servers import AnsweringServer, Peer, ScriptedServer, answer, resets, silent
-from support.wires import KEY, Notebook, http_for, post, settings_for
+from support.wires import KEY, Notebook, heard_by, http_for, post, settings_for
 
 from tinker_sync import errors
 from tinker_sync._base.policy import Ledger, Stage
@@ -354,7 +354,7 @@ def test_a_call_that_close_interrupts_names_the_close() -> None:
 
 def test_pauses_are_reported() -> None:
     notebook = Notebook()
-    caller_for(ScriptedHttp(status(503), REFUSED, OK), journal=Journal(notebook)).call(post())
+    caller_for(ScriptedHttp(status(503), REFUSED, OK), journal=Journal(heard_by(notebook))).call(post())
     assert [(e.attempt, e.delay_s, e.reason) for e in notebook.events] == [  # type: ignore[union-attr]
         (1, 0.5, "503"),
         (2, 1.0, "APIConnectionError"),
