@@ -312,3 +312,47 @@ def test_passes_of_many_chunks_may_be_called_without_waiting() -> None:
         trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
         calls = [trainer.forward_backward([datum] * count, "cross_entropy") for count in (1, 20, 1, 20, 20)]
         assert [len(call.result(timeout=60).loss_fn_outputs) for call in calls] == [1, 20, 1, 20, 20]
+
+
+# ------------------------------------------------------------------------------------ progress
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_status_of_a_call_is_that_of_its_requests(parallel: bool) -> None:
+    ready = threading.Event()
+    polled: list[str] = []
+
+    def poll(asked: Asked) -> Answer:
+        polled.append(asked.headers["x-tinker-request-type"])
+        first = polled[-1] == "ForwardBackward" and polled.count("ForwardBackward") == 1
+        return queue_paused("paused_capacity") if first else Answer(usual=True, gate=ready)
+
+    with world({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
+        trainer = trainer_of(client)
+        before, last = stub.hold("/optim_step"), threading.Event()
+        stepped = trainer.optim_step(types.AdamParams())
+        passed = trainer.forward_backward(data(2), "cross_entropy")
+        stub.await_asked("/optim_step")
+        assert (stepped.status().state, passed.status().state) == ("sending", "queued")
+        assert (passed.request_id, passed.request_ids, passed.timeline.sending) == (None, (), None)
+        stub.script("/retrieve_future", *[poll] * 9)
+        stub.script("/forward_backward", Answer(usual=True), Answer(usual=True, gate=last))
+        before.set()
+        stub.await_asked("/forward_backward", 2)
+        until(lambda: polled.count("ForwardBackward") == 2)
+        assert stepped.status().state == "waiting"
+        assert (passed.status().state, passed.status().reason) == ("paused", "busy")
+        assert (len(passed.request_ids), passed.timeline.accepted) == (1, None)
+        last.set()
+        until(lambda: len(passed.request_ids) == 2)
+        with pytest.raises(TimeoutError, match="paused, busy"):
+            passed.result(0)
+        ready.set()
+        passed.result(PATIENCE_S)
+        assert (stepped.result(PATIENCE_S).metrics, stepped.status().state) == ({"step:max": 1.0}, "done")
+        assert passed.status().state == "done"
+        assert passed.request_id == passed.request_ids[0]
+        times = passed.timeline
+        moments = [times.queued, times.sending, times.accepted, times.completed]
+        assert moments == sorted(moments)  # type: ignore[type-var]
+        assert times.duration_s == times.completed - times.queued  # type: ignore[operator]

@@ -20,7 +20,7 @@ from support.raising import raising
 from tinker_sync import types
 from tinker_sync.errors import UnsupportedByServerError, WireError
 from tinker_sync.runtime.answers import ExpectedOutputs, check_model, merge_metrics, merge_outputs
-from tinker_sync.runtime.futures import APIFuture, CombinedFuture, FutureState, Status, Timeline
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture, FutureState, Status
 from tinker_sync.types import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.adapt import check_response, name_sequences
@@ -421,67 +421,6 @@ class TestCancel:
         whole.cancel()
         assert parts[0].result(0) == 1
         assert parts[1].cancelled()
-
-
-class TestProgress:
-    def test_status_is_that_of_the_part_furthest_behind(self) -> None:
-        whole, parts = combined_of(2)
-        seen = [whole.status().state]
-        for step in (
-            parts[1]._mark_sending,
-            lambda: parts[1]._mark_accepted("req-2"),
-            parts[0]._mark_sending,
-            lambda: parts[0]._mark_accepted("req-1"),
-            lambda: parts[1]._mark_paused("rate limit"),
-            parts[1]._mark_waiting,
-            lambda: parts[1].resolve(2),
-            lambda: parts[0].resolve(1),
-        ):
-            step()
-            seen.append(whole.status().state)
-        assert [str(state) for state in seen] == [
-            *("queued", "sending", "sending", "sending", "waiting", "paused", "waiting", "waiting", "done")
-        ]
-
-    def test_the_reason_of_a_delay_comes_through_once_all_parts_are_accepted(self) -> None:
-        whole, parts = combined_of(3)
-        parts[1]._mark_waiting("no answer")
-        assert whole.status() == Status(FutureState.SENDING)
-        parts[0]._mark_accepted("req-1")
-        parts[2].resolve(3)
-        assert whole.status() == Status(FutureState.WAITING, "no answer")
-        parts[1]._mark_waiting()
-        assert whole.status() == Status(FutureState.WAITING)
-
-    def test_request_ids_stay_after_the_end(self) -> None:
-        whole, parts = combined_of(3)
-        assert (whole.request_id, whole.request_ids) == (None, ())
-        parts[2]._mark_accepted("req-3")
-        parts[0]._mark_accepted("req-1")
-        assert (whole.request_id, whole.request_ids) == ("req-1", ("req-1", "req-3"))
-        parts[1].fail(KeyError())
-        assert (whole.request_id, whole.request_ids) == ("req-1", ("req-1", "req-3"))
-
-    def test_timeline(self) -> None:
-        clock = FakeClock(now_s=10.0)
-        parts = parts_of(2, clock)
-        whole = combined(parts, clock=clock)
-        for step in (
-            parts[1]._mark_sending,
-            lambda: parts[1]._mark_accepted("req-2"),
-            parts[0]._mark_sending,
-        ):
-            clock.advance(1)
-            step()
-        assert whole.timeline == Timeline(10.0, 11.0, None, None)
-        for step in (
-            lambda: parts[0]._mark_accepted("req-1"),
-            lambda: parts[0].resolve(1),
-            lambda: parts[1].resolve(2),
-        ):
-            clock.advance(1)
-            step()
-        assert whole.timeline == Timeline(10.0, 11.0, 14.0, 16.0)
 
 
 def test_results_of_the_parts_go_with_the_parts() -> None:

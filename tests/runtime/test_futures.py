@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from support.clock import PATIENCE_S, FakeClock
+from support.clock import PATIENCE_S
 from support.crowd import aside, start, together, until
 from support.raising import raising
 from support.signals import at_every_moment
@@ -453,50 +453,11 @@ class TestCancel:
 
 
 class TestStatus:
-    def test_on_the_way(self) -> None:
-        future = APIFuture[int]()
-        assert future.status() == Status(FutureState.QUEUED)
-        future._mark_sending()
-        assert future.status() == Status(FutureState.SENDING)
-        future._mark_accepted("req-1")
-        assert future.status() == Status(FutureState.WAITING)
-        future._mark_paused("short of capacity")
-        assert future.status() == Status(FutureState.PAUSED, "short of capacity")
-        assert repr(future) == "<APIFuture paused, short of capacity, req-1>"
-        with pytest.raises(TimeoutError, match=r"\(paused, short of capacity, request req-1\)"):
-            future.result(0)
-        future._mark_waiting()
-        assert future.status() == Status(FutureState.WAITING)
-        future.resolve(7)
-        assert future.status() == Status(FutureState.DONE)
-
     def test_how_it_ended(self) -> None:
         cancelled = APIFuture[int]()
         cancelled.cancel()
         assert cancelled.status() == Status(FutureState.DONE, "cancelled")
         assert failed(KeyError()).status() == Status(FutureState.DONE, "failed: KeyError")
-
-    def test_timeline(self) -> None:
-        clock = FakeClock(now_s=100.0)
-        future = APIFuture[int](clock=clock)
-        marks: list[Callable[[], object]] = [
-            future._mark_sending,
-            future._mark_sending,  # sent again: the first counts
-            lambda: future._mark_accepted("req-1"),
-            lambda: future.resolve(7),
-            lambda: future.resolve(8),
-        ]
-        for mark in marks:
-            clock.advance(1)
-            mark()
-        moments = future.timeline
-        assert (moments.queued, moments.sending, moments.accepted, moments.completed) == (
-            100.0,
-            101.0,
-            103.0,
-            104.0,
-        )
-        assert moments.duration_s == 4.0
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs fork")
