@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from support.each import for_each
+from support.values import for_each
 
 from tinker_sync import errors
 from tinker_sync.errors import (

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.each import for_each
 from support.tinker_stub import StubServer
+from support.values import for_each
 
 import tinker_sync
 import tinker_sync.lib

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.hasty import trainer_of, world
-from support.limits import closed_s
-from support.pacing import quick_service
+from support.hasty import quick_service, trainer_of, world
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
@@ -108,7 +106,7 @@ def test_pauses_are_scaled_and_other_delays_are_not() -> None:
     clock = Still()
     limiter = RateLimiter(clock=clock)
     limiter.close_for(50)
-    assert closed_s(limiter) == pytest.approx(0.5)
+    assert limiter.pause_left_s() == pytest.approx(0.5)
 
     class Nobody:
         def run(self, job: Any) -> None: ...

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.each import for_each
 from support.sources import parsed, statements
+from support.values import for_each
 
 import tinker_sync
 from tinker_sync.errors import EXTRAS as PACKAGES_OF_EXTRAS

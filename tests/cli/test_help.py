@@ -16,8 +16,8 @@ import click
 import pytest
 from support.cli_runs import Run
 from support.cli_world import World
-from support.each import for_each
 from support.tinker_stub import Answer
+from support.values import for_each
 
 import tinker_sync
 from tinker_sync.cli.failures import BROKEN_PIPE, EXIT_CODES

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
-from support.pacing import quick_service
+from support.hasty import quick_service
 from support.scripts import Script
 from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.each import for_each
 from support.file_server import FileServer
 from support.hasty import sampler_of, trainer_of, world
 from support.tinker_stub import Answer
+from support.values import for_each
 
 import tinker_sync
 from tinker_sync import types

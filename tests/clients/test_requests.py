@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.hasty import FLAGS
-from support.pacing import quick_service
+from support.hasty import FLAGS, quick_service
 from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
 from tinker_sync import types

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.crowd import until
 from support.hasty import number_of, paused, sampler_of, trainer_of, world
-from support.open_files import room_for
+from support.raising import room_for
 from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 from tinker_sync import types

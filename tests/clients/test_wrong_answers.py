@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.hasty import FLAGS, hasty_service, sampler_of, trainer_of, world
-from support.pacing import quick_service
+from support.hasty import FLAGS, hasty_service, quick_service, sampler_of, trainer_of, world
 from support.tinker_stub import PROTO, Answer, Asked, Promise, Stub, StubServer
 
 from tinker_sync import errors, types

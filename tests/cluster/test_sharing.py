@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.limits import closed_s
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
@@ -28,7 +27,7 @@ def test_many_processes_begin_again_in_turns() -> None:
         limiter = RateLimiter(clock=FakeClock())
         member = sharing.SharedLimits("server", limiter)
         member.apply(News(version=1, delay_s=5.0, processes=30, rank=rank))
-        opens_in_s.append(closed_s(limiter))
+        opens_in_s.append(limiter.pause_left_s())
         assert "1.67 a second>" in repr(limiter)
     assert opens_in_s == [5.0, 5.0, 6.0, 7.0]
 

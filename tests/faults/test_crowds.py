@@ -21,11 +21,10 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.crowd import aside, let_others_run, together, until
+from support.crowd import Steps, aside, let_others_run, together, until
 from support.hasty import FLAGS
 from support.isolation import our_threads
 from support.sends import BlockingSender, FakeRequest, OnWorkers, entry
-from support.steps import Steps
 from support.tinker_stub import PROTO, Answer, Asked, Behaviour, Stub, StubServer, _fields, _sample_output
 
 from tinker_sync import types

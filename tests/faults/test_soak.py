@@ -31,8 +31,8 @@ from typing import NamedTuple
 import pytest
 from support import isolation
 from support.crowd import until
-from support.fault_ground import ground_apart
 from support.fault_runner import live, totals
+from support.fault_world import ground_apart
 
 SECONDS = float(os.environ.get("FAULT_SOAK_S", "2"))
 FIRST = int(os.environ.get("FAULT_FIRST", "0"))

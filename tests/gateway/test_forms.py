@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.agents import WAIT_S, Agent, events
 from support.chat_templates import ADD, TAGGED
-from support.each import for_each
+from support.values import for_each
 
 from tinker_sync import (
     InvalidInputError,

@@ -17,9 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.proto_mutate import mutated
-from support.proto_random import MESSAGES, comparable, random_message
-from support.proto_strategies import messages
+from support.proto_cases import MESSAGES, comparable, messages, mutated, random_message
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response

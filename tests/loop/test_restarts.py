@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.embedded import BASE, KEY, running
-from support.pacing import quick_service
+from support.hasty import quick_service
 
 import tinker_sync
 from tinker_sync import Datum, InvalidInputError, ModelInput

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.each import for_each
+from support.values import for_each
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses import numpy_loss

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandReactor
-from support.sends import HandWorkers, NoWorkers
+from support.sends import HandReactor, HandWorkers, NoWorkers
 
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.admission import Admission, ModelPause, Turn

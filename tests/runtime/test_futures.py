@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 
 import pytest
 from support.clock import PATIENCE_S
-from support.crowd import aside, start, together, until
+from support.crowd import Steps, aside, start, together, until
 from support.raising import raising
 from support.signals import at_every_moment
-from support.steps import Steps
 
 from tinker_sync._base.clock import Wake
 from tinker_sync.errors import RequestFailedError

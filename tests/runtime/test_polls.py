@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandReactor
 from support.raising import raising
-from support.sends import HandWorkers, NoWorkers
+from support.sends import HandReactor, HandWorkers, NoWorkers
 
 from tinker_sync import errors
 from tinker_sync._base import policy

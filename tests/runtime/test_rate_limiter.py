@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.limits import closed_s
 
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.rate_limiter import (
@@ -165,12 +164,12 @@ class TestClosed:
         clock, limiter, gate = limiter_and_gate()
         refuse(gate, delay_s=5)
         assert limiter.state() == "closed"
-        assert closed_s(limiter) == 5.0
+        assert limiter.pause_left_s() == 5.0
         clock.advance(4.999)
         assert gate.try_acquire() is None
         clock.advance(0.001)
         assert limiter.state() == "reopening"
-        assert closed_s(limiter) == 0.0
+        assert limiter.pause_left_s() == 0.0
         assert gate.try_acquire() is not None
 
     def test_a_wait_may_run_out_before(self) -> None:
@@ -187,7 +186,7 @@ class TestClosed:
         permits = [gate.acquire(), gate.acquire()]
         for permit, delay_s in zip(permits, delays, strict=True):
             gate.throttled(permit, delay_s)
-        assert closed_s(limiter) == end_s
+        assert limiter.pause_left_s() == end_s
 
     def test_recently(self) -> None:
         clock, limiter, _ = limiter_and_gate()
@@ -216,7 +215,7 @@ class TestReports:
         clock.advance(1.0)
         gate.succeeded(gate.acquire())
         limiter.close_for(1.0, reported=True)
-        assert closed_s(limiter) == 1.0
+        assert limiter.pause_left_s() == 1.0
 
     def test_one_that_comes_after_the_rate_was_forgotten_counts_again(self) -> None:
         clock, limiter, gate = limiter_and_gate()
@@ -225,7 +224,7 @@ class TestReports:
         for _ in range(3):  # uncounted, because nothing limits them any more
             gate.succeeded(gate.acquire())
         limiter.close_for(1.0, reported=True)
-        assert closed_s(limiter) == 1.0
+        assert limiter.pause_left_s() == 1.0
 
     def test_they_do_not_lower_the_rate(self) -> None:
         clock, limiter, gate = limiter_and_gate()
@@ -341,7 +340,7 @@ class TestReopening:
         pauses_s = []
         for _ in range(10):
             gate.throttled(gate.acquire())
-            pauses_s.append(closed_s(limiter))
+            pauses_s.append(limiter.pause_left_s())
             clock.advance(pauses_s[-1])
         assert pauses_s[0] == pytest.approx(2 / FIRST_RATE)
         assert pauses_s[1] > 1.5 * pauses_s[0]
@@ -350,7 +349,7 @@ class TestReopening:
         gate.succeeded(gate.acquire())
         clock.advance(2)
         gate.throttled(gate.acquire())
-        assert closed_s(limiter) == pytest.approx(2 / limiter._rate.a_second)
+        assert limiter.pause_left_s() == pytest.approx(2 / limiter._rate.a_second)
 
     def test_thousands_without_a_success_leave_a_rate(self) -> None:
         clock, limiter, gate = limiter_and_gate()

@@ -23,7 +23,7 @@ from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
 from support.forks import in_child
-from support.open_files import room_for
+from support.raising import room_for
 from support.sends import HandWorkers, NoWorkers
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked
 from support.wires import http_for, post

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from support.clock import FakeClock
-from support.polls import HandReactor
-from support.sends import NoWorkers
+from support.sends import HandReactor, NoWorkers
 
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Quota
 from tinker_sync.runtime.futures import APIFuture

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
-from support.crowd import aside, start, until
+from support.crowd import Steps, aside, start, until
 from support.raising import raising
-from support.steps import Steps
 
 import tinker_sync.runtime.workers
 from tinker_sync.runtime.workers import Workers

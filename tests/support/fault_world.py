@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import threading
 import traceback
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.managers import BaseManager
 from typing import Any
 
 from attrs import Factory, define
 from support.engine_ledger import Applied, Ledger, datum_of, engine_ledger, step_of
 from support.fault_proxy import FaultProxy
+from support.hasty import quick_service
 
 from tinker_sync import types
 from tinker_sync.clients.sampling import SamplingClient
@@ -35,6 +38,7 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.testing import LocalServer
+from tinker_sync.testing.server import PACE
 
 MODEL = "tinker-sync/random"
 # Long enough for twenty tries and more, so that no damage of `PASSING` costs a call. The pauses of these
@@ -483,3 +487,71 @@ class World:
 def _are_close(scores: list[float | None], expected: list[float | None]) -> bool:
     pairs = zip(scores, expected, strict=True)
     return all(a == b or (a is not None and b is not None and abs(a - b) < _CLOSE) for a, b in pairs)
+
+
+# ------------------ `ground_apart`: a `Ground` of fault worlds whose server runs in another process
+class _Serving:
+    """The server and its ledger, in the other process.
+
+    Args:
+        release_s: the seconds for which the server keeps the models of a session after the session has ended.
+        settings: settings of the server.
+    """
+
+    def __init__(self, release_s: float, settings: dict[str, Any]) -> None:
+        self._stack = ExitStack()
+        self._ledger = self._stack.enter_context(engine_ledger())
+        self._server = self._stack.enter_context(fault_server(release_s=release_s, **settings))
+
+    def address(self) -> tuple[str, str]:
+        """Return the URL and the key of the server."""
+        return self._server.url, self._server.key
+
+    def with_marks(self, marks: list[Any]) -> list[list[Applied]]:
+        return self._ledger.with_marks(marks)
+
+    def forget(self) -> None:
+        self._ledger.forget()
+        self._ledger.saved.clear()
+        self._server.forget()
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class _Manager(BaseManager):
+    """The manager that starts the other process, with `_Serving` in it."""
+
+
+_Manager.register("Serving", _Serving)
+
+
+class _Apart:
+    """A stand-in for the server and the ledger of a ground. It passes each call on to the other process."""
+
+    def __init__(self, serving: Any) -> None:
+        self._serving = serving
+        self.url, self.key = serving.address()
+
+    def service(self, **options: Any) -> ServiceClient:
+        return quick_service(PACE, **{"base_url": self.url, "api_key": self.key, **options})
+
+    def with_marks(self, marks: Iterable[Any]) -> list[list[Applied]]:
+        found: list[list[Applied]] = self._serving.with_marks(list(marks))
+        return found
+
+    def forget(self) -> None:
+        self._serving.forget()
+
+
+@contextmanager
+def ground_apart(*, release_s: float, **settings: Any) -> Iterator[Ground]:
+    """Run a server and a ledger in another process until the end of the block, and yield their ground."""
+    manager = _Manager(ctx=multiprocessing.get_context("spawn"))
+    with manager:
+        serving = manager.Serving(release_s, settings)  # type: ignore[attr-defined]
+        apart = _Apart(serving)
+        try:
+            yield Ground(apart, apart)  # type: ignore[arg-type]
+        finally:
+            serving.close()

@@ -14,6 +14,7 @@ from typing import Any
 from support.clock import PATIENCE_S, FakeClock
 from support.tinker_stub import PROTO, Asked, Behaviour, Stub, StubServer, _fields
 
+from tinker_sync._base.clock import paced
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
@@ -143,3 +144,10 @@ def number_of(asked: Asked) -> int:
     if asked.headers["content-type"] == PROTO:
         return int(dict(_fields(asked.body))[2])
     return int(asked.json()["seq_id"])
+
+
+# ------------------------------------------------ Clients whose pauses before another try are short
+def quick_service(pace: float = 0.01, **options: Any) -> ServiceClient:
+    """Return a service client that multiplies its pauses by `pace`."""
+    with paced(pace):
+        return ServiceClient(**options)

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from support.hasty import quick_service
 from support.orders import OrderedProcess, answer, fork
-from support.pacing import quick_service
 
 import tinker_sync
 from tinker_sync import types

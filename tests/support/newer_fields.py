@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from support.proto_mutate import varint
+from support.proto_cases import varint
 
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto.codec import LENGTH, Message, read_length, read_tag, skip

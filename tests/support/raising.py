@@ -1,9 +1,10 @@
-"""Functions that fail, and threads that do not start."""
+"""Functions that fail, threads that do not start, and a higher limit of open files."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import pytest
@@ -34,3 +35,24 @@ def refuse_threads(patch: pytest.MonkeyPatch, prefix: str) -> None:
         start(thread)
 
     patch.setattr(threading.Thread, "start", refuse)
+
+
+# ------------- A higher limit of open files, for tests that need more than the system's usual limit
+_OTHERS = 256
+
+
+@contextmanager
+def room_for(count: int) -> Iterator[None]:
+    """Raise the limit of open files by `count` for the block, or skip the test if that is not allowed."""
+    import resource  # not on Windows; such tests do not run there
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHERS
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        pytest.skip(f"the system allows {hard} open files")
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

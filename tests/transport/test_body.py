@@ -14,7 +14,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 from support.authority import Authority
-from support.pacing import quick_service
+from support.hasty import quick_service
 from support.servers import AnsweringServer, Peer, ScriptedServer, answer, redirect
 from support.tinker_stub import Answer, Asked, StubServer, _plain_body
 from support.wires import http_for, post

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.arrays import FLOATS, INTS
-from support.refusals import refusal
+from support.values import FLOATS, INTS, refusal
 
 from tinker_sync.types._arrays import (
     ByValue,

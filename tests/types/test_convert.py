@@ -18,7 +18,7 @@ from typing import Any, Literal, Union
 import numpy as np
 import pytest
 from cattrs.errors import IterableValidationError
-from support.each import for_each
+from support.values import for_each
 
 import tinker_sync
 from tinker_sync.errors import InvalidInputError

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.each import for_each
-from support.listing import long_lists
-from support.refusals import refusal
+from support.values import for_each, long_lists, refusal
 
 import tinker_sync
 from tinker_sync import SampledSequence

@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.arrays import CONTAINERS
-from support.each import for_each
-from support.listing import long_lists
-from support.refusals import refusal
+from support.values import CONTAINERS, for_each, long_lists, refusal
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.refusals import refusal
+from support.values import refusal
 
 from tinker_sync import types
 from tinker_sync.types import SampledSequence, SampleResponse, SamplingParams, TensorData, TopkLogprobs

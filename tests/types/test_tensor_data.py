@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from support.listing import long_lists
-from support.refusals import refusal
+from support.values import long_lists, refusal
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import TensorData

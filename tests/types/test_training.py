@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.refusals import refusal
+from support.values import refusal
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError

@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from support.each import for_each
 from support.random_models import flat_models, random_arguments
+from support.values import for_each
 
 import tinker_sync as tinker
 from tinker_sync import errors, types

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.each import for_each
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError

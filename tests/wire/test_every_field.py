@@ -15,9 +15,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 import numpy as np
 import pytest
-from support.each import for_each
-from support.proto_random import MESSAGES
+from support.proto_cases import MESSAGES
 from support.random_models import exported_models
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.types import (

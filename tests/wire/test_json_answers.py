@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.each import for_each
 from support.json_cases import BACKENDS, Codec, answer_kinds, mangled, random_answer, spoiled
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.each import for_each
 from support.json_cases import Codec, random_answer
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.proto_mutate import varint
-from support.proto_random import MESSAGES, comparable, random_message
-from support.proto_strategies import messages
+from support.proto_cases import MESSAGES, comparable, messages, random_message, varint
 
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.wire.proto import codec as writer

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.each import for_each
-from support.proto_mutate import hostile, mutated
-from support.proto_random import MESSAGES, comparable, random_message
+from support.proto_cases import MESSAGES, comparable, hostile, mutated, random_message
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.errors import WireError

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.each import for_each
-from support.proto_random import comparable
+from support.proto_cases import comparable
+from support.values import for_each
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, WireError

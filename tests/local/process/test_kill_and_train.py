@@ -18,9 +18,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from support.hasty import quick_service
 from support.mortal_runs import PATIENCE_S, STEPS, batch, train
 from support.mortal_server import KEY, MODEL, MortalServer
-from support.pacing import quick_service
 
 from tinker_sync import AdamParams, TinkerError, TrainingClient
 from tinker_sync.local.store import Store

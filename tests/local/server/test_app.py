@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.each import for_each
 from support.embedded import API, BASE, KEY, PROTO, Reply, Running, Wire, pass_body, running
 from support.newer_fields import newer_json, newer_protobuf
+from support.values import for_each
 
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.engine.host import Host
