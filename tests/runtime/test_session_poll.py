@@ -196,6 +196,28 @@ def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench)
     assert futures[2].result(0) == {"sequence": 2}
 
 
+def test_a_poll_costs_the_same_however_many_samples_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    now = bench.clock.now
+
+    def counting() -> float:
+        looks.append(now())
+        return looks[-1]
+
+    monkeypatch.setattr(bench.clock, "now", counting)
+    costs = []
+    for _ in range(2):
+        for _ in range(500):
+            bench.wait_for(f"{len(looks)}", deadline_at=now() + 3600.0)
+        before = len(looks)
+        bench.announce(0)
+        bench.reactor.pass_time()  # the next poll
+        costs.append(len(looks) - before)
+    assert costs[0] == costs[1] < 50
+
+
 def test_a_server_that_answers_at_once_without_news_is_not_asked_without_a_pause(bench: Bench) -> None:
     future = bench.wait_for("a")
     pauses = []
