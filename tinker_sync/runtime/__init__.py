@@ -47,7 +47,7 @@ Glossary:
 The other modules and their contents:
 
     client                 the parts that the clients of one service share, made and closed in order; its
-                           observers, its unfinished calls, and the end
+                           unfinished calls, and the end
     server                 the server's settings, asked for once, and the parts that depend on them; the calls
                            that a thread waits for; the wait after a 402
     handshake              the first exchange with a server: its settings and its dialect

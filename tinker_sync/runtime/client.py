@@ -4,7 +4,7 @@
 
 - `Connection`: the address, the keys and the sockets.
 - `pools`, `reactor`: the threads.
-- `Lifecycle`: the observers, the calls that have not ended, and the end of all parts.
+- `Lifecycle`: the calls that have not ended, and the end of all parts.
 - `server`: the server's settings, the session there, and the calls whose callers wait for the answer.
 
 A client does not use the network before its first call that needs the server. Calls under way keep a client
@@ -241,7 +241,7 @@ class HasLastCall(Protocol):
 
 
 class Lifecycle:
-    """The observers, the unfinished calls and the end of one client. Thread-safe.
+    """The unfinished calls and the end of one client. Thread-safe.
 
     The set of unfinished futures needs no lock; the docstring of `tinker_sync.runtime` has the reason. A
     future that is added while the client closes fails in any case: it is in the copy of the set that
