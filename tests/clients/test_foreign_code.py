@@ -6,6 +6,7 @@ Such code is a done callback, a listener for queue states, or a handler of the l
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +14,16 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
+from support.forks import in_child
 from support.handed_records import wait_for_handlers
 from support.hasty import sampler_of
 from support.tinker_stub import Answer, StubServer
 
 from tinker_sync import types
+from tinker_sync._base.log import Log
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
+from tinker_sync.runtime.workers import Workers
 
 PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -216,3 +220,19 @@ def test_records_reach_a_handler_in_the_order_in_which_they_were_made() -> None:
             made.setdefault(record.threadName, []).append(record.created)
     assert sum(map(len, made.values())) > 100
     assert [name for name, times in made.items() if times != sorted(times)] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are for POSIX")
+def test_a_child_that_a_worker_forks_logs_by_itself() -> None:
+    """The thread that takes the records of the parent is not in the child, so they would be lost."""
+
+    def log() -> None:
+        records: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = records.append  # type: ignore[method-assign]
+        logging.getLogger("tinker_sync.clients").addHandler(handler)
+        Log("tinker_sync.clients").warning("from the child")
+        assert [record.getMessage() for record in records] == ["from the child"]
+
+    with Workers("fork", 1) as workers:
+        workers.submit(in_child, log).result(PATIENCE_S)
