@@ -14,6 +14,7 @@ from support.chat_templates import ADD, TAGGED, THINKING
 
 from tinker_sync import (
     ConfigurationError,
+    InvalidInputError,
     SampledSequence,
     SampleResponse,
     SamplingClient,
@@ -172,14 +173,16 @@ def test_choices_are_trajectories(gateway: Gateway) -> None:
 
 
 def test_labels_keep_equal_chats_apart(gateway: Gateway) -> None:
-    for label in ("a/b", "c d"):
+    for label in ("a/v1/b", "/", "c d"):
         with Agent(gateway, label) as agent:
             chat = [user("What is 1+1?")]
             agent.say(chat, temperature=0)
             agent.say([*chat, user("Sure?")], temperature=0)
-    assert [trajectory.label for trajectory in gateway.trajectories()] == ["a/b", "c d"]
+    assert [trajectory.label for trajectory in gateway.trajectories()] == ["a/v1/b", "/", "c d"]
     [only] = gateway.trajectories("c d")
     assert len(only.turns) == 2
+    with pytest.raises(InvalidInputError, match="would vanish"):
+        gateway.openai_base_url("..")
 
 
 def test_weights_can_be_swapped(service: ServiceClient, gateway: Gateway) -> None:

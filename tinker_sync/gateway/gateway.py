@@ -170,6 +170,9 @@ class Gateway:
             label: a name that the exchanges of this address get, such as that of a task or an agent. Chats
                 with different labels are never taken for one another, even if they say the same.
 
+        Raises:
+            InvalidInputError: the label is "." or "..", which programs drop from an address.
+
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
@@ -192,6 +195,8 @@ class Gateway:
         ...         gateway.anthropic_base_url("task-7").removeprefix(gateway.url)
         '/task-7'
         """
+        if label in (".", ".."):
+            raise InvalidInputError(f"label: {label!r} would vanish from the address; give another one")
         return f"{self.url}/{quote(label, safe='')}" if label else self.url
 
     # -------------------------------------------------------------------------------------- weights, records
