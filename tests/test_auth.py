@@ -157,7 +157,7 @@ def test_refusals_are_raised_at_once_and_typed(
 
 @pytest.mark.parametrize("body", [b"hello", b"[]", b"", b"[" * 100_000])
 def test_an_invalid_config_is_an_error(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    with pytest.raises(errors.APIResponseValidationError, match="the answer of client_config cannot be read"):
+    with pytest.raises(errors.APIResponseValidationError, match="client_config"):
         ask(monkeypatch, CONFIG=answer(body))
 
 
@@ -171,7 +171,7 @@ def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_key_no_request_is_sent() -> None:
     # This is the vendor's address, so a request would fail the test.
-    with pytest.raises(errors.CredentialError, match="there is no API key"):
+    with pytest.raises(errors.CredentialError, match="API key"):
         raise_if_tinker_not_accessible()
 
 

@@ -295,7 +295,7 @@ class TestBadArguments:
                     call([], "cross_entropy")
             with pytest.raises(TypeError, match="AdamParams"):
                 trainer.optim_step()
-            with pytest.raises(InvalidInputError, match="kind is 'snapshot' or 'inflight'"):
+            with pytest.raises(InvalidInputError, match="inflight"):
                 trainer.save_weights_and_get_sampling_client(kind="other")  # type: ignore[arg-type]
 
 
@@ -540,7 +540,7 @@ def test_a_training_client_needs_a_model() -> None:
     with (
         StubServer() as stub,
         tinker.ServiceClient(base_url=stub.url, api_key="tml-key") as service,
-        pytest.raises(tinker.InvalidInputError, match="give the model_id of an existing model"),
+        pytest.raises(tinker.InvalidInputError, match="model_id"),
     ):
         tinker.TrainingClient(service.holder)
 

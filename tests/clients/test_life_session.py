@@ -324,7 +324,7 @@ def test_the_loss_of_a_session_reaches_the_callers(
         trainer.save_weights_and_get_sampling_client,
     ]
     for call in new_calls:
-        with pytest.raises(SessionLostError, match="session-0: 410 Gone: session expired") as caught:
+        with pytest.raises(SessionLostError, match="session-0: 410") as caught:
             call()
         assert "Make a new ServiceClient" in str(caught.value)
         assert caught.value.session_id == "session-0"
@@ -446,7 +446,7 @@ def test_a_sample_fails_with_the_error_of_a_token_that_cannot_be_renewed(
 def test_a_mistyped_parameter_is_told_from_one_of_another_version(name: str) -> None:
     with pytest.raises(TypeError, match=f"no parameter '{name}'; did you mean"):
         ServiceClient(**{name: "local"})
-    with pytest.warns(FutureWarning, match="http2 has no meaning here"):
+    with pytest.warns(FutureWarning, match="http2"):
         ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", http2=True)
 
 
@@ -466,7 +466,7 @@ def test_another_web_server_is_not_taken_for_one_of_another_version(status: int)
 
 def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> None:
     with (
-        pytest.warns(UserWarning, match=r"^the base URL ends with /api/v1, which every call adds by itself"),
+        pytest.warns(UserWarning, match="/api/v1"),
         ServiceClient(base_url=f"{stub.url}/api/v1/", api_key="tml-x") as service,
     ):
         assert service.holder.settings.base_url == f"{stub.url}/api/v1"

@@ -143,8 +143,10 @@ def test_a_sampler_in_the_middle_of_a_run_waits_for_a_blocked_account() -> None:
     with world() as (stub, client):
         trainer_of(client)
         stub.script("/create_sampling_session", *[Answer(402, {"detail": "pay"})] * 2)
-        sampler_of(client)
-        assert paused(client) == [5.0, 5.0]
+        sampler = sampler_of(client)
+        stub.script("/asample", Answer(402, {"detail": "pay"}))
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert paused(client) == pytest.approx([5.0] * 3)
 
 
 def test_tokens_for_weights_go_as_they_were_given() -> None:
@@ -343,7 +345,7 @@ def test_a_call_ends_at_its_deadline_behind_one_that_is_being_sent(
     first = trainer.optim_step(STEP)
     stub.await_asked("/optim_step")
     late, last = CALLS[call](trainer), trainer.optim_step(STEP)
-    with pytest.raises(DeadlineError, match=r"was not sent within the deadline.* it waited for its turn"):
+    with pytest.raises(DeadlineError, match=r"not sent.*its turn"):
         late.result(PATIENCE_S)
     assert not first.done()
     release.set()
@@ -360,7 +362,7 @@ def test_a_call_ends_at_its_deadline_before_its_client_is_ready(
     trainer = service.create_lora_training_client("stub/model")
     sampler = service.create_sampling_client(base_model="stub/model")
     late = sampler.sample(PROMPT, 1, PARAMS, deadline=SOON_S) if kind == "sample" else CALLS[kind](trainer)
-    with pytest.raises(DeadlineError, match="was not sent within the deadline"):
+    with pytest.raises(DeadlineError, match="not sent"):
         late.result(PATIENCE_S)
     assert not trainer.done()
     for each in release:
@@ -392,7 +394,7 @@ def test_a_sample_ends_at_its_deadline_behind_others_at_a_limit(stub: Stub, serv
     for each in late:
         with pytest.raises(
             DeadlineError,
-            match=r"was not sent within the deadline.* asked for a pause, of which 1\S+ s are left",
+            match=r"not sent.*1\S+ s are left",
         ):
             each.result(PATIENCE_S)
     assert not refused.done()
@@ -409,7 +411,7 @@ def test_a_refused_sample_ends_at_its_deadline_behind_others(stub: Stub, service
     late = sampler.sample(PROMPT, 1, PARAMS, deadline=1.0)
     stub.await_asked("/asample", 2)
     release.set()
-    with pytest.raises(DeadlineError, match=r"was not accepted within the deadline.*status 429"):
+    with pytest.raises(DeadlineError, match=r"not accepted.*429"):
         late.result(PATIENCE_S)
     assert not first.done()
     assert len(stub.asked("/asample")) == 2

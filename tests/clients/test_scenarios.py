@@ -93,7 +93,7 @@ def test_after_a_refused_chunk_of_a_serial_pass_the_client_goes_on() -> None:
         trainer = trainer_of(client)
         stub.script("/forward_backward", *[refuse_number(2)] * 4)
         passed = trainer.forward_backward(data(7), "cross_entropy")
-        with pytest.raises(UnprocessableEntityError, match="1 of the 4 requests of this call were accepted"):
+        with pytest.raises(UnprocessableEntityError, match="1 of the 4"):
             passed.result(PATIENCE_S)
         assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics == {"step:max": 2.0}
         assert training_order(stub) == [1, 2, 2]
@@ -209,7 +209,7 @@ def test_a_paused_model_holds_its_own_samples_back_and_sends_them_in_order_after
         held = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(10)]
         late = sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=0.05)
         other.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
-        with pytest.raises(DeadlineError, match="the server has no capacity for the model"):
+        with pytest.raises(DeadlineError, match="no capacity"):
             late.result(PATIENCE_S)
         assert len(stub.asked("/asample")) == 2
         line.pause.begin(client.holder.clock, 0.0)

@@ -86,7 +86,7 @@ def test_a_server_that_gives_two_calls_one_promise_is_an_error(
         release = stub.hold("/retrieve_future")
         first = accepted(call, stub)
         stub.script(path, *[Answer(body={"request_id": first.request_id})] * 3)
-        with pytest.raises(APIResponseValidationError, match="is the request of another call"):
+        with pytest.raises(APIResponseValidationError, match="another call"):
             call().result(PATIENCE_S)
         release.set()
         assert first.result(PATIENCE_S)
@@ -201,7 +201,7 @@ def test_a_chunk_without_outputs_shifts_nothing(call: str, parallel: bool) -> No
     with world({**CHUNKS, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
         trainer = trainer_of(client)
         change(stub, "forward_backward", lambda promise: setattr(promise, "payload", b""))
-        with pytest.raises(APIResponseValidationError, match="expected 4, one for each datum, got 0"):
+        with pytest.raises(APIResponseValidationError, match="expected 4"):
             getattr(trainer, call)(data(8), "cross_entropy").result(PATIENCE_S)
         whole = getattr(trainer, call)(data(8), "cross_entropy").result(PATIENCE_S)
         assert [row["logprobs"].data[0] for row in whole.loss_fn_outputs] == pytest.approx(

@@ -137,7 +137,7 @@ def test_failed_write_keeps_the_old_file(file: CredentialsFile, monkeypatch: pyt
     before = file.path.read_bytes()
 
     monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
-    with pytest.raises(ConfigurationError, match=r"credentials\.json cannot be written: No space left"):
+    with pytest.raises(ConfigurationError, match=r"credentials\.json .*No space left"):
         file.add("k2", key("tml-2"))
     assert file.path.read_bytes() == before
     assert [path.name for path in file.path.parent.iterdir()] == ["credentials.json"]

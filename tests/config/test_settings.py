@@ -318,7 +318,7 @@ def test_a_timeout_takes_the_arguments_of_the_reference_client() -> None:
     assert Timeout(None) == Timeout(connect=None, read=None) == Timeout(86400)
     assert Timeout(SimpleNamespace(connect=3, read=None), read=9) == Timeout((3, 9))
     assert Timeout(Timeout(idle=4), read=9) == Timeout(read=9, idle=4)
-    with pytest.raises(ConfigurationError, match="read must be a number of seconds, not 'x'"):
+    with pytest.raises(ConfigurationError, match=r"read must be .*'x'"):
         Timeout("x")
     made = Timeout(60, connect=5, idle=2)
     assert attrs.evolve(made, read=8) == Timeout(connect=5, read=8, idle=2)

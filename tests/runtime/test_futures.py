@@ -135,9 +135,7 @@ class TestWaitingNeverCancels:
         future = APIFuture[int]()
         future._mark_accepted("req-1")
         for wait in (future.result, future.exception):
-            with pytest.raises(
-                TimeoutError, match=r"no result after 0 s \(waiting, request req-1\)"
-            ) as caught:
+            with pytest.raises(TimeoutError, match="waiting, request req-1") as caught:
                 wait(0)
             assert isinstance(caught.value, concurrent.futures.TimeoutError)
         assert not future.cancelled()

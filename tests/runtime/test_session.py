@@ -401,5 +401,5 @@ def test_without_a_thread_the_last_thing_is_done_by_the_thread_that_stops_it() -
 
 def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
-    with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
+    with pytest.raises(TinkerError, match="no thread"):
         HeartbeatBench().heartbeat.start()

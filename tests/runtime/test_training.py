@@ -199,5 +199,5 @@ class TestSplit:
         assert len(chunks) >= math.ceil(len(data) / max_count)
 
     def test_no_data_is_refused(self) -> None:
-        with pytest.raises(InvalidInputError, match="data: expected at least one datum"):
+        with pytest.raises(InvalidInputError, match="at least one datum"):
             split([], max_bytes=100, max_count=10)

@@ -199,7 +199,7 @@ def test_a_wrong_number_of_parts_is_refused(tmp_path: Path, parts: Any) -> None:
 @pytest.mark.parametrize("host", [".files", "*", "[::1", "files:99999"])
 def test_malformed_addresses_are_refused(host: str) -> None:
     http = SignedHttp(Settings.resolve(base_url="https://service.invalid", api_key="tml-a"))
-    with pytest.raises(errors.TransferError, match="the server gave an address") as caught:
+    with pytest.raises(errors.TransferError, match="gave an address") as caught:
         http.get(f"https://{host}/a?signature=s3cr3t", {})
     assert "s3cr3t" not in str(caught.value)
     assert caught.value.__suppress_context__
@@ -209,7 +209,7 @@ def test_malformed_addresses_are_refused(host: str) -> None:
 def test_a_redirect_to_a_malformed_address_is_refused(tmp_path: Path) -> None:
     with (
         FileServer({"a": 5}, redirect="https://[::1/a?signature=s3cr3t") as server,
-        pytest.raises(errors.TransferError, match="redirects to an address that is not valid") as caught,
+        pytest.raises(errors.TransferError, match="redirects") as caught,
     ):
         fetch(server, tmp_path / "out")
     assert "s3cr3t" not in str(caught.value)
@@ -551,7 +551,7 @@ def test_a_server_that_names_a_part_and_sends_the_whole_file(tmp_path: Path) -> 
 def test_a_range_that_cannot_be_is_asked_for_again(value: str) -> None:
     """An empty part was asked for without end, and a size of 0 made an empty file."""
     answer = SimpleNamespace(status=206, headers=HeaderMap({"Content-Range": value}))
-    with pytest.raises(response_head.TryAgain, match="empty or ends after the end"):
+    with pytest.raises(response_head.TryAgain, match="after the end"):
         response_head.read_head(answer, 5, 10, 0.0, encoded=False)
 
 

@@ -88,7 +88,7 @@ def test_without_a_thread_the_future_of_a_transfer_fails(
             rest.upload_external_weights(tmp_path, BASE, LORA),
         ]
     for future in futures:
-        with pytest.raises(TinkerError, match="no thread for this call: can't start new thread"):
+        with pytest.raises(TinkerError, match="no thread"):
             future.result(120)
 
 

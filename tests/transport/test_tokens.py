@@ -243,7 +243,7 @@ def test_a_rejection_of_an_older_token_costs_no_exchange() -> None:
 def test_a_rejected_token_is_not_used_again_when_the_exchange_fails() -> None:
     tokens, exchange, _ = cache(3600.0, APIConnectionError("no route"), 3600.0)
     first = tokens.get()
-    with pytest.raises(CredentialError, match="there is no new one: no route"):
+    with pytest.raises(CredentialError, match="no new one: no route"):
         tokens.renewed(first)
     assert number(tokens.get()) == 3
     assert exchange.count == 3
@@ -295,9 +295,7 @@ def test_an_expired_token_without_a_new_one_is_an_error_with_its_reason() -> Non
     tokens.get()
     clock.advance(1000)
     for fetched in (2, 3):
-        with pytest.raises(
-            CredentialError, match=r"the token is over and there is no new one: no route"
-        ) as caught:
+        with pytest.raises(CredentialError, match=r"token is over.*no route") as caught:
             tokens.get()
         assert caught.value.__cause__ is failure
         assert exchange.count == fetched
@@ -343,7 +341,7 @@ def test_the_exchange_itself_must_not_ask_for_a_token() -> None:
         return Grant(tokens.get())
 
     tokens = TokenCache(fetch, clock)
-    with pytest.raises(CredentialError, match="must use the long-lived credential"):
+    with pytest.raises(CredentialError, match="long-lived"):
         tokens.get()
 
 

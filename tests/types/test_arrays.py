@@ -75,7 +75,7 @@ def test_none_becomes_nan() -> None:
     "value", ["12", b"12", {"a": 1}, {1, 2}, None, object(), (i for i in [1]), {1: 2}.keys(), 1j]
 )
 def test_values_without_numbers_raise_type_error(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^x: expected a list, tuple, range, numpy array or torch tensor"):
+    with pytest.raises(TypeError, match=r"^x: expected a list, "):
         wire_array(value, "x")
 
 

@@ -103,7 +103,7 @@ def test_inputs_must_be_a_mapping_with_text_keys() -> None:
     with pytest.raises(TypeError, match="names in text, got 1"):
         Datum(PROMPT, {1: [1]})
     for wrong in ([("weights", [1])], None, "weights"):
-        with pytest.raises(TypeError, match="expected a mapping of names to tensors"):
+        with pytest.raises(TypeError, match="mapping"):
             Datum(PROMPT, wrong)
     inputs = MappingProxyType({"weights": [1, 1, 1]})
     assert Datum(PROMPT, inputs).loss_fn_inputs["weights"].shape == [3]
@@ -156,9 +156,7 @@ def test_spans_must_come_in_pairs_of_the_right_kind() -> None:
     for pair in (([RUN], None), (None, [RUN]), ([], None)):
         with pytest.raises(AssertionError, match="in pairs"):
             Datum(PROMPT, {}, *pair)
-    with pytest.raises(
-        TypeError, match="span 1 must be a PromptProvenanceSpan or SampledProvenanceSpan, got dict"
-    ):
+    with pytest.raises(TypeError, match=r"span 1 .*got dict"):
         Datum(PROMPT, {}, [RUN, {"sequence_id": "s", "length": 3}], [RUN])
 
 
@@ -369,9 +367,7 @@ def test_what_is_no_chat_is_refused_with_the_remedy(messages: Any, complaint: st
 
 
 def test_a_chat_to_train_on_needs_an_answer() -> None:
-    with pytest.raises(
-        InvalidInputError, match="no message of the assistant to train on, only of role 'user'"
-    ):
+    with pytest.raises(InvalidInputError, match="only of role 'user'"):
         tinker_sync.data.from_chat(CHAT, tokenizer())
 
 
@@ -415,5 +411,5 @@ def test_trained_tokens_of_a_chat_are_those_of_the_assistant() -> None:
 
 def test_weights_that_do_not_fit_are_named() -> None:
     datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1, 1, 1]})
-    with pytest.raises(InvalidInputError, match="there are 2 targets and 3 weights or advantages"):
+    with pytest.raises(InvalidInputError, match="2 targets and 3"):
         datum.trained_tokens  # noqa: B018

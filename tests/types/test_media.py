@@ -114,14 +114,14 @@ def test_images_of_pillow_are_converted_to_a_mode_of_the_format(mode: str, form:
 
 
 def test_other_objects_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="image: expected an image of Pillow, got a str"):
+    with pytest.raises(InvalidInputError, match=r"image: .*str"):
         ImageChunk.from_image("cat.png")
-    with pytest.raises(InvalidInputError, match="format: expected 'png' or 'jpeg', got 'gif'"):
+    with pytest.raises(InvalidInputError, match=r"format: .*'gif'"):
         ImageChunk.from_image(Pillow("RGB"), format="gif")  # type: ignore[arg-type]
 
 
 def test_the_size_of_a_damaged_chunk_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"ImageChunk\.data: expected a PNG or JPEG"):
+    with pytest.raises(InvalidInputError, match=r"ImageChunk\.data: .*PNG"):
         ImageChunk(data=b"...", format="png").size  # noqa: B018  # the access is the test
 
 

@@ -69,9 +69,7 @@ def test_reprs_show_the_host_of_signed_addresses_only() -> None:
 
 
 def test_an_unknown_kind_of_checkpoint_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"^Checkpoint\.checkpoint_type: expected one of 'training', "
-    ):
+    with pytest.raises(InvalidInputError, match=r"^Checkpoint\.checkpoint_type: .*'training'"):
         Checkpoint(checkpoint_id="a", checkpoint_type="weights", time=0, tinker_path="a")
 
 
@@ -119,7 +117,7 @@ def test_a_bad_event_is_named_by_its_index() -> None:
     broken = {**EVENT, "event_info": {"type": "checkpoint", "count": "many"}}
     with pytest.raises(
         InvalidInputError,
-        match=r"^BillingUsageResponse\.data\[1\]\.event_info\.count: expected a whole number",
+        match=r"^BillingUsageResponse\.data\[1\]\.event_info\.count: ",
     ):
         types.BillingUsageResponse.model_validate({"data": [good, broken]})
 
@@ -239,9 +237,7 @@ def test_completions_are_recognized_by_their_state() -> None:
         types.FutureFinished(request_id="a", response_payload_uncompressed_size=5),
         types.FutureFailed(request_id="b"),
     ]
-    with pytest.raises(
-        InvalidInputError, match=r"\.completions\[1\]\.state: expected one of 'finished', 'failed'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"\.completions\[1\]\.state: .*'failed'"):
         types.FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
 
 

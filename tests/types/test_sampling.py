@@ -265,13 +265,13 @@ def test_settings_of_other_engines_are_ignored_with_one_warning() -> None:
 
 
 def test_a_misspelt_setting_is_refused() -> None:
-    with pytest.raises(TypeError, match="no parameter 'max_token'; did you mean 'max_tokens'"):
+    with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         SamplingParams(max_token=5, stop_token_ids=[1])  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["max_new_tokens", "max_completion_tokens"])
 def test_the_limit_of_another_engine_is_no_setting_to_ignore(name: str) -> None:
-    with pytest.raises(TypeError, match=f"no parameter '{name}'; did you mean 'max_tokens'"):
+    with pytest.raises(TypeError, match=f"'{name}'.*'max_tokens'"):
         SamplingParams(**{name: 5})  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match=f"{name} ignored"):
         assert SamplingParams(**{"max_tokens": 5, name: 7}).max_tokens == 5  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ def test_a_sequence_may_be_made_of_lists() -> None:
     assert (made.tokens, made.logprobs, made.length) == ([5, 6], [-1.0, -2.0], 2)
     made = SampledSequence("length", "seq-1", tokens=[7])  # type: ignore[call-arg]
     assert made.logprobs is None
-    with pytest.raises(TypeError, match="SampledSequence has no parameter 'ids'"):
+    with pytest.raises(TypeError, match="no parameter 'ids'"):
         SampledSequence("stop", tokens=[5], ids=[5])  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="stop_reason"):
         SampledSequence(tokens=[5])  # type: ignore[call-arg]

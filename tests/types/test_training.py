@@ -44,7 +44,7 @@ def test_data_must_be_an_iterable_of_datums() -> None:
     kept = ForwardBackwardInput(given, "ppo")
     given.append(GOOD)
     assert kept.data == [GOOD]
-    with pytest.raises(TypeError, match=r"^data\[1\]: expected a Datum, got dict"):
+    with pytest.raises(TypeError, match=r"^data\[1\]: .*Datum"):
         ForwardBackwardInput([GOOD, {}], "ppo")
     for wrong in (GOOD, None, 5, "data", {"data": GOOD}):
         with pytest.raises(TypeError, match=r"^data"):
@@ -174,11 +174,11 @@ def test_masked_targets_pass_beside_usual_data() -> None:
 
 
 def test_a_single_datum_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"got a single one; write \[datum\]$"):
+    with pytest.raises(TypeError, match=r"write \[datum\]$"):
         ForwardBackwardInput(GOOD, "ppo")
-    with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got ModelInput$"):
+    with pytest.raises(TypeError, match=r"^data: .*got ModelInput$"):
         ForwardBackwardInput(cast("Any", GOOD.model_input), "ppo")
-    with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got NoneType$"):
+    with pytest.raises(TypeError, match=r"^data: .*got NoneType$"):
         ForwardBackwardInput(None, "ppo")
 
 
@@ -203,7 +203,7 @@ def test_metrics_are_a_dictionary_that_lists_its_names_in_an_error() -> None:
     assert passed.metrics.get("loss") is None
     for again in (pickle.loads(pickle.dumps(passed)), copy.deepcopy(passed), passed.model_copy(update={})):
         assert again == passed
-        with pytest.raises(KeyError, match="no metric 'loss'; there are loss:sum"):
+        with pytest.raises(KeyError, match="'loss'; there are loss:sum"):
             again.metrics["loss"]
     assert json.loads(json.dumps(passed.metrics)) == given
     stepped = OptimStepResponse(metrics={"grad_norm": 1})
@@ -244,7 +244,7 @@ def test_copies_of_open_families_are_complete() -> None:
 
 def test_absent_fields_raise_attribute_error() -> None:
     config = OptimizerConfigBase(type="muon", _hidden=1)
-    with pytest.raises(AttributeError, match="'OptimizerConfigBase' object has no attribute 'version'"):
+    with pytest.raises(AttributeError, match="no attribute 'version'"):
         config.version  # noqa: B018  # the access is the test
     with pytest.raises(AttributeError):
         config._hidden  # noqa: B018
@@ -293,9 +293,9 @@ def test_the_settings_of_a_step_have_three_names(name: str) -> None:
 
 
 def test_the_settings_of_a_step_must_be_given_once() -> None:
-    with pytest.raises(TypeError, match=r"exactly one of .*, 0 were given"):
+    with pytest.raises(TypeError, match="0 were given"):
         OptimStepRequest(model_id="m")
-    with pytest.raises(TypeError, match=r"exactly one of .*, 2 were given"):
+    with pytest.raises(TypeError, match="2 were given"):
         OptimStepRequest(model_id="m", adam_params=AdamParams(), optim_params=AdamParams())
     with pytest.raises(InvalidInputError, match="exactly one of"):
         OptimStepRequest.model_validate({"model_id": "m"})

@@ -342,11 +342,11 @@ def test_replace_converts_and_checks_as_the_constructor() -> None:
     assert changed.model_input is DATUM.model_input
     assert dataclasses.replace(TENSOR, shape=[4, 1]).tolist() == [[1], [2], [3], [4]]
     assert dataclasses.replace(SEQUENCE, stop_reason="length").tokens == [5, 6]
-    with pytest.raises(InvalidInputError, match=r"do not fill the shape \[3, 3\]"):
+    with pytest.raises(InvalidInputError, match=r"shape \[3, 3\]"):
         dataclasses.replace(TENSOR, shape=[3, 3])
-    with pytest.raises(InvalidInputError, match="offset: expected 0 or more"):
+    with pytest.raises(InvalidInputError, match="offset: "):
         dataclasses.replace(PromptProvenanceSpan(sequence_id="seq-1", length=2), offset=-1)
-    with pytest.raises(TypeError, match="Datum has no parameter 'weights'"):
+    with pytest.raises(TypeError, match="'weights'"):
         dataclasses.replace(DATUM, weights=[1])
 
 
@@ -442,9 +442,9 @@ def test_errors_in_objects_name_the_place() -> None:
 def test_a_class_with_other_fields_is_refused_with_its_package() -> None:
     with pytest.raises(TypeError, match=r"the Datum of the package \w+, which has other fields"):
         listed_data([Without.Datum()])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"data\[0\]: expected a Datum, got int$"):
+    with pytest.raises(TypeError, match=r"data\[0\]: .*int$"):
         listed_data([3])  # type: ignore[list-item]
-    with pytest.raises(errors.InvalidInputError, match="retry_config: expected a RetryConfig, got int"):
+    with pytest.raises(errors.InvalidInputError, match=r"retry_config: .*int"):
         as_retry_config(3)
 
 

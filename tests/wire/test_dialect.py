@@ -243,7 +243,7 @@ def test_older_servers_need_max_tokens() -> None:
         fit(request, OLD)
     assert fit(request, NEW) is request
     assert fit(request, OLD, context_length=lambda: 4).sampling_params.max_tokens == 1
-    with pytest.raises(InvalidInputError, match="3 tokens leave no room in the context of 3"):
+    with pytest.raises(InvalidInputError, match="no room"):
         fit(request, OLD, context_length=lambda: 3)
 
 
@@ -276,7 +276,7 @@ def save(name: str | None) -> types.SaveWeightsRequest:
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 256, "a\n"])
 def test_names_that_older_servers_refuse(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="this server takes 1 to 255 letters"):
+    with pytest.raises(InvalidInputError, match="1 to 255"):
         fit(save(name), OLD)
     assert fit(save(name), NEW).path == name
 
