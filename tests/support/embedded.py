@@ -13,7 +13,7 @@ import http.client
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.host import BaseModel, Host
 from tinker_sync.local.server.app import App, build
-from tinker_sync.local.server.http import ServerThread, serve_app
+from tinker_sync.local.server.http import Application, ServerThread, serve_app
 from tinker_sync.local.server.state import Flags
 from tinker_sync.local.store import Store
 from tinker_sync.types import (
@@ -206,12 +206,18 @@ class Running(Wire):
 
 
 @contextlib.contextmanager
-def running(directory: Path, *, clock: Clock = SYSTEM_CLOCK, **flags: Any) -> Iterator[Running]:
-    """Run a server with this directory until the end of the block."""
+def running(
+    directory: Path,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    around: Callable[[Application], Application] = lambda app: app,
+    **flags: Any,
+) -> Iterator[Running]:
+    """Run a server with this directory until the end of the block; `around` may wrap its application."""
     chosen = Flags.of(**{"hold_s": 5.0, **flags})
     with Store(directory, clock=clock) as store:
         app = build(store, Host([base_model()]), key=KEY, flags=chosen, clock=clock)
-        with ServerThread(app, key=KEY) as thread:
+        with ServerThread(around(app), key=KEY) as thread:
             yield Running(thread, app, store)
 
 
