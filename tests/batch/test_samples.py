@@ -310,18 +310,6 @@ def test_text_is_written_for_people(tmp_path: Path) -> None:
     assert written[0]["texts"] == items[0].texts
 
 
-def test_a_full_disk_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class FullDisk(io.FileIO):
-        def write(self, data: Any) -> int:
-            return super().write(data[:10])
-
-    monkeypatch.setattr("tinker_sync.batch.results.io.FileIO", FullDisk)
-    prompts = Pulled(100)
-    with pytest.raises(OSError, match="the disk may be full"):
-        list(start(ByHand(at_once=True), prompts, save_to=tmp_path / "out.jsonl", max_in_flight=2))
-    assert prompts.pulled <= 3
-
-
 # -------------------------------------------------------------------------------------- a forked child
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

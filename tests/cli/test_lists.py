@@ -6,7 +6,7 @@ import re
 
 import pytest
 from support.cli_runs import Run
-from support.cli_world import OTHER_RUN, PATH, RUN, SESSION, World, checkpoint
+from support.cli_world import OTHER_RUN, PATH, RUN, SESSION, World
 from support.tinker_stub import Answer
 
 
@@ -43,20 +43,6 @@ def test_a_long_list_comes_in_pages(run: Run, world: World) -> None:
     assert len(world.asked("/training_runs")) == 1
 
 
-def test_checkpoint_list(run: Run, world: World) -> None:
-    shown = run("checkpoint", "list").out
-    assert "1.2 GB  2 hours ago" in shown
-    assert "38.4 MB  1 day ago    in 7 days  yes     tinker://" in shown
-    assert "2025-11-30" in shown
-    own = run("checkpoint", "list", "--run-id", OTHER_RUN, "--format", "json").json
-    assert own["run_id"] == OTHER_RUN
-    assert [each["size_bytes"] for each in own["checkpoints"]] == [512]
-    world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(1200)]
-    many = run("checkpoint", "list", "--limit", "0", "-f", "jsonl").lines
-    assert [each["checkpoint_id"] for each in many] == [f"weights/step-{number}" for number in range(1200)]
-    assert len(world.asked("/checkpoints")) == 3  # the first list, and two pages
-
-
 def test_the_checkpoints_of_an_empty_run_id_are_not_those_of_all_runs(run: Run, world: World) -> None:
     done = run("checkpoint", "list", "--run-id", "", "--format", "jsonl")
     assert (done.code, done.out) == (1, "")
@@ -80,16 +66,6 @@ def test_an_invalid_path_is_refused_before_any_request(run: Run, world: World, v
     assert wrong.code == 1
     assert "not the path of a checkpoint" in wrong.err
     assert world.log == []
-
-
-def test_model_list(run: Run, world: World) -> None:
-    assert "131,072  yes    yes" in run("model", "list").out
-    assert [each["model_name"] for each in run("model", "list", "QWEN", "-f", "json").json["models"]] == [
-        "Qwen/Qwen3-30B-A3B-Instruct-2507"
-    ]
-    none = run("model", "list", "nothing")
-    assert none.code == 1
-    assert "no model's name contains 'nothing'" in none.err
 
 
 def test_sessions_have_their_times_where_the_server_has_a_search(run: Run, world: World) -> None:

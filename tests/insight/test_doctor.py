@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.authority import Authority
 from support.embedded import running
-from support.open_servers import TuftLike
 from support.servers import AnsweringServer, answer, unused_port
 from support.tinker_stub import Answer, Stub, StubServer
 
@@ -66,15 +65,6 @@ def test_a_wrong_clock(stub: Stub, ahead_s: float, words: str) -> None:
     assert words.split()[2] in clock.what
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"ignored_fields": 5}', b'{"ignored_fields": [1]}', b"[" * 100_000, b'"text"', b"null"]
-)
-def test_a_health_of_another_form(stub: Stub, body: bytes) -> None:
-    """The doctor ended with a TypeError or a RecursionError, without its other findings."""
-    stub.script("/healthz", *[Answer(body=body)] * 2)
-    assert findings()["server"].state == "ok"
-
-
 def test_a_missing_and_a_refused_key(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     stub.behaviour.key = "tml-other"
     found = findings()
@@ -95,15 +85,6 @@ def test_variables_that_are_not_used(stub: Stub, monkeypatch: pytest.MonkeyPatch
     assert findings()["key"].what == (
         "of the server on this machine; TINKER_API_KEY and TINKER_CREDENTIAL_CMD are not used"
     )
-
-
-def test_a_wrong_key_on_a_server_that_lists_its_models_to_every_caller() -> None:
-    with StubServer(TuftLike(lists_openly=True)) as stub:
-        url = stub.url
-        for key, state in (("tml-wrong", "failure"), ("tml-open", "ok")):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("TINKER_API_KEY", key)
-                assert findings(url)["access"].state == state
 
 
 def test_unusable_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +125,6 @@ def test_a_proxy(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["name"].state, found["server"].state) == ("skipped", "failure")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert findings()["proxy"].what == "none for this server"
-
-
-@pytest.mark.parametrize("base_url", ["http://127.0.0.1:1", "local"])
-def test_a_proxy_that_the_client_bypasses(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert (findings(base_url)["proxy"].what == "none for this server") is (base_url == "local")
 
 
 def test_a_proxy_that_the_client_cannot_use(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

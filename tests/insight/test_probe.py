@@ -82,15 +82,3 @@ def test_equal_answers_are_not_conclusive(stub: Stub) -> None:
     found = there(probe(stub.url, api_key="tml-probe"))  # type: ignore[attr-defined]
     assert set(found) == set(ENDPOINTS)
     assert {name for name, answer in found.items() if answer != "unknown"} == {"client_config"}
-
-
-def test_errors_that_repeat_the_path(stub: Stub) -> None:
-    def echo(asked: Asked) -> Answer | None:
-        if asked.method != "GET":
-            return None
-        status = 405 if asked.path.endswith("/asample") else 404
-        return Answer(status, {"detail": f"no route {asked.path}"})
-
-    stub.script("*", *[echo] * 200)
-    found = there(probe(stub.url, api_key="tml-probe"))  # type: ignore[attr-defined]
-    assert {name for name, answer in found.items() if answer == "yes"} == {"client_config", "asample"}

@@ -23,7 +23,7 @@ from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import train as rl
 from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder, StepResult
 from tinker_cookbook.supervised import train as sft
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
@@ -83,8 +83,39 @@ class Sum(ProblemEnv):
         return "3"
 
 
+class Turns(Env):
+    """Three turns, each of which continues the tokens of the last one."""
+
+    def __init__(self):
+        self.tokens = [40, 41]
+
+    async def initial_observation(self):
+        return tinker.ModelInput.from_ints(self.tokens), ["\n"]
+
+    async def step(self, action, *, extra=None):
+        self.tokens += [*action, 42]
+        done = self.tokens.count(42) > 2
+        return StepResult(
+            reward=float(len(action) % 2),
+            episode_done=done,
+            next_observation=tinker.ModelInput.from_ints(self.tokens),
+            next_stop_condition=["\n"],
+            metrics={},
+        )
+
+
+class TurnsGroup(EnvGroupBuilder):
+    async def make_envs(self):
+        return [Turns() for _ in range(3)]
+
+
 class Problems(RLDataset):
+    def __init__(self, turns):
+        self.turns = turns
+
     def get_batch(self, index):
+        if self.turns:
+            return [TurnsGroup() for _ in range(2)]
         return [ProblemGroupBuilder(env_thunk=partial(Sum, renderer()), num_envs=3) for _ in range(2)]
 
     def __len__(self):
@@ -93,8 +124,10 @@ class Problems(RLDataset):
 
 @chz.chz
 class ProblemsBuilder(RLDatasetBuilder):
+    turns: bool = False
+
     async def __call__(self):
-        return Problems(), None
+        return Problems(self.turns), None
 
 
 def metrics(folder, *names):
@@ -145,8 +178,23 @@ def rl_async(folder):
     return []
 
 
+def rl_streamed(folder):
+    return train_rl(
+        folder, stream_minibatch_config=rl.StreamMinibatchConfig(groups_per_batch=2, num_minibatches=2)
+    )
+
+
 def rl_stable(folder):
     return train_rl(folder, loss_fn="stable_reinforce")
+
+
+def rl_turns(folder):
+    return train_rl(folder, dataset_builder=ProblemsBuilder(turns=True))
+
+
+def rl_reference(folder):
+    reference = rl.KLReferenceConfig(base_model=BASE)
+    return train_rl(folder, kl_penalty_coef=0.1, kl_reference_config=reference)
 
 
 def preferences(folder):
@@ -180,6 +228,18 @@ def distillation(folder):
     return metrics(folder, "progress/batch")
 
 
+def weights(folder):
+    """Find the checkpoints of a finished loop, and sample from one of them."""
+    train_sft(folder)
+    last = checkpoint_utils.get_last_checkpoint(folder)
+    service = tinker.ServiceClient()
+    sampler = service.create_sampling_client(model_path=last.sampler_path)
+    params = tinker.SamplingParams(max_tokens=3, temperature=0.0)
+    sampled = sampler.sample(tinker.ModelInput.from_ints([40, 41]), 1, params).result()
+    listed = service.create_rest_client().list_checkpoints(last.state_path.split("/")[2]).result()
+    return [len(sampled.sequences[0].tokens), len(listed.checkpoints)]
+
+
 def merged(folder):
     """Export what a finished loop trained, and merge it into the base model."""
     from tinker_cookbook.weights import build_hf_model, download
@@ -200,8 +260,8 @@ def merged(folder):
 LOOPS = {
     each.__name__: each
     for each in (
-        supervised, resumed, rl_sync, rl_async, rl_stable, preferences,
-        distillation, merged,
+        supervised, resumed, rl_sync, rl_async, rl_streamed, rl_stable, rl_turns, rl_reference, preferences,
+        distillation, weights, merged,
     )
 }  # fmt: skip
 

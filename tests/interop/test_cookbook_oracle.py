@@ -20,8 +20,8 @@ from tinker_sync.testing import LocalServer
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cookbook_script.py")
 LOOPS = (
-    "supervised", "resumed", "rl_sync", "rl_async", "rl_stable",
-    "preferences", "distillation",
+    "supervised", "resumed", "rl_sync", "rl_async", "rl_streamed", "rl_stable", "rl_turns", "rl_reference",
+    "preferences", "distillation", "weights",
     pytest.param(
         "merged",
         marks=pytest.mark.skipif(

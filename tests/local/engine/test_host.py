@@ -14,7 +14,6 @@ import pytest
 from support.raising import raising
 
 from tinker_sync.local import tiny
-from tinker_sync.local.engine import host as host_module
 from tinker_sync.local.engine.host import BaseModel, Host, HostClosed
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.sampling import Sampler, SampleSpec
@@ -73,20 +72,6 @@ def test_waiting_work_fails_at_the_end() -> None:
         with pytest.raises(HostClosed):
             future.result(120)
     host.close()
-
-
-def test_blas_has_one_thread_while_small_models_compute() -> None:
-    before = host_module.count_threads()  # 0 if the library of numpy is not OpenBLAS
-    one, two = Host([MODEL]), Host([MODEL])
-    assert host_module.count_threads() == before  # no computation yet
-    one.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
-    two.sample(tiny.NAME, spec()).future.result(120)
-    assert host_module.count_threads() == min(before, 1)
-    one.close()
-    one.close()
-    assert host_module.count_threads() == min(before, 1)
-    two.close()
-    assert host_module.count_threads() == before
 
 
 # ------------------------------------------------------------------------------------------ base models

@@ -20,7 +20,6 @@ from tinker_sync import (
     APIConnectionError,
     AuthenticationError,
     ConfigurationError,
-    MissingExtraError,
     ServiceClient,
     _embedded,
 )
@@ -177,17 +176,6 @@ def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
     with ServiceClient(base_url="local") as later:
         assert later.create_training_client_from_state_with_optimizer(path).result() is not None
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sqlite3.py").write_text("import _sqlite3_of_another_python")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    client = ServiceClient(base_url="local")
-    with pytest.raises(
-        MissingExtraError, match=r"_sqlite3_of_another_python.*pip install 'tinker-sync\[local\]'"
-    ):
-        client.get_server_capabilities()
-    client.close().result(PATIENCE_S)
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
