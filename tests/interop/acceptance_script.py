@@ -752,7 +752,7 @@ HOUR = dt.timedelta(hours=1)
 # The id of a promise contains the number of earlier promises. This number is masked, because the clients need
 # different numbers of requests to make a model.
 _ID = re.compile(r"req-[0-9a-f]{8}-\d+")
-_COPY = re.compile(r":copy:[0-9a-f]{16}")
+_COPY = re.compile(r":copy:[0-9a-f-]{36}")
 _MOMENTS = frozenset(
     {"time", "last_request_time", "expires_at", "created_at", "timestamp", "bucket_start", "bucket_end"}
 )

@@ -140,15 +140,6 @@ def test_a_sample_of_an_unknown_sampler_is_refused(server: Running) -> None:
     assert server.post("/asample", body).status == 404
 
 
-def test_older_clients_name_the_model_in_each_request(server: Running) -> None:
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
-    body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 3, "seed": 1}}
-    one, two = (tokens(server, server.ok("/asample", body)) for _ in range(2))
-    assert one == two
-    free = {**body, "sampling_params": {"max_tokens": 12}}
-    assert tokens(server, server.ok("/asample", free)) != tokens(server, server.ok("/asample", free))
-
-
 def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     prompt = list(range(1, 100))
     params = {"max_tokens": 3900, "stop": [], "seed": 1}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import hashlib
 import io
 import json
 import re
@@ -364,21 +363,14 @@ async def get_weights_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("copy_weights")
 async def copy_weights(service: Service, ask: Ask) -> Any:
-    """Copy a checkpoint to a new run, in the project or under the model number that the request names.
-
-    A repeated request, recognised by its idempotency key, gets the same copy.
-    """
+    """Copy a checkpoint to a new run, in the project or under the model number that the request names."""
     request = ask.read(CopyWeightsRequest)
     to_session = request.session_id is not None and request.model_seq_id is not None
     if to_session == (request.destination_project_id is not None):
         raise Refused(400, "give destination_project_id, or session_id and model_seq_id")
     check_access(service, request.weights_access_token or ask.headers.get("x-tinker-weights-access-token"))
     ttl_s = checked_ttl(request.ttl_seconds)
-    # With the key, a request that is repeated after a restart finds the same copy. A seed decides all ids.
-    key = ask.headers.get("x-idempotency-key") if service.flags.seed is None else None
-    text = f"{request.source_path} {key or service.new_id()}"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    make = partial(service.on_disk, _copy, service, request, digest, ttl_s)
+    make = partial(service.on_disk, _copy, service, request, service.new_id(), ttl_s)
     if not to_session:
         return CopyWeightsResponse(tinker_path=await make())
     # Until the copy is saved, the record of its run looks like one that was never used.
@@ -386,29 +378,24 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
     return CopyWeightsResponse(tinker_path=await service.once(name, ask.digest, make))
 
 
-def _copy(service: Service, request: CopyWeightsRequest, digest: str, ttl_s: int | None) -> str:
+def _copy(service: Service, request: CopyWeightsRequest, copy_id: str, ttl_s: int | None) -> str:
     run_id, kind, name = parse(request.source_path)
     store = service.store
     source = store.checkpoint(run_id, kind, name)
     info, arrays = store.load_checkpoint(run_id, kind, name)
     session_id, number = request.session_id or store.run_session(run_id), request.model_seq_id
     # A client numbers its models.
-    target = f"{session_id}:copy:{digest}" if number is None else f"{session_id}:train:{number}"
+    target = f"{session_id}:copy:{copy_id}" if number is None else f"{session_id}:train:{number}"
     check_free(service, target)
-    try:
-        store.add_run(
-            target,
-            session_id=session_id,
-            model_seq_id=-1 if number is None else number,
-            base_model=info["base_model"],
-            lora=settings_of(info),
-            user_metadata=store.run(run_id).user_metadata,
-            project_id=request.destination_project_id,
-        )
-    except StoreError as problem:
-        if number is None and problem.kind == "exists":
-            return store.checkpoint(target, kind, name).tinker_path
-        raise
+    store.add_run(
+        target,
+        session_id=session_id,
+        model_seq_id=-1 if number is None else number,
+        base_model=info["base_model"],
+        lora=settings_of(info),
+        user_metadata=store.run(run_id).user_metadata,
+        project_id=request.destination_project_id,
+    )
     try:
         copied = store.save_checkpoint(
             target, kind, name, arrays, info, ttl_s=ttl_s, user_metadata=source.user_metadata
@@ -676,8 +663,6 @@ async def _file(service: Service, stored: StoredFile, headers: dict[str, str]) -
         "repr-digest": f"sha-256=:{base64.b64encode(bytes.fromhex(stored.sha256)).decode()}:",
         "cache-control": "private, no-transform",
     }
-    if tag in headers.get("if-none-match", ""):
-        return Answer(status=304, headers=common)
     start, end, status = 0, stored.size_bytes, 200
     if headers.get("if-range", tag) == tag:
         part = _range(headers.get("range", ""), stored.size_bytes)

@@ -1,9 +1,8 @@
 """Calls that make samplers, save their weights and take samples.
 
-A sampler in memory keeps the weights that it was opened with, also if its checkpoint is replaced. A sample
-request that names a checkpoint instead of a sampler gets the newest weights. An *inflight save* is a request
-with `kind` "inflight": it makes a sampler, and sets the same weights in all samplers that earlier inflight
-saves of the model have made.
+A sampler in memory keeps the weights that it was opened with, also if its checkpoint is replaced. An
+*inflight save* is a request with `kind` "inflight": it makes a sampler, and sets the same weights in all
+samplers that earlier inflight saves of the model have made.
 """
 
 from __future__ import annotations
@@ -208,7 +207,6 @@ async def _make(service: Service, sampler_id: str, request: CreateSamplingSessio
 def _record(service: Service, sampler: LiveSampler) -> None:
     """Add the record of a sampler to the store, unless an earlier start of the server has added the same."""
     sampler_id, base, source = sampler.sampler_id, sampler.base.name, sampler.adapter
-    assert sampler.session_id is not None  # noqa: S101
     try:
         service.store.add_sampler(sampler_id, session_id=sampler.session_id, base_model=base, source=source)
     except StoreError as problem:
@@ -268,7 +266,9 @@ async def asample(service: Service, ask: Ask) -> Any:
     A repeated request gets the promise of the first one if it has a sequence number.
     """
     request = ask.read(SampleRequest)
-    sampler = await _sampler(service, request)
+    if request.sampling_session_id is None:
+        raise Refused(422, "sampling_session_id is missing; create_sampling_session makes a sampler")
+    sampler = await service.sampler(request.sampling_session_id)
     number = request.seq_id
     request_id: str | None = None if number is None else sampler.seen.get(number, ask.digest)
     if request_id is None:
@@ -276,8 +276,6 @@ async def asample(service: Service, ask: Ask) -> Any:
         request_id = promise.request_id
         if number is not None:
             sampler.seen.add(number, ask.digest, request_id)
-        if sampler.session_id is None:
-            _drop_later(service, sampler, promise)
         _Sampling(service, sampler, request, promise).start()
     if service.flags.json_only:
         return UntypedAPIFuture(request_id=request_id)
@@ -289,36 +287,6 @@ async def asample(service: Service, ask: Ask) -> Any:
 def sequence_ids(request_id: str, count: int) -> list[str]:
     """Return an id for each sequence of a request's future result, in order; at most `MOST_SAMPLES` ids."""
     return [f"{request_id}:{index}" for index in range(max(0, min(count, MOST_SAMPLES)))]
-
-
-async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
-    if request.sampling_session_id is not None:
-        return await service.sampler(request.sampling_session_id)
-    base, source = await _source(service, request.base_model, request.model_path)
-    name = source or base
-    if name not in service.samplers:
-        service.samplers[name] = LiveSampler(name, None, service.base_model(base), source)
-    return service.samplers[name]
-
-
-def _drop_later(service: Service, sampler: LiveSampler, promise: Promise) -> None:
-    """Drop the outcome of a request without a session some time after its end, and the sampler with the last.
-
-    Other outcomes and samplers leave memory with their session.
-    """
-    sampler.kept += 1
-    request_id = promise.request_id  # without the outcome, which may be dropped earlier
-
-    def drop() -> None:
-        kept = service.promises.get(request_id)
-        if kept is not None:
-            service.promises.drop(kept)
-        sampler.kept -= 1
-        if not sampler.kept and service.samplers.get(sampler.sampler_id) is sampler:
-            del service.samplers[sampler.sampler_id]
-            service.drop_unused(sampler.adapter)
-
-    promise.on_done.append(lambda _: service.later(service.flags.abandoned_after_s, drop))
 
 
 class _Sampling:
@@ -409,8 +377,6 @@ class _Sampling:
 
     def _count(self, result: SampleResult) -> None:
         sampler, store = self._sampler, self._service.store
-        if sampler.session_id is None:
-            return
         prompt, cached = self._request.prompt.length, result.prompt_cache_hit_tokens
         sampled = sum(len(sample.tokens) for sample in result.samples)
         counts: dict[Literal["prefill", "prefill_cached", "sample"], int] = {
@@ -503,10 +469,6 @@ async def _pin(service: Service, run_id: str, name: str) -> tuple[str | None, se
         return None, set()
     users = [each for each in service.samplers.values() if each.adapter == key]
     for sampler in users:
-        if sampler.session_id is None:  # every request of its clients has the path
-            del service.samplers[sampler.sampler_id]
-            service.drop_unused(key)
-            continue
         with contextlib.suppress(StoreError):  # a damaged checkpoint: each sample fails with the reason
             await service.adapters.get(key, partial(load_params, service, sampler))
     return key, {sampler.sampler_id for sampler in users}
@@ -527,7 +489,7 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
         )
     path = path_of(key)
     info, arrays = await read_checkpoint(service, path, "sampling")
-    if sampler.session_id is not None and key != await service.on_disk(service.store.save_id, *parse(path)):
+    if key != await service.on_disk(service.store.save_id, *parse(path)):
         raise UserFault(f"{path} was saved anew since sampler {sampler.sampler_id} was made; make a new one")
     return params_of(info, arrays, sampler.base.config)
 

@@ -85,8 +85,7 @@ class Flags:
             Then the number is skipped. The time begins anew when the model accepts a numbered request, and
             when another number is the missing one.
         abandoned_after_s: the time without a heartbeat or a new request after which a session loses its
-            models, unsaved samplers and custom losses. The outcome of a sample request that names no session
-            stays for this time.
+            models, unsaved samplers and custom losses.
         release_s: the time for which models stay after the end of their session, for processes that still
             fetch results. The outcome of a request that was under way at a release stays for the same time.
         sweep_s: the time between two searches for what is abandoned or has expired.
@@ -400,11 +399,10 @@ class LiveSampler:
             one more than the cursor before it.
         news: a future for each long poll that waits for the end of a request.
         unnumbered: the number of requests without a sequence number.
-        kept: the number of requests whose outcomes are kept; 0 for a sampler of a session.
     """
 
     sampler_id: str
-    session_id: str | None
+    session_id: str
     base: BaseModel
     adapter: str | None
     clones: int = 0
@@ -414,7 +412,6 @@ class LiveSampler:
     news: set[asyncio.Future[None]] = attrs.Factory(set)
     unnumbered: int = 0
     follows: str | None = None
-    kept: int = 0
 
 
 def path_of(save_id: str) -> str:
@@ -716,7 +713,7 @@ class Service:
         """
         live = self.samplers.get(sampler_id)
         if live is not None:
-            session = self.sessions.get(live.session_id or "")
+            session = self.sessions.get(live.session_id)
             if session is not None:
                 session.seen_at_s = self.clock.now()
             return live
@@ -803,7 +800,7 @@ class Service:
             self.release(session.session_id)
         # Work that was under way at a release may have added something after it.
         tables = (self.models, self.samplers, self.losses)
-        owners = {each.session_id for table in tables for each in table.values() if each.session_id}
+        owners = {each.session_id for table in tables for each in table.values()}
         for session_id in owners - self.sessions.keys():
             self.release(session_id)
         for upload in [each for each in self.uploads.values() if each.expires_s < self.clock.time()]:
