@@ -478,3 +478,32 @@ def test_a_line_that_a_full_disk_cut_short_does_not_damage_the_next(
     again = ResultsFile(path)
     assert (again.find(0, KEY), again.find(1, KEY) is not None) == (None, True)
     again.close()
+
+
+def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    client = ByHand(at_once=True)
+    first = start(client, [[1], [2]], save_to=path, max_in_flight=1)
+    next(first)
+    with pytest.raises(TinkerError, match="another map writes"):
+        next(start(ByHand(), [[1]], save_to=path))
+    first.close()
+    assert len(list(start(client, [[1], [2]], save_to=path))) == 2
+
+
+def test_what_was_sampled_comes_before_the_error_of_the_input() -> None:
+    def prompts() -> Iterator[list[int]]:
+        yield [1]
+        raise OSError("the disk of the prompts is gone")
+
+    items = start(ByHand(at_once=True), prompts())
+    assert first_token(next(items)) == 1
+    with pytest.raises(OSError, match="the disk of the prompts"):
+        next(items)
+
+
+@pytest.mark.parametrize("kind", ["device", "directory"])
+def test_only_files_are_written(tmp_path: Path, kind: str) -> None:
+    path = tmp_path if kind == "directory" else Path("/dev/full")
+    with pytest.raises(InvalidInputError, match="is not a file"):
+        list(start(ByHand(), [[1]], save_to=path))

@@ -97,3 +97,10 @@ def test_storage(run: Run, world: World) -> None:
     assert rows[1]["project_id"] == ""
     world.script("/billing/usage/checkpoints/current", Answer(body={"data": []}))
     assert run("billing", "checkpoint-storage").out == "no checkpoints in storage\n"
+
+
+def test_a_file_that_cannot_be_written(run: Run, world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("billing", "usage", *HOURS, "--csv", str(tmp_path / "file" / "usage.csv"))
+    assert done.code == 1
+    assert "cannot write" in done.err

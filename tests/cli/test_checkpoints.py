@@ -95,6 +95,12 @@ def test_delete_without_a_match(run: Run, world: World) -> None:
         assert (done.code, done.out, done.err.splitlines()) == (0, "", [words])
 
 
+@pytest.mark.parametrize("line", [(), ("--ttl", "60", "--remove"), ("--ttl", "0")])
+def test_set_ttl_needs_one_option(run: Run, world: World, line: tuple[str, ...]) -> None:
+    assert run("checkpoint", "set-ttl", PATH, *line).code == 2
+    assert world.log == []
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -9,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.cli_runs import Run
 
+import tinker_sync
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import Datum, ModelInput
 
@@ -73,3 +79,34 @@ def test_every_command(run: Run, server: LocalServer, run_id: str) -> None:
     assert {each["checkpoint_id"] for each in left} == {"weights/b", "sampler_weights/s"}
     assert run("auth", "logout").code == 0
     assert run("auth", "status").code == 1
+
+
+def test_serve(run: Run, tmp_path: Path) -> None:
+    """`serve` prints its address and its key, answers commands, and ends with Ctrl-C."""
+    serve = [sys.executable, "-m", "tinker_sync", "serve", "--data-dir", str(tmp_path / "data"), "--show-key"]
+    with subprocess.Popen(
+        [*serve, "--format", "json"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    ) as process:
+        try:
+            served = json.loads(process.stdout.readline())
+            assert served["key"].startswith("tml-")
+            # The command finds the key of this server by its address.
+            shown = run("--base-url", served["base_url"], "model", "list")
+            assert shown.code == 0, shown.err
+            assert "tinker-sync/tiny" in shown.out
+            line = ("sample", "3 + 4 =", "--model", "tinker-sync/tiny", "--temperature", "0", "-f", "jsonl")
+            sampled = run(*line, "--base-url", served["base_url"])
+            assert sampled.code == 0, sampled.err
+            [item] = sampled.lines
+            assert item["tokens"]
+            assert isinstance(item["text"], str)
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(120)
+    assert code in (0, 130)
+
+
+ROOT = Path(tinker_sync.__file__).parents[1]

@@ -238,3 +238,18 @@ def test_checkpoints_of_open_servers_without_a_folder(run: Run, world: World) ->
     hosted = run("checkpoint", "delete", "tinker://r/final", "--yes", "--base-url", DEFAULT_BASE_URL)
     assert hosted.code == 1
     assert "expected tinker://RUN/FOLDER/NAME" in hosted.err
+
+
+def test_the_demo_fails_if_the_model_learned_too_little(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcome, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr("tinker_sync.examples.demo.main", lambda outcome=outcome: outcome)
+        done = run("demo")
+        assert done.code == code
+        assert ("did not learn enough" in done.err) is not outcome
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(run: Run, shell: str) -> None:
+    done = run("completion", shell)
+    assert done.code == 0
+    assert "_TINKER_SYNC_COMPLETE" in done.out

@@ -154,3 +154,15 @@ def test_text_with_the_tokenizer_of_the_model(run: Run, world: World, tmp_path: 
     without = run("sample", "1 2", *MODEL, "--max-tokens", "2")
     assert (without.code, without.out) == (0, "3 4\n")
     assert "Prompts and samples are token ids." in without.err
+
+
+def test_a_prompt_outside_utf8_is_refused(run: Run, world: World, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"ab\xff")
+    for line, typed in ((("--file", str(tmp_path / "prompt")), ""), ((), "ab\udcff")):
+        done = run("sample", *line, *MODEL, stdin=typed)
+        assert (done.code, done.out) == (1, "")
+        assert done.err == (
+            "Error: the prompt is not text in UTF-8 from position 2 on\n"
+            "Write it in UTF-8, or give token ids with --tokens.\n"
+        )
+        assert world.asked("/create_sampling_session") == []

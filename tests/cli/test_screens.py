@@ -42,7 +42,6 @@ SCREENS = {
     "billing-checkpoint-storage": ["billing", "checkpoint-storage"],
     "not-found": ["run", "info", "run-9"],
     "probe": ["probe"],
-    "help": ["--help"],
     "help-of-delete": ["checkpoint", "delete", "--help"],
 }
 

@@ -154,6 +154,11 @@ def test_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     assert "- LoRA rank: 2\n" in readme
     assert f'PeftModel.from_pretrained(base, "{full}", revision="weights-a")' in readme
     assert isinstance(json.loads(hub.uploaded["adapter_config.json"])["base_model_name_or_path"], str)
+    both = run("checkpoint", "push-hf", paths[1], "--create-pr", "--revision", "dev")
+    assert (both.code, both.out) == (2, "")
+    assert "--revision or --create-pr" in both.err
+    patched = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter", "--create-pr", "-f", "json")
+    assert "revision" not in patched.json  # a pull request goes to main
 
 
 def test_another_checkpoint_in_the_repository_stays(run: Run, paths: tuple[str, str], hub: Hub) -> None:

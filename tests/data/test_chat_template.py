@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import sys
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("jinja2")
@@ -129,6 +132,30 @@ def test_template_choice(tokenizer: Tokenizer) -> None:
 def test_the_sandbox(tokenizer: Tokenizer, template: str, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         shown(tokenizer, template)
+
+
+class Kind(str, enum.Enum):
+    SHORT = "short"
+
+
+@dataclass
+class Call:
+    name: str
+
+
+class Dumped:
+    def model_dump(self) -> dict[str, Any]:
+        return {"role": "user"}
+
+
+def test_templates_see_plain_data(tokenizer: Tokenizer) -> None:
+    values = [Kind.SHORT, np.float32(0.5), np.ones(3), Call("f"), Dumped(), object(), (1, {"a": True}), 2]
+    text = shown(tokenizer, "{{ messages[0]['values'] }}", [{"role": "user", "values": values}])
+    plain = "['short', 0.5, '<ndarray>', {'name': 'f'}, {'role': 'user'}, '<object>', (1, {'a': True}), 2]"
+    assert text == plain
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a "}]}]
+    template = "{% for m in messages %}{{ m.content[0].text }}|{% endfor %}"
+    assert shown(tokenizer, template, parts, continue_final_message=True) == "a "
 
 
 def test_missing_jinja_names_the_extra(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

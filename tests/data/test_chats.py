@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
+import pytest
 from support.vocabularies import CHAT_TEMPLATE, KINDS, PLAIN_TEMPLATE, byte_level
 from support.vocabularies import text as random_text
 
@@ -241,3 +242,23 @@ def test_chat_training_learns() -> None:
         group = data.from_samples(prompt, sampled, [1.0, -1.0])
         outcome = training.forward_backward(group, "importance_sampling").result(120)
         assert len(outcome.loss_fn_outputs) == 2
+
+
+def test_other_tokenizer_classes(tokenizer: Tokenizer) -> None:
+    class Other:
+        """A tokenizer of another class with the same methods."""
+
+        def __init__(self) -> None:
+            self.all_special_ids = tokenizer.all_special_ids
+            self.added_tokens_decoder = tokenizer.added_tokens_decoder
+
+        apply_chat_template = staticmethod(tokenizer.apply_chat_template)
+        get_chat_template = staticmethod(tokenizer.get_chat_template)
+        encode = staticmethod(tokenizer.encode)
+        decode = staticmethod(tokenizer.decode)
+
+    assert from_chat(CHAT, Other(), chat_template=UNTAGGED) == from_chat(
+        CHAT, tokenizer, chat_template=UNTAGGED
+    )
+    with pytest.raises(InvalidInputError, match="generation tags needs this package's"):
+        from_chat(CHAT, Other(), chat_template=CHAT_TEMPLATE)

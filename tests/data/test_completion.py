@@ -222,3 +222,8 @@ def test_invalid_groups_are_refused(advantages: Any, words: str) -> None:
     group = [sampled([3], [-1.0]), sampled([4], [-1.0])]
     with pytest.raises(InvalidInputError, match=words):
         from_samples([1], group, advantages)
+
+
+def test_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="prompt: is empty"):
+        from_sample([], sampled([1, 2], [-1.0, -1.0]), 1.0)

@@ -16,7 +16,7 @@ import pytest
 from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
-from tinker_sync import Tokenizer, TokenizerError, get_tokenizer
+from tinker_sync import InvalidInputError, Tokenizer, TokenizerError, get_tokenizer
 from tinker_sync.data import tokenizer as loading
 
 THREADS = 32
@@ -171,3 +171,21 @@ def test_sampling_client_uses_base_model_or_tokenizer_id(
 
 
 # ------------------------------------------------------------------------------------------- memory
+
+
+def test_the_last_32_stay_in_memory(tmp_path: Path, folders: Any) -> None:
+    places = [str(shutil.copytree(folders["byte-level"], tmp_path / str(index))) for index in range(33)]
+    first, second = get_tokenizer(places[0]), get_tokenizer(places[1])
+    for place in places[2:32]:
+        get_tokenizer(place)
+    assert get_tokenizer(places[0]) is first  # used again, so the second one is the oldest
+    get_tokenizer(places[32])
+    assert get_tokenizer(places[0]) is first
+    assert get_tokenizer(places[1]) is not second
+
+
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="backend: expected"):
+        get_tokenizer("org/model", backend="tokenizer")  # type: ignore[call-overload]
+    with pytest.raises(TokenizerError, match="names neither"):
+        get_tokenizer("", None)

@@ -97,6 +97,8 @@ def test_options_of_transformers_are_refused_by_name(plain: Tokenizer, options: 
         plain("a", **options)
     with pytest.raises(TypeError, match=words):
         plain.encode("a", **options)
+    with pytest.raises(TypeError, match="add_special_token"):
+        plain.encode("a", add_special_token=False)
 
 
 def test_other_methods_of_transformers_are_named_by_the_error(plain: Tokenizer) -> None:

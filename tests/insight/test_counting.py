@@ -227,3 +227,10 @@ def test_budget_in_dollars_needs_prices(
         service.budget()
     with pytest.raises(errors.InvalidInputError, match="0 or more"):
         service.budget(usd=-1)
+
+
+def test_chunks_release_their_reservation(stub: Stub, service: ServiceClient, training: Any) -> None:
+    with service.budget(tokens=30) as budget:
+        for done in (1, 2):
+            training.forward_backward([datum(3)] * 5, "cross_entropy").result()
+            assert budget.spent_tokens == 15 * done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -195,3 +196,14 @@ def test_fields_that_an_embedded_server_ignored(tmp_path: Path, monkeypatch: pyt
     assert found["fields"].state == "warning"
     assert "CreateSessionRequest.colour" in found["fields"].what
     assert found["access"].state == "ok"
+
+
+def test_a_server_error(stub: Stub) -> None:
+    stub.script("/healthz", Answer(503))
+    assert findings()["server"].state == "failure"
+
+
+def test_an_unknown_variable(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_APIKEY", "x")
+    assert findings()["variables"].what == "unknown, without effect: TINKER_APIKEY"
+    assert "TINKER_API_KEY" in os.environ

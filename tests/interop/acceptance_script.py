@@ -939,6 +939,11 @@ class Computed(Run):
             self.refused("wrong key", wrong.get_server_capabilities)
         if self.newer:
             self.refused("other optimizer", lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)))
+            picture = types.ImageChunk(data=b"x", format="png", expected_tokens=1)
+            pictures = types.Datum(
+                model_input=types.ModelInput(chunks=[picture]), loss_fn_inputs={"target_tokens": [1]}
+            )
+            self.refused("picture", lambda: trainer.forward([pictures], "cross_entropy"))
             secret = partial(trainer.save_weights_external, "e", age_encryption_recipients=["age1x"])
             self.refused("encryption", secret)
         # After these refusals the model still works.

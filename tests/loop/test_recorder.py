@@ -178,3 +178,16 @@ def test_the_command_draws_and_prints_the_path(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert str(to) in done.stdout.replace("\n", "")
     assert "polyline" in to.read_text()
+
+
+def test_a_picture_of_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="runs: it is empty; name the directory"):
+        draw([], tmp_path / "a.html")
+
+
+def test_a_closed_recorder_refuses_a_line(tmp_path: Path) -> None:
+    with recorder(tmp_path) as made:
+        made.log(0)
+    with pytest.raises(InvalidInputError, match="log: the recorder is closed"):
+        made.log(1)
+    assert len(lines(made.path)) == 1

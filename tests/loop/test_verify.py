@@ -12,6 +12,7 @@ from support.tinker_stub import StubServer
 from tinker_sync import (
     AdamParams,
     Datum,
+    InvalidInputError,
     ModelInput,
     ServiceClient,
     TrainingClient,
@@ -122,3 +123,10 @@ def test_the_metrics_count_where_there_are_no_log_probabilities(service: Service
         verify_checkpoint(service, path, PROBE, ForwardBackwardOutput("x", [{"logprobs": loss}], {}))
     metrics = {"loss:sum": -sum(sum(each["logprobs"].data) for each in before.loss_fn_outputs)}
     verify_checkpoint(service, path, PROBE, ForwardBackwardOutput("scalar", [], metrics))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "yes", None])
+def test_a_wrong_tolerance_is_refused(wrong: Any) -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidInputError, match="tolerance: expected a number between 0 and 1"):
+        verify_checkpoint(nothing, "tinker://r/weights/a", PROBE, nothing, tolerance=wrong)

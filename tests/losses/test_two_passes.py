@@ -372,6 +372,8 @@ class TestArguments:
                 trainer.forward_backward_custom([], squares)
             with pytest.raises(TypeError, match="expected a function or a LossHandle, got str"):
                 trainer.forward_backward_custom(data(1), "cross_entropy")
+            with pytest.raises(ValueError, match="logprobs"):
+                trainer.forward_backward_custom(data(1), squares, loss_type_input="logits")
             assert arrived(stub) == []
 
 

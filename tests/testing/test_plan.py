@@ -285,3 +285,9 @@ def test_fields_that_a_server_does_not_know_are_listed() -> None:
     assert call.unknown_fields == ("AdamParams.warmth", "OptimStepRequest.colour")
     assert call.request.optim_params.learning_rate == 0.5
     assert record(b'{"model_id": "m", "adam_params": {}}', path="/optim_step").unknown_fields == ()
+
+
+@pytest.mark.parametrize("fault", [faults.reset, 503])
+def test_a_fault_must_be_a_fault(fault: Any) -> None:
+    with pytest.raises(InvalidInputError, match="is not a fault"):
+        FaultPlan().on("asample", fault)

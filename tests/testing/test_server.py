@@ -245,3 +245,15 @@ def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
         assert "metrics" in wire.result(wire.optim(model, 2).json()["request_id"])
         assert "metrics" in wire.result(wire.optim(model, 1).json()["request_id"])  # the number is free
         assert [call.status for call in server.calls_to("optim_step")] == [code, 200, 200]
+
+
+def test_a_failed_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for wrong in ({"model": "no/such/model"}, {"no_such_setting": 1}):
+        server = local(**wrong)
+        with pytest.raises(
+            (InvalidInputError, ConfigurationError),
+            match=r"no model in .*no/such/model; give|no_such_setting",
+        ):
+            server.start()
+        assert list(tmp_path.iterdir()) == []

@@ -155,3 +155,17 @@ def test_sparse_targets_match_dense_ones_with_padding_of_zero() -> None:
     assert shown.dtype == np.float32
     assert shown.tolist() == [[-1, -2], [-3, -4], [-5, 0], [0, 0]]
     assert both[0].output(p).tolist() == p.tolist()
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "complaint"),
+    [
+        ([0, 1], [0], "row pointers do not fit"),
+        ([0, 2, 1, 2, 2], [0, 1], "row pointers do not fit"),
+        ([0, 1, 1, 1, 1], [3], "column lies outside of 0 … 2"),
+    ],
+)
+def test_bad_sparse_inputs_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
+    sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
+    with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
+        check_example(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 
 import numpy as np
 import pytest
 from support.engine_models import busy_run, examples, tiny_weights
 
+from tinker_sync.local.engine.custom_graph import compile_custom_loss
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.losses import Example
 from tinker_sync.local.engine.training import AdamSettings, AdamState, AdapterTrainer
+from tinker_sync.types import CustomLossGraph
 
 
 def test_gradients_accumulate_until_a_step_clears_them() -> None:
@@ -162,3 +165,35 @@ def test_non_finite_gradients_change_nothing(bad: float) -> None:
 def test_bad_settings_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be"):
         AdamSettings(**{field: value})
+
+
+def test_a_non_finite_adapter_has_no_snapshot() -> None:
+    run = busy_run(tiny_weights())
+    run.params.flat[7] = np.inf
+    with pytest.raises(ValueError, match="adapter: not all of its numbers are finite"):
+        run.params.snapshot()
+
+
+def test_too_long_sequences_are_refused() -> None:
+    run = busy_run(tiny_weights())
+    object.__setattr__(run.weights.config, "max_positions", 8)
+    with pytest.raises(ValueError, match=r"^data\[1\]\.model_input: 9 tokens, the model takes 8"):
+        run.forward(examples("cross_entropy", (8, 9)), "cross_entropy")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"rank": 0}, "rank: must be at least 1"),
+        ({"rank": 1, "train_attn": False, "train_mlp": False, "train_unembed": False}, "at least one must"),
+    ],
+)
+def test_bad_adapter_settings_are_refused(settings: dict[str, int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        LoraSettings(**settings)
+
+
+def test_the_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match=r"need torch on this server: pip install torch"):
+        compile_custom_loss([], CustomLossGraph(nodes=[]))

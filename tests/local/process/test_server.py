@@ -235,3 +235,15 @@ def test_a_server_whose_port_another_program_took_is_replaced() -> None:
         with ServiceClient(base_url="local") as later:
             assert later.get_server_capabilities().supported_models
             assert current() is not stopped
+
+
+def test_a_server_that_could_not_be_started_leaves_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    server = EmbeddedServer()
+    with pytest.raises(ConfigurationError, match=r"could not be started: .*no-python"):
+        server.start()
+    assert launch.find_record(server.base_url) is None
+    assert list(launch.open_root().iterdir()) == []

@@ -254,6 +254,8 @@ def test_pages_and_searches(tmp_path: Path) -> None:
 )
 def test_pages_that_make_no_sense(server: Running, query: str) -> None:
     assert server.get(f"/training_runs?{query}").status == 422
+    assert server.get("/audit?event_type=gossip").status == 422
+    assert server.get("/audit?day=yesterday").status == 422
 
 
 # ------------------------------------------------------------------------------------------ changes
@@ -527,3 +529,36 @@ def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Runni
     assert info["lora_rank"] == 2
     assert server.result(promise["request_id"])["model_id"] == promise["model_id"]
     assert server.ok("/get_info", {"model_id": promise["model_id"]}) == info
+
+
+def test_a_repeated_request_gets_its_model_although_the_checkpoint_is_deleted(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = save(server, model, 3, "a")["path"]
+    body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+    made = server.ok("/load_weights", body)
+    assert server.result(made["request_id"])["model_id"] == f"{session}:train:1"
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/weights/a").status == 200
+    assert server.ok("/load_weights", body) == made
+    assert server.post("/load_weights", {**body, "model_seq_id": 2}).status == 404
+
+
+def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_samplers(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    older = opened(server, session, 0, path)
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/latest").status == 200
+    publish(server, model, 4)
+    failed = server.sampled(older, None)
+    assert (failed["category"], "saved anew" in failed["error"]) == ("user", True)
+    assert scores(server, opened(server, session, 1, path))
+
+
+def test_a_copy_does_not_take_the_number_of_a_model_in_memory(server: Running) -> None:
+    session = server.session()
+    path = save(server, train(server, session), 3, "a")["path"]
+    unused = server.model(session, 1)
+    body = {"source_path": path, "session_id": session, "model_seq_id": 1}
+    assert server.post("/copy_weights", body).status == 409
+    assert server.passed(unused, 1).metrics

@@ -299,3 +299,21 @@ def test_samples_of_unsaved_weights_that_left_memory_fail_and_say_why(tmp_path: 
         for number in (1, 2):
             assert server.sampled(kept, number)["sequences"]  # out of its checkpoint
             server.sampled(samplers[1], number + 1)
+
+
+def test_a_repeated_request_gets_its_sampler_after_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        session = server.session()
+        body = {"model_id": server.model(session), "path": "a", "seq_id": 1}
+        path = server.result_of("/save_weights_for_sampler", body)["path"]
+        unsaved = {"model_id": body["model_id"], "sampling_session_seq_id": 2, "seq_id": 2}
+        server.result_of("/save_weights_for_sampler", unsaved)
+        made = [server.sampler(session, 0).json(), server.sampler(session, 1, model_path=path).json()]
+    with running(tmp_path) as server:
+        server.sampled(made[1]["sampling_session_id"], 0)  # now the server has made it again from its record
+        assert [server.sampler(session, 0).json(), server.sampler(session, 1, model_path=path).json()] == made
+        assert server.sampler(session, 2).status == 409  # the number of unsaved weights
+    with running(tmp_path) as server:
+        assert server.sampler(session, 1).status == 409  # that of another sampler
+        server.sampled(made[1]["sampling_session_id"], 0)
+        assert server.sampler(session, 1).status == 409

@@ -271,3 +271,23 @@ def test_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             body = {"model_id": run, "forward_backward_input": given}
             failed = server.result_of("/forward_backward", body)
             assert (failed["category"], says in failed["error"]) == ("user", True), (number, failed)
+
+
+def test_numbers_of_models_that_nothing_can_hold_are_refused(server: Running) -> None:
+    session = server.session()
+    failed = server.result(server.create_model(session, 2**63)["request_id"])
+    assert (failed["category"], "64 bits" in failed["error"]) == ("user", True)
+
+
+def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LARGE_BYTES", 1000)  # so that another thread decodes the body
+    model = server.model(server.session())
+    datum = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},
+        "loss_fn_inputs": {"target_tokens": {"data": [2] * 8, "dtype": "int64", "shape": [8]}},
+    }
+    given = {"data": [datum] * 60, "loss_fn": "cross_entropy"}
+    promise = server.ok(
+        "/forward_backward", {"model_id": model, "seq_id": 1, "forward_backward_input": given}
+    )
+    assert len(server.output(promise["request_id"]).loss_fn_outputs) == 60
