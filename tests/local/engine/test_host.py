@@ -58,7 +58,7 @@ def test_waiting_work_fails_at_the_end() -> None:
     sample = host.sample(tiny.NAME, spec(max_tokens=4000, num_samples=64))
     closing = threading.Thread(target=host.close)
     closing.start()
-    while not host._trainer._closed:
+    while not host.train("a", lambda run: None).done():  # it would wait for the first one
         threading.Event().wait(0.002)
     gate.set()
     closing.join(120)

@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 import random
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 
@@ -116,8 +117,8 @@ class Ground:
                 _, arrays = store.load_checkpoint(run, row.checkpoint_type, name)
                 parts = [name.encode() + array.tobytes() for name, array in sorted(arrays.items())]
                 found[row.tinker_path] = hashlib.sha256(b"".join(parts)).hexdigest()
-            with store._database.read("the check could not run") as connection:
-                assert [tuple(line) for line in connection.execute("PRAGMA integrity_check")] == [("ok",)]
+        with closing(sqlite3.connect(self._directory / "state.sqlite")) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         return found
 
     def survive(self, run: Run, chance: random.Random) -> None:
