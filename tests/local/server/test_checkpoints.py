@@ -296,7 +296,9 @@ def test_checkpoints_are_published_kept_and_deleted(tmp_path: Path) -> None:
         assert server.ask("PUT", f"{place}/ttl", {}).status == 422
         clock.advance(4999)
         assert server.post(f"{place}/publish").status == 200
+        assert [each["checkpoints_count"] for each in server.ok("/sessions/search")["sessions"]] == [1]
         clock.advance(2)
+        assert [each["checkpoints_count"] for each in server.ok("/sessions/search")["sessions"]] == [0]
         assert server.ask("DELETE", place).status == 404
         save(server, model, 4, "a")  # its name is free again
         assert server.ask("DELETE", place).status == 200

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.embedded import PROTO, Reply, Running, pass_body, running
+from support.clock import PATIENCE_S
+from support.embedded import API, KEY, PROTO, Reply, Running, pass_body, running
 
 JSON = {"Content-Type": "application/json"}
 
@@ -197,24 +199,34 @@ def test_a_call_without_a_number_is_the_next(server: Running, model: str) -> Non
 
 
 def test_a_refused_call_does_not_prolong_the_wait_of_others(tmp_path: Path) -> None:
-    with running(tmp_path, gap_patience_s=0.2, hold_s=0.0) as server:
+    with running(tmp_path, gap_patience_s=2.0, hold_s=0.0) as server:
         model = server.model(server.session())
         waiting = server.pass_(model, 3).json()["request_id"]
-        while server.retrieve(waiting).status == 408:
-            assert (
-                optim(server, json.dumps(optim_body(model, 7, adam_params={"beta1": "x"})).encode()).status
-                == 422
-            )
+        while server.retrieve(waiting).status == 408:  # without end if each refusal begins the wait anew
+            REFUSALS["wrong field"](server, model, 7)
 
 
-def test_only_so_many_refused_numbers_are_remembered(
-    server: Running, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_refused_numbers_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.local.server.lanes.REMEMBERED", 5)
-    for number in range(2, 9):
-        REFUSALS["wrong field"](server, model, number)
-    last = server.pass_(model, 9)
-    done(server, server.pass_(model, 1))
-    for number in (2, 3):  # forgotten, so the ninth waits for calls with these numbers
-        done(server, server.pass_(model, number))
-    done(server, last)
+    with running(tmp_path, gap_patience_s=600.0, hold_s=0.0) as server:
+        model = server.model(server.session())
+        for number in range(2, 9):
+            REFUSALS["wrong field"](server, model, number)
+        last = server.pass_(model, 9).json()["request_id"]
+        server.passed(model, 1)
+        assert "seq_id 2" in server.retrieve(last).json()["queue_state_reason"]
+        for number in (2, 3):
+            server.passed(model, number)
+        server.output(last)
+
+
+def test_a_held_poll_is_answered_when_its_result_is_there(tmp_path: Path) -> None:
+    with running(tmp_path, gap_patience_s=600.0, hold_s=600.0) as server:
+        model = server.model(server.session())
+        body = json.dumps({"request_id": server.pass_(model, 2).json()["request_id"]})
+        head = f"POST {API}/retrieve_future HTTP/1.1\r\nHost: h\r\nX-API-Key: {KEY}\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as line:
+            line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            server.get("/get_server_capabilities")  # the poll has arrived: the server reads in order
+            server.pass_(model, 1)
+            assert line.recv(100).split()[1] == b"200"

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.embedded import BASE, PROTO, Running, running
+from support.embedded import BASE, PROTO, Running, base_model, running
 
 from tinker_sync.local import tiny
+from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.wire.proto.samples import decode_sample_response
 
 
@@ -273,6 +274,17 @@ def test_a_repeated_inflight_save_moves_the_target_once(server: Running) -> None
     before = run.scores(sampler)
     run.saved = 1
     assert run.scores(run.save("inflight")) != before
+
+
+def test_the_adapter_unused_for_longest_leaves_memory_first(tmp_path: Path) -> None:
+    size = LoraParams.zeros(base_model().config, LoraSettings(rank=2)).flat.nbytes
+    with running(tmp_path, adapter_bytes=5 * size // 2) as server:
+        run = Run(server)
+        first, second = run.save(None), run.save(None)
+        run.scores(first)
+        third = run.save(None)  # there is room for two
+        assert [len(run.scores(each)) for each in (first, third)] == [len(PROMPT)] * 2
+        assert "have left memory" in server.sampled(second, None)["error"]
 
 
 def test_samples_of_unsaved_weights_that_left_memory_fail_and_say_why(tmp_path: Path) -> None:
