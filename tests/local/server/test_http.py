@@ -12,6 +12,7 @@ import pytest
 
 from tinker_sync.local.server import http
 from tinker_sync.local.server.http import ABORT, Application, ServerThread
+from tinker_sync.wire.http1.server import RequestParser
 
 PATIENCE_S = 120.0
 PIECES = 512  # 32 MB: more than any system keeps for a connection
@@ -210,3 +211,28 @@ def test_the_end_does_not_wait_for_idle_connections() -> None:
         thread.stop()
         assert idle.recv(1000) == b""
     assert echo.life == ["startup", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("head", "pieces"),
+    [
+        (b"Content-Length: 1000003\r\n", [b"abc", b"x" * 1_000_000]),
+        (b"Transfer-Encoding: chunked\r\n", [b"3\r\nabc\r\nf4240\r\n", b"x" * 1_000_000, b"\r\n0\r\n\r\n"]),
+    ],
+)
+def test_the_application_chooses_by_the_head_whose_body_is_dropped(head: bytes, pieces: list[bytes]) -> None:
+    parser = RequestParser(
+        max_head_bytes=1000, max_body_bytes=10_000_000, keeps_body=lambda head: head.target != b"/no"
+    )
+    for target, kept in ((b"/no", 0), (b"/yes", 1_000_003), (b"/no", 0)):
+        parser.feed(b"POST " + target + b" HTTP/1.1\r\n" + head + b"\r\n")
+        for piece in pieces[:-1]:
+            assert parser.take() is None
+            parser.feed(piece)
+            assert parser.take() is None
+            assert kept or parser.buffered == 0
+        parser.feed(pieces[-1])
+        taken = parser.take()
+        assert taken is not None
+        assert (taken[0].target, len(taken[1])) == (target, kept)
+        assert parser.buffered == 0
