@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -344,6 +348,20 @@ def test_the_command_asks(run: Run, hosted: LocalServer) -> None:
     assert hosted.calls_to("create_session") == []
     assert run("check", "--yes", "-q").code == 0
     assert hosted.calls_to("create_session") != []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalServer(FaultPlan().latency("asample", 40_000), model=MODEL) as server:
+        use(server, monkeypatch)
+        command = [sys.executable, "-m", "tinker_sync", "check"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as running:
+            server.wait_for_calls("asample", 1, timeout=120)
+            running.send_signal(signal.SIGINT)
+            shown, _ = running.communicate(timeout=120)
+        assert (running.returncode, shown) == (130, b"")
+        assert_nothing_is_left(server)
 
 
 def test_it_runs_on_the_server_of_this_machine(place: Path) -> None:

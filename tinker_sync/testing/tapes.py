@@ -13,14 +13,17 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import requests
 
 from tinker_sync import _embedded
+from tinker_sync._base.clock import SYSTEM_CLOCK
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.local.server.http import ABORT, Application, ServerThread
 from tinker_sync.testing.cassette import (
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 _REPLAY_KEY: Final = "tml-replayed"
 _UPSTREAM_S: Final = 600.0
+# How long the end of a recording waits for requests whose client is gone.
+_END_S: Final = 2.0
 # The number of workers. Each request that waits for a result occupies one.
 _AT_ONCE: Final = 128
 # These headers belong to one connection, or the HTTP library sets them again.
@@ -207,6 +212,61 @@ class CassetteServer(Application):
         await send({"type": "http.response.body", "body": reply.content})
 
 
+class _Forwarders:
+    """Daemon threads that forward requests, each one at a time. For the event loop, except for `close`.
+
+    A pool of the standard library would hold up the end of the process until the server has answered the last
+    request, also one whose client is gone.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pending = 0  # jobs that no thread has ended, also those whose client is gone
+
+    async def run(self, work: Callable[[], RecordedReply | None]) -> RecordedReply | None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[RecordedReply | None] = loop.create_future()
+
+        def settle(reply: RecordedReply | None, failure: BaseException | None) -> None:
+            self._pending -= 1
+            if ended.done():  # the client is gone
+                return
+            if failure is not None:
+                ended.set_exception(failure)
+            else:
+                ended.set_result(reply)
+
+        def job() -> None:
+            reply, failure = None, None
+            try:
+                reply = work()
+            except Exception as error:  # noqa: BLE001  # it belongs to the request
+                failure = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, reply, failure)
+
+        self._pending += 1
+        if self._pending > len(self._threads) and len(self._threads) < _AT_ONCE:
+            name = f"tinker-record-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
+        self._jobs.put(job)
+        return await ended
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def close(self) -> None:
+        """End the threads. Those that still wait for the server after `_END_S` end with the process."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        until_s = SYSTEM_CLOCK.now() + _END_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - SYSTEM_CLOCK.now()))
+
+
 class RecordingProxy(CassetteServer):
     """A server that forwards requests to another one and keeps the answers. `record` makes it."""
 
@@ -234,13 +294,13 @@ class RecordingProxy(CassetteServer):
         return self._access.is_hosted
 
     def _begin(self) -> None:
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "tinker-record")
+        self._forwarders = _Forwarders()
         self._hold = _embedded.hold_server(self._access.base_url, self._access.api_key)
         if self._hold is not None:
             self._hold.start()
 
     def _end(self, *, failed: bool) -> None:
-        self._pool.shutdown()
+        self._forwarders.close()
         for session in self._sessions:
             session.close()
         if self._hold is not None:
@@ -251,8 +311,7 @@ class RecordingProxy(CassetteServer):
     async def _answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> RecordedReply | None:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._pass_on, method, target, headers, body)
+        return await self._forwarders.run(partial(self._pass_on, method, target, headers, body))
 
     def _pass_on(
         self, method: str, target: str, headers: dict[str, str], body: bytes
