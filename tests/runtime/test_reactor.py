@@ -807,6 +807,52 @@ def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_
     assert (due[0], bench.outcomes) == (0, [SILENT])
 
 
+def test_a_connection_whose_answer_came_at_the_last_moment_is_watched_for_the_next_request(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, sent = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        late.wait(PATIENCE_S)
+        peer.send(answer(b"first"))
+        sent.set()
+        peer.read_request()
+        peer.send(answer(b"second"))
+
+    outcomes: list[Outcome] = []
+    workers = HandWorkers()
+    with ScriptedServer(script) as server, http_for(server, clock=clock) as http:
+        reactor = Reactor(http, workers, clock)
+        readiness = reactor._open_readiness()
+        reactor._thread = threading.current_thread()
+        forget = readiness.forget
+
+        def forget_while_it_arrives(number: int) -> None:
+            forget(number)
+            late.set()
+            assert sent.wait(PATIENCE_S)
+            select.select([number], [], [], PATIENCE_S)
+
+        monkeypatch.setattr(readiness, "forget", forget_while_it_arrives)
+        try:
+            reactor.start(post(), outcomes.append)
+            workers.do_all()
+            while not server.seen:
+                reactor.step(0.01)
+            clock.advance(20.0)  # longer than the timeout of the read
+            while not outcomes:
+                reactor.step(0.0)
+            reactor.start(post(), outcomes.append)
+            workers.do_all()
+            reactor.step(PATIENCE_S)
+            reactor.step(0.0)
+        finally:
+            reactor._thread = None
+            reactor.close()
+    assert [outcome.body for outcome in outcomes if isinstance(outcome, Reply)] == [b"first", b"second"]
+
+
 # ------------------------------------------------------------------------------------------- forks
 
 

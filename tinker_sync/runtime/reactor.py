@@ -103,7 +103,10 @@ class OpenRequest(Protocol):
     def writing(self) -> bool: ...
     def fileno(self) -> int: ...
     def watched_by(self, watcher: object) -> bool:
-        """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
+        """Note that `watcher`, or nothing if it is None, watches the connection from now on.
+
+        Return True if it watched the connection for an earlier request too.
+        """
 
     def step(self) -> Reply | None: ...
     def abort(self) -> None: ...
@@ -885,6 +888,9 @@ class Reactor:
         for descriptor, ticket in over:
             # First, because the step closes the socket, and its number may then belong to a new one.
             readiness.forget(descriptor)
+            request = ticket.request  # read once: a worker may be ending it now
+            if request is not None:  # its answer may be there by now, and the connection go on
+                request.watched_by(None)
             due.append((self._read, ticket))
         # A step that holds up no other work needs no guard.
         if acts and not self._guarded and (len(due) > 1 or self._has_more()):

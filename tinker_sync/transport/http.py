@@ -416,7 +416,10 @@ class Exchange:
         return dial is not None and dial.writing
 
     def watched_by(self, watcher: object) -> bool:
-        """Note that `watcher` watches the connection. Return True if it did so for an earlier request too."""
+        """Note that `watcher`, or nothing if it is None, watches the connection from now on.
+
+        Return True if it watched the connection for an earlier request too.
+        """
         if self._dial is not None:  # the connection is not open yet
             return False
         before, self._connection.watcher = self._connection.watcher, watcher
