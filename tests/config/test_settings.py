@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 import pytest
+import requests
 
 from tinker_sync.config import (
     DEFAULT_BASE_URL,
@@ -344,6 +345,40 @@ def test_settings_are_frozen_values() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         settings.base_url = "x"  # type: ignore[misc]  # the test
     assert copy.copy(settings) is copy.deepcopy(settings) is settings
+
+
+def test_pickle_omits_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve(
+        base_url="http://h/pre",
+        api_key=KEY,
+        credential_cmd=f"echo {KEY}",
+        cf_access_id=f"{KEY}id",
+        cf_access_secret=f"{KEY}secret",
+        project_id="p",
+        tags=["t"],
+        default_headers={"X-A": "1", "X-My-Token": KEY, "X-Note": f"see {KEY}"},
+        session=requests.Session(),
+        timeout=7,
+        max_retries=3,
+        max_body_bytes=9,
+        sdk_version="0.25.0",
+        dialect="json",
+        deadline_s=4.0,
+    )
+    data = pickle.dumps(settings)
+    assert KEY.encode() not in data
+    monkeypatch.setenv("TINKER_API_KEY", "tml-other")
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_ID", "other-id")
+    monkeypatch.setenv("TINKER_PROJECT_ID", "other-project")
+    monkeypatch.setenv("TINKER_TAGS", "other")
+    there = pickle.loads(data)
+    assert (there.api_key, there.api_key_source) == (Secret("tml-other"), "environment")
+    assert (there.cf_access_id, there.cf_access_secret) == (Secret("other-id"), None)
+    assert (there.credential_cmd, there.session) == (None, None)
+    assert there.default_headers == {"X-A": "1"}
+    not_moved = ("api_key", "api_key_source", "cf_access_id", "cf_access_secret", "credential_cmd", "session")
+    same = [a.name for a in attrs.fields(Settings) if a.name not in (*not_moved, "default_headers")]
+    assert {name: getattr(there, name) for name in same} == {name: getattr(settings, name) for name in same}
 
 
 # ------------------------------------------------------------------------------------------------ logs
