@@ -41,7 +41,7 @@ _NEEDED: Final = ("requests", "urllib3", "attrs", "cattrs", "tokenizers", "numpy
 VARIABLES: Final = frozenset(
     {
         "TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "TINKER_PROJECT_ID", "TINKER_TAGS",
-        "TINKER_LOG", "TINKER_PACE", "TINKER_PRICES", "TINKER_PROGRESS",
+        "TINKER_LOG", "TINKER_MAX_CONNECTIONS", "TINKER_PACE", "TINKER_PRICES", "TINKER_PROGRESS",
         "TINKER_LOCAL_DATA_DIR", "TINKER_LOCAL_MODEL", "TINKER_LOCAL_KEY", "TINKER_GATEWAY_KEY",
     }
 )  # fmt: skip
