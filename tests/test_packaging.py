@@ -191,7 +191,7 @@ def test_the_changelog_begins_with_this_version_or_what_comes_after_it() -> None
     headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
     assert next(each for each in headings if each != "Unreleased") == tinker_sync.__version__
     assert headings.index(tinker_sync.__version__) <= 1
-    assert "### What to do" in text.partition(f"## {tinker_sync.__version__}\n")[2]
+    assert "(tinker_sync/docs/upgrade.md)" in text.partition(f"## {tinker_sync.__version__}\n")[2]
 
 
 def test_one_command_runs_all_checks() -> None:
