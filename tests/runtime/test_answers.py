@@ -423,6 +423,15 @@ class TestCancel:
         assert parts[1].cancelled()
 
 
+def test_a_whole_is_being_sent_until_all_parts_are_accepted() -> None:
+    whole, parts = combined_of(3)
+    parts[1]._mark_waiting("no answer")
+    assert whole.status() == Status(FutureState.SENDING)
+    parts[0]._mark_accepted("req-1")
+    parts[2].resolve(3)
+    assert whole.status() == Status(FutureState.WAITING, "no answer")
+
+
 def test_results_of_the_parts_go_with_the_parts() -> None:
     """The whole future keeps only the merged result. The results of the parts are freed."""
 

@@ -430,6 +430,12 @@ def test_a_reported_failure(category: Any, expected: str) -> None:
 
 
 # -------------------------------------------------------------------------------------- polls that expire
+def test_a_failure_as_open_servers_word_it() -> None:
+    error = Asking().fails_with(reply(200, {"type": "RequestFailedResponse", "error_message": "bad data"}))
+    assert isinstance(error, errors.RequestFailedError)
+    assert error.message == "bad data"
+
+
 def test_an_expired_poll_is_asked_again_at_once() -> None:
     paused = reply(408, {"queue_state": "paused_capacity", "queue_state_reason": "GPUs are out"})
     asking = Asking()

@@ -678,6 +678,16 @@ def test_a_request_that_no_worker_sends_fails() -> None:
     assert (failed.final, failed.maybe_received, reactor.under_way) == (True, False, 0)
 
 
+@pytest.mark.parametrize("error", [SendFailed("broken", maybe_received=True), ValueError("odd")])
+def test_a_request_that_fails_is_closed(bench: Bench, error: Exception) -> None:
+    request = Request(error)
+    request.peer.send(b".")
+    bench.send(request)
+    bench.reactor.step(0.0)
+    assert request.closed
+    assert bench.failures() == [True]
+
+
 def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) -> None:
     request = Request()
     request.abort()
