@@ -120,3 +120,13 @@ def test_base_url_is_an_option_of_groups_and_commands(
     monkeypatch.delenv("TINKER_BASE_URL")
     url = world.url  # type: ignore[attr-defined]
     assert run(*(url if word == "URL" else word for word in line)).code == 0
+
+
+def test_model_list(run: Run, world: World) -> None:
+    assert "131,072  yes    yes" in run("model", "list").out
+    assert [each["model_name"] for each in run("model", "list", "QWEN", "-f", "json").json["models"]] == [
+        "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    ]
+    none = run("model", "list", "nothing")
+    assert none.code == 1
+    assert "no model's name contains 'nothing'" in none.err

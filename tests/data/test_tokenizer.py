@@ -76,6 +76,7 @@ def test_one_id_rows_of_ids_and_ranges(plain: Tokenizer) -> None:
     assert plain.decode([[4], [5, 6]]) == plain.batch_decode([[4], [5, 6]]) == ["a", "b c"]
     assert plain.decode(np.array([[4, 5], [6, 4]])) == ["a b", "c a"]
     assert plain.batch_decode([4, 5]) == ["a", "b"]
+    assert plain.decode([4, 7], clean_up_tokenization_spaces=True) == "a."
     assert plain.decode([]) == ""
     assert plain.batch_decode([]) == []
     assert plain.decode([np.int32(4), np.int32(5)]) == "a b"
