@@ -24,7 +24,7 @@ from tinker_sync.clients._base import CREATE_S, REST_S, BaseClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
-from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.errors import ClientClosedError, TinkerError, UnsupportedByServerError
 from tinker_sync.insight.meter import Meter
 from tinker_sync.runtime import exits, raw
 from tinker_sync.runtime.client import CLOSE_LIMIT_S, ClientRuntime
@@ -506,6 +506,44 @@ class ServiceClient(BaseClient):
             return settings.base_url
         session_id = self._runtime.server.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
+
+    @property
+    def openai_base_url(self) -> str:
+        """The base URL for OpenAI's client at the hosted service, which takes the same key. A beta there.
+
+        Raises:
+            UnsupportedByServerError: the server is another one; `sampling.endpoint()` serves such chats.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(api_key="tml-example") as service:
+        ...     service.openai_base_url
+        'https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1'
+        """
+        return self._hosted_address("openai_base_url", "/oai/api/v1")
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The base URL for Anthropic's client at the hosted service, which takes the same key. A beta there.
+
+        Raises:
+            UnsupportedByServerError: the server is another one; `sampling.endpoint()` serves such chats.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(api_key="tml-example") as service:
+        ...     service.anthropic_base_url
+        'https://tinker.thinkingmachines.dev/services/tinker-prod/anthropic/api'
+        """
+        return self._hosted_address("anthropic_base_url", "/anthropic/api")
+
+    def _hosted_address(self, name: str, path: str) -> str:
+        settings = self._runtime.settings
+        if not settings.is_vendor_host:
+            raise UnsupportedByServerError(
+                f"{name}: only the hosted service has this address; with other servers, use "
+                f"`with sampling.endpoint() as gateway`, and gateway.{name}()",
+                feature=name,
+            )
+        return settings.base_url + path
 
     @overload
     def get_tokenizer(self, model: str, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
