@@ -29,6 +29,7 @@ from tinker_sync.insight.meter import Meter
 from tinker_sync.runtime import exits, raw
 from tinker_sync.runtime.client import CLOSE_LIMIT_S, ClientRuntime
 from tinker_sync.runtime.exits import PENDING_LIMIT_S
+from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.data.tokenizer import Tokenizer
     from tinker_sync.insight import Budget, PriceTable, Usage
+    from tinker_sync.insight.metrics import Metrics
     from tinker_sync.insight.recording import Recording
     from tinker_sync.loop.checkpoints import LoopCheckpoints
     from tinker_sync.loop.recorder import StepRecorder
@@ -158,6 +160,7 @@ class ServiceClient(BaseClient):
         self._meter = Meter(_name_asker(self._runtime))  # counts the tokens of the results that arrive
         self._runtime.connection.events.listen(self._meter, TokensUsed, ModelNamed)
         self._recordings: list[Recording] = []
+        self._metrics: Lazy[Metrics] = Lazy()
 
     if not TYPE_CHECKING:  # so that type checkers report them
         attach, trainings, reconcile = Removed(), Removed(), Removed()
@@ -688,6 +691,29 @@ class ServiceClient(BaseClient):
         recording = Recording(runtime.connection.events, runtime.clock, path)
         self._recordings.append(recording)
         return recording
+
+    def metrics(self) -> Metrics:
+        """Return counters and times of the calls of this client: how they ended, and how long they took.
+
+        The first call begins to count; later ones return the same object, whose figures go on. `str(metrics)`
+        is a table, `to_dict` and `to_prometheus` are for monitors.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     metrics = service.metrics()
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+        ...     service.metrics() is metrics
+        True
+        >>> metrics.calls["TrainingClient.optim_step"]
+        {'ok': 1}
+        """
+        return self._metrics.get(self._make_metrics)
+
+    def _make_metrics(self) -> Metrics:
+        from tinker_sync.insight.metrics import Metrics
+
+        return Metrics(self._runtime.connection.events, self._runtime.clock)
 
     def checkpoints(
         self,

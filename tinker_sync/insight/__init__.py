@@ -5,6 +5,8 @@
     usage       usage so far, by model
     budget      limits on tokens or dollars
     recording   `Recording`: collects the events of requests and futures, from its start to its end
+    metrics     `Metrics`: counters and percentiles of calls, in little memory, for as long as a client lives
+    following   the requests of calls, from the call to the end; recordings, metrics and spans are built on it
     report      `explain`: totals by method, retries, idle time, and advice;
                 `trace_events`: the same data as a timeline for trace viewers
     displays    values as HTML for notebooks, and as rows for pandas
@@ -24,6 +26,7 @@ _HOMES = {
     "tinker_sync.insight.displays": "shade",
     "tinker_sync.clients.doctor": "Finding State examine",
     "tinker_sync.insight.meter": "TokenCounts",
+    "tinker_sync.insight.metrics": "Metrics Times",
     "tinker_sync.insight.prices": "Estimate Price PriceTable estimate estimate_samples",
     "tinker_sync.clients.probing": "CallFound FeatureFound ProbeReport probe",
     "tinker_sync.insight.usage": "Usage UsageRow",

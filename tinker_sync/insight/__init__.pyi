@@ -8,6 +8,8 @@ from tinker_sync.clients.probing import probe as probe
 from tinker_sync.insight.budget import Budget as Budget
 from tinker_sync.insight.displays import shade as shade
 from tinker_sync.insight.meter import TokenCounts as TokenCounts
+from tinker_sync.insight.metrics import Metrics as Metrics
+from tinker_sync.insight.metrics import Times as Times
 from tinker_sync.insight.prices import Estimate as Estimate
 from tinker_sync.insight.prices import Price as Price
 from tinker_sync.insight.prices import PriceTable as PriceTable

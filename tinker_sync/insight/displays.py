@@ -21,6 +21,7 @@ from tinker_sync.insight import page
 from tinker_sync.runtime.futures import APIFuture
 
 if TYPE_CHECKING:
+    from tinker_sync.insight.metrics import Metrics
     from tinker_sync.insight.usage import Usage
     from tinker_sync.types import (
         Checkpoint,
@@ -313,6 +314,12 @@ _WORDS: Final = {
 }
 
 
+def metrics_html(metrics: Metrics) -> str:
+    """Return the times of calls by phase as an HTML table, with the counters below it."""
+    times = page.table(metrics.rows(), "milliseconds")
+    return page.lines([times, *(page.note(line) for line in metrics.summary())])
+
+
 def future_html(future: APIFuture[Any]) -> str:
     """Return the state of a call with the reason and the times, and the result if it has arrived, as HTML."""
     parts = [_state(future)]
@@ -369,6 +376,7 @@ _DISPLAYS: Final[dict[str, Callable[[Any], str]]] = {
     "TrainingRun": entry_html,
     "Checkpoint": entry_html,
     "Usage": usage_html,
+    "Metrics": metrics_html,
     "TrainingClient": training_html,
     "ClientFuture": client_html,
     "APIFuture": future_html,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -20,8 +19,8 @@ from tinker_sync._base.events import (
     RequestLost,
     RetryScheduled,
 )
-from tinker_sync._base.naming import current
 from tinker_sync.insight import report
+from tinker_sync.insight.following import CallFollower, CallRecord, thread_name
 from tinker_sync.runtime.polls import QueueReport
 
 if TYPE_CHECKING:
@@ -33,26 +32,6 @@ if TYPE_CHECKING:
 # The most records of calls, of spans, and of pauses; further ones are counted and dropped. A record takes
 # some hundred bytes of memory.
 MOST_RECORDS: Final = 200_000
-
-
-@frozen
-class CallRecord:
-    """A request that has ended, with the times of the clock at which its phases began.
-
-    A call that is sent in several requests has several records. None stands for a phase that the request did
-    not reach, or for a time that the recording does not know.
-    """
-
-    method: str
-    thread: str
-    """The thread that made the request."""
-    queued_s: float
-    sending_s: float | None
-    accepted_s: float | None
-    decoding_s: float | None
-    completed_s: float
-    outcome: str
-    """"ok", "cancelled", or the name of the failure's class."""
 
 
 @frozen
@@ -85,7 +64,7 @@ class PauseRecord:
 _Record = TypeVar("_Record", SpanRecord, PauseRecord)
 
 
-class Recording:
+class Recording(CallFollower):
     """A recording of the time that the calls of a service client take. Thread-safe.
 
     `ServiceClient.explain` and `trace` make it. `str(recording)` is an explanation, also while the recording
@@ -93,9 +72,8 @@ class Recording:
     """
 
     def __init__(self, events: Events, clock: Clock, path: str | os.PathLike[str] | None = None) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._path = None if path is None else Path(path)
-        self._local = threading.local()
         self._ended_s: float | None = None
         self.began_s = clock.now()
         self._calls: list[CallRecord] = []
@@ -107,8 +85,6 @@ class Recording:
         self.noted_steps = 0
         self.notes: tuple[int, int, tuple[str, ...]] = (0, 0, ())
         """The number of steps with advice, and the number and the advice of the latest of them."""
-        self._under_way: dict[APIFuture[Any], tuple[str, str]] = {}
-        """The method and the thread of each request that is not recorded yet."""
         self._stop = events.listen(
             self, CallMade, RequestEncoded, ReplyReceived, RequestLost, RetryScheduled, QueueReport
         )
@@ -181,71 +157,31 @@ class Recording:
         """Add a record of what the event reports; of a request of a call, when its future ends."""
         now = self._clock.now()
         if isinstance(event, CallMade):
-            self._under_way[event.future] = (current(), _thread())
-            event.future._when_done(self._on_ended)
+            self._follow(event)
         elif isinstance(event, RequestEncoded):
-            self._add(self.spans, SpanRecord(event.method, "encode", _thread(), event.began_s, now))
+            self._add(self.spans, SpanRecord(event.method, "encode", thread_name(), event.began_s, now))
         elif isinstance(event, (ReplyReceived, RequestLost)):
-            if "/retrieve_future" in event.path:
+            if self._note_answer(event, now):
                 self.polls += 1
-                self._local.reply_s = now
             status = event.status if isinstance(event, ReplyReceived) else event.reason
-            span = SpanRecord(event.path, "wire", _thread(), now - event.duration_s, now, status)
+            span = SpanRecord(event.path, "wire", thread_name(), now - event.duration_s, now, status)
             self._add(self.spans, span)
         elif isinstance(event, RetryScheduled):
             self._add(self.pauses, PauseRecord(event.path, now, event.delay_s, event.reason))
         elif event.state.paused:  # a `QueueReport`
             self._add(self.pauses, PauseRecord(event.request_type, now, 0.0, event.reason or ""))
 
-    def _catch_up(self) -> None:
-        """Add records of requests that have ended, but have no record because their callback has not run."""
-        for future in [each for each in list(self._under_way) if each.done()]:
-            self._on_ended(future)
-
-    def _on_ended(self, future: APIFuture[Any]) -> None:
-        begun = self._under_way.pop(future, None)
-        if begun is not None:
-            self._add_call(*begun, future)
-
-    def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
-        """Add the record of a request, unless the recording has ended or is full.
-
-        Runs in the thread that ended the request or reads the recording.
-        """
-        if self._ended_s is not None:
+    def _ended(self, future: APIFuture[Any], record: CallRecord) -> None:
+        """Add the record of a request, unless the recording has ended or is full."""
+        if not self._claim(future) or self._ended_s is not None:
             return
-        if len(self._calls) >= MOST_RECORDS:
-            self.dropped += 1
-            return
-        timeline = ended.timeline
-        completed_s = timeline.completed or self._clock.now()
-        reply_s = getattr(self._local, "reply_s", None)
-        if reply_s is not None and reply_s < (timeline.accepted or completed_s):
-            reply_s = None  # the answer to another request
-        if ended.cancelled():
-            outcome = "cancelled"
+        if len(self._calls) < MOST_RECORDS:
+            self._calls.append(record)
         else:
-            failure = ended.failure
-            outcome = "ok" if failure is None else type(failure).__name__
-        self._calls.append(
-            CallRecord(
-                method or "in the background",
-                thread,
-                timeline.queued,
-                timeline.sending,
-                timeline.accepted,
-                reply_s,
-                completed_s,
-                outcome,
-            )
-        )
+            self.dropped += 1
 
     def _add(self, records: list[_Record], record: _Record) -> None:
         if len(records) < MOST_RECORDS:
             records.append(record)
         else:
             self.dropped += 1
-
-
-def _thread() -> str:
-    return threading.current_thread().name

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync.insight.following import CallRecord, phases_of
+
 if TYPE_CHECKING:
-    from tinker_sync.insight.recording import CallRecord, Recording
+    from tinker_sync.insight.recording import Recording
 
 PHASES: Final = ("queue", "upload", "server", "decode")
 _BACKWARD: Final = "TrainingClient.forward_backward"
@@ -276,15 +278,6 @@ def _phases(call: CallRecord, number: int, zero: float) -> Iterator[dict[str, An
     yield from _span(call.method, call.queued_s, call.completed_s, call, number, zero)
     for name, began, ended in phases_of(call):
         yield from _span(name, began, ended, call, number, zero)
-
-
-def phases_of(call: CallRecord) -> list[tuple[str, float, float]]:
-    """Return the known phases of a call: for each its name, the time it began, and the time it ended."""
-    marks = [("queue", call.queued_s), ("upload", call.sending_s), ("server", call.accepted_s)]
-    marks.append(("decode", call.decoding_s))
-    known = [(name, at) for name, at in marks if at is not None]
-    ends = [at for _, at in known[1:]] + [call.completed_s]
-    return [(name, began, max(began, ended)) for (name, began), ended in zip(known, ends, strict=True)]
 
 
 def _span(
