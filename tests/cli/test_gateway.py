@@ -68,5 +68,8 @@ def test_other_machines_need_a_key(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     with LocalServer() as server:
         monkeypatch.setenv("TINKER_BASE_URL", server.url)
         monkeypatch.setenv("TINKER_API_KEY", server.key)
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         ran = run("gateway", "--model", MODEL, "--host", "0.0.0.0")
     assert (ran.code, "16 characters" in ran.err) == (1, True)
+    # Else a program that has run the command would take no Ctrl-C any more.
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

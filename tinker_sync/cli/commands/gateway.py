@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -65,11 +67,7 @@ def gateway(
     template = _read(chat_template) if chat_template else None
     from tinker_sync.types import SamplingParams
 
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(number, lambda *_: stopped.set())
-    with cli.service() as service:
+    with _until_signal() as stopped, cli.service() as service:
         sampling = service.create_sampling_client(model_path, model)
         sampling.result()
         with sampling.endpoint(
@@ -87,6 +85,21 @@ def gateway(
             else:
                 cli.sink.item({"url": serving.url, "openai_base_url": serving.openai_base_url()})
             stopped.wait()
+
+
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """Within the block, SIGINT and SIGTERM set an event, which is the value of the block."""
+    stopped = threading.Event()
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, lambda *_: stopped.set())
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _read(path: str) -> str:
