@@ -464,7 +464,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record_stability_info=self._record_stability_info,
         )
         scored: APIFuture[list[float | None]] = CombinedFuture(
-            [self._line.submit(request, self._until(deadline))],
+            [
+                self._line.submit(
+                    request, self._until(deadline), extra=Extra.of("compute_logprobs", None, None)
+                )
+            ],
             lambda responses: _prompt_logprobs(responses[0]),
             submit=self._runtime.pools.callback.run,
             soon=self._runtime.lifecycle.run_soon,

@@ -365,7 +365,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if not isinstance(loss_fn, str):
             if not isinstance(loss_fn, handle.LossHandle):
                 refuse_loss(loss_fn)
-            if forward_only or config or extra is not NO_EXTRA:
+            if forward_only or config or extra.asked:
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config and extras"
                 )

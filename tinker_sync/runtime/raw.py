@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base.naming import carried, find_call_site
 from tinker_sync._base.secret import HeaderMap
+from tinker_sync._base.trace_context import trace_headers
 from tinker_sync.config.settings import header_problem
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.runtime.calls import odd_answer, read_promise
@@ -32,14 +33,18 @@ _NUMBER: Final = "seq_id"
 
 
 class Extra(NamedTuple):
-    """What a user adds to one call: fields of the JSON body, and headers."""
+    """What is added to one call: fields of the JSON body and headers of the user, and the user's trace."""
 
     body: Mapping[str, Any] = {}
     headers: HeaderMap = NO_HEADERS
+    asked: bool = False
+    """True if the user has added something, so that a call with no place for it must refuse."""
 
     @classmethod
     def of(cls, call: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -> Extra:
         """Check the arguments `extra_body` and `extra_headers` of a method, and return them as one value.
+
+        If the user's code runs in a span of OpenTelemetry, the headers name it, unless the user's own do.
 
         Raises:
             InvalidInputError: they cannot be sent.
@@ -47,10 +52,14 @@ class Extra(NamedTuple):
         >>> Extra.of("sample", {"beta": 1}, None).applied(b'{"seq_id":3,"num_samples":1}')
         b'{"seq_id":3,"num_samples":1,"beta":1}'
         """
-        if body is None and headers is None:
+        traced = trace_headers()
+        if body is None and headers is None and not traced:
             return NO_EXTRA
         check_body(f"{call}: extra_body", {} if body is None else body)
-        return cls(body or {}, checked_headers(f"{call}: extra_headers", headers))
+        own = checked_headers(f"{call}: extra_headers", headers)
+        if traced and "traceparent" not in own and not header_problem(traced):
+            own = HeaderMap({**traced, **own})
+        return cls(body or {}, own, asked=body is not None or headers is not None)
 
     def applied(self, encoded: bytes) -> bytes:
         """Return an encoded JSON object with these fields, which replace those of the same name."""
